@@ -17,7 +17,7 @@ POSTGRES = $(shell command -v postgres || ls -d /usr/lib/postgresql/*/bin/postgr
 KERNELS := $(shell find formats metaserver -name '*.pyx' -o -name '*.pxd')
 HEADERS := import os, sys, sysconfig; sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))
 
-.PHONY: help java venv jars services browser vendor trino hudi helm sbom lint test test-fast test-all durations demo bench lock hashes wheel docs
+.PHONY: help java venv jars services browser vendor trino hudi nessie helm sbom lint test test-fast test-all durations demo bench lock hashes wheel docs
 
 help:
 	@echo "make demo      a lookup before and after an index, then the Star Schema Benchmark in Spark, and in Trino with a JDK 25 (SCALE=0.1 KEEP=1 TRINO=0)"
@@ -142,6 +142,14 @@ $(CACHE)/hudi.stamp:
 	@$(PYTHON) -m venv $(CACHE)/hudi/venv
 	$(CACHE)/hudi/venv/bin/pip install -qq --disable-pip-version-check pyspark==3.5.7
 	$(MVN) org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy -Dartifact=$(HUDI) -DoutputDirectory=$(CURDIR)/$(CACHE)/hudi/jars
+	@touch $@
+
+# Only for the slow tests with Nessie in tests/moving, which run this target themselves.
+NESSIE := org.projectnessie.nessie:nessie-quarkus:0.99.0:jar:runner
+nessie: $(CACHE)/nessie.stamp
+$(CACHE)/nessie.stamp: | java
+	@mkdir -p $(CACHE)/nessie
+	$(MVN) org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy -Dartifact=$(NESSIE) -DoutputDirectory=$(CURDIR)/$(CACHE)/nessie
 	@touch $@
 
 # The manifests of the Helm chart in tests/kubernetes/rendered, and the tests that run helm itself. `make test` checks the

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from bench.wire import Request, request
+from bench.wire import Request, build_request
 
 COLUMNS = 10
 PROPERTIES = 10
@@ -20,24 +20,24 @@ apache/polaris-tools.
 """
 
 
-def schema() -> dict[str, Any]:
+def build_schema() -> dict[str, Any]:
     fields = [{"id": n, "name": f"column{n}", "type": "int", "required": True} for n in range(1, COLUMNS + 1)]
     return {"type": "struct", "schema-id": 0, "fields": fields, "identifier-field-ids": [1]}
 
 
-def properties() -> dict[str, str]:
+def build_properties() -> dict[str, str]:
     return {f"InitialAttribute_{n}": str(n) for n in range(PROPERTIES)}
 
 
 def create_namespace(namespace: tuple[str, ...]) -> Request:
-    return request(
-        "POST", "/v1/namespaces", {"namespace": namespace, "properties": properties()}, label="create namespace"
+    return build_request(
+        "POST", "/v1/namespaces", {"namespace": namespace, "properties": build_properties()}, label="create namespace"
     )
 
 
 def create_table(namespace_url: str, name: str) -> Request:
-    body = {"name": name, "stage-create": False, "schema": schema(), "properties": properties()}
-    return request("POST", f"/v1/namespaces/{namespace_url}/tables", body, label="create table")
+    body = {"name": name, "stage-create": False, "schema": build_schema(), "properties": build_properties()}
+    return build_request("POST", f"/v1/namespaces/{namespace_url}/tables", body, label="create table")
 
 
 def create_view(namespace_url: str, name: str) -> Request:
@@ -49,15 +49,15 @@ def create_view(namespace_url: str, name: str) -> Request:
         "default-namespace": ["default"],
         "representations": [{"type": "sql", "sql": f"SELECT * FROM {name}_base", "dialect": "spark"}],
     }
-    body = {"name": name, "view-version": version, "schema": schema(), "properties": properties()}
-    return request("POST", f"/v1/namespaces/{namespace_url}/views", body, label="create view")
+    body = {"name": name, "view-version": version, "schema": build_schema(), "properties": build_properties()}
+    return build_request("POST", f"/v1/namespaces/{namespace_url}/views", body, label="create view")
 
 
-def table_path(namespace_url: str, name: str) -> str:
+def build_table_path(namespace_url: str, name: str) -> str:
     return f"/v1/namespaces/{namespace_url}/tables/{quote(name, safe='')}"
 
 
-def view_path(namespace_url: str, name: str) -> str:
+def build_view_path(namespace_url: str, name: str) -> str:
     return f"/v1/namespaces/{namespace_url}/views/{quote(name, safe='')}"
 
 
@@ -67,10 +67,10 @@ def set_property(namespace_url: str, name: str, key: str, value: str) -> Request
     Two of these commits never conflict by content.
     """
     body = {"requirements": [], "updates": [{"action": "set-properties", "updates": {key: value}}]}
-    return request("POST", table_path(namespace_url, name), body, label="set property", tolerated=(409,))
+    return build_request("POST", build_table_path(namespace_url, name), body, label="set property", tolerated=(409,))
 
 
-def snapshot(snapshot_id: int, parent: int | None, sequence: int, location: str, at_ms: int) -> dict[str, Any]:
+def build_snapshot(snapshot_id: int, parent: int | None, sequence: int, location: str, at_ms: int) -> dict[str, Any]:
     """Return a snapshot as an engine's append writes it.
 
     Its manifest list does not exist: catalogs do not read that file.
@@ -121,23 +121,23 @@ def append(
             {"type": "assert-ref-snapshot-id", "ref": "main", "snapshot-id": parent},
         ],
         "updates": [
-            {"action": "add-snapshot", "snapshot": snapshot(new, parent, sequence, location, at_ms)},
+            {"action": "add-snapshot", "snapshot": build_snapshot(new, parent, sequence, location, at_ms)},
             {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": new},
         ],
     }  # fmt: skip
-    return request("POST", table_path(namespace_url, name), body, label="append", tolerated=(409,))
+    return build_request("POST", build_table_path(namespace_url, name), body, label="append", tolerated=(409,))
 
 
-def long_history(folder: Path, snapshots: int) -> str:
+def write_long_history(folder: Path, snapshots: int) -> str:
     """Write the metadata file of a v2 table with `snapshots` snapshots into `folder`, and return its URI."""
     location = f"file://{folder}"
     start = 1_600_000_000_000
     ids = [3_000_000_000_000_000_000 + n * 7919 for n in range(1, snapshots + 1)]
     new_snapshots = [
-        snapshot(new_file, ids[n - 1] if n else None, n + 1, location, start + n * 60_000)
+        build_snapshot(new_file, ids[n - 1] if n else None, n + 1, location, start + n * 60_000)
         for n, new_file in enumerate(ids)
     ]
-    columns = schema()
+    columns = build_schema()
     metadata = {
         "format-version": 2,
         "table-uuid": str(uuid.uuid4()),
@@ -152,7 +152,7 @@ def long_history(folder: Path, snapshots: int) -> str:
         "last-partition-id": 999,
         "default-sort-order-id": 0,
         "sort-orders": [{"order-id": 0, "fields": []}],
-        "properties": properties(),
+        "properties": build_properties(),
         "current-snapshot-id": ids[-1],
         "refs": {
             "main": {"snapshot-id": ids[-1], "type": "branch"},

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import cast
 
 from bench.measure import Sample, repeat
-from bench.wire import Connection, request
+from bench.wire import Connection, build_request
 
 
 def sync_ms(folder: Path, size: int = 4096, times: int = 100) -> float:
@@ -29,7 +29,7 @@ def sync_ms(folder: Path, size: int = 4096, times: int = 100) -> float:
     return statistics.median(durations)
 
 
-def new_file_ms(folder: Path, size: int = 4096, times: int = 50) -> float:
+def measure_new_file_ms(folder: Path, size: int = 4096, times: int = 50) -> float:
     """Return the median milliseconds to make a new durable file: write, fsync, fsync of its folder."""
     durations = []
     probe = folder / "new-file-probe"
@@ -74,7 +74,7 @@ class _Echo(asyncio.Protocol):
 
 
 @asynccontextmanager
-async def _bare_server(body: bytes) -> AsyncIterator[int]:
+async def _run_bare_server(body: bytes) -> AsyncIterator[int]:
     answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body
     server = await asyncio.get_running_loop().create_server(lambda: _Echo(answer), "127.0.0.1", 0)
     async with server:
@@ -87,11 +87,11 @@ async def transfer_ms(body: bytes, times: int = 50) -> float:
     Both run in this process. The result is the time of the transfer alone.
     """
     sample = Sample()
-    async with _bare_server(body) as port:
+    async with _run_bare_server(body) as port:
         connection = await Connection.open(port)
-        for expected in repeat(request("GET", "/"), times):
+        for expected in repeat(build_request("GET", "/"), times):
             started_s = time.perf_counter()
             await connection.ask(expected)
             sample.latencies_ms.append((time.perf_counter() - started_s) * 1000)
         connection.close()
-    return sample.quantile(0.5)
+    return sample.compute_quantile(0.5)

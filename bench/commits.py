@@ -19,7 +19,7 @@ from bench import bodies, bounds
 from bench.measure import Sample, Slice, Worker, drive, run_alternately, warm_up
 from bench.report import Report
 from bench.targets import Target, start
-from bench.wire import request
+from bench.wire import build_request
 
 SERVERS = ("seamark", "seamark-pg", "fixture", "fixture-file")
 OURS = ("seamark", "seamark-pg")
@@ -40,7 +40,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         for target in targets:
             await target.call(bodies.create_namespace((NAMESPACE,)))
 
-        async def piece(target: Target, tables: int, clients: int, kind: str) -> Sample:
+        async def drive_commits(target: Target, tables: int, clients: int, kind: str) -> Sample:
             names = [f"t{next(numbers)}" for _ in range(tables)]
             for name in names:
                 await target.call(bodies.create_table(NAMESPACE, name))
@@ -49,21 +49,21 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             return await drive(target, workers, seconds=seconds)
 
         pieces: dict[str, Slice] = {
-            f"{kind}, {_count(tables, 'table')}, {_count(clients, 'client')}": partial(
-                piece, tables=tables, clients=clients, kind=kind
+            f"{kind}, {_format_count(tables, 'table')}, {_format_count(clients, 'client')}": partial(
+                drive_commits, tables=tables, clients=clients, kind=kind
             )
             for tables, clients in ((1, 1), (1, CLIENTS), (TABLES, CLIENTS))
             for kind in ("property", "append")
         }
         parallel: dict[str, Slice] = {
-            f"{kind}, {tables} tables, a client each": partial(piece, tables=tables, clients=tables, kind=kind)
+            f"{kind}, {tables} tables, a client each": partial(drive_commits, tables=tables, clients=tables, kind=kind)
             for kind in ("property", "append")
             for tables in PARALLEL_TABLES
         }
         seamark_targets = [target for target in targets if target.name in OURS]
         changes: dict[str, Slice] = {
-            f"change, {_count(tables, 'table')}, a client each": partial(
-                piece, tables=tables, clients=tables, kind="change"
+            f"change, {_format_count(tables, 'table')}, a client each": partial(
+                drive_commits, tables=tables, clients=tables, kind="change"
             )
             for tables in CHANGED_TABLES
         }
@@ -72,7 +72,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         for case, slice_ in (*pieces.items(), *parallel.items(), *changes.items()):
             samples = await run_alternately(targets if case in pieces else seamark_targets, rounds, slice_)
             report.add(case, "commits", "/s", samples, lambda s: s.rate, lower_is_better=False)
-            report.add(case, "p99", "ms", samples, lambda s: s.quantile(0.99))
+            report.add(case, "p99", "ms", samples, lambda s: s.compute_quantile(0.99))
             report.add_failures(case, samples)
             report.add_generator(case, samples)
             if case not in pieces:
@@ -80,7 +80,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
                 report.add(case, "server's core in use", "%", samples, lambda s: 100 * s.server_cpu_s / s.elapsed_s)
         report.bounds = {
             "one fdatasync of a grown file": f"{bounds.sync_ms(folder):.2f} ms",
-            "a new durable file (write, fsync, fsync of the folder)": f"{bounds.new_file_ms(folder):.2f} ms",
+            "a new durable file (write, fsync, fsync of the folder)": f"{bounds.measure_new_file_ms(folder):.2f} ms",
         }
     report.notes += [
         "seamark and seamark-pg are durable when they answer: a metadata file and a transaction, both synced.",
@@ -92,7 +92,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     return report
 
 
-def _count(number: int, noun: str) -> str:
+def _format_count(number: int, noun: str) -> str:
     return f"{number} {noun}" + ("s" if number > 1 else "")
 
 
@@ -107,8 +107,8 @@ def change_each(names: list[str]) -> Worker:
     locations: dict[str, str] = {}
     for number, name in enumerate(itertools.cycle(names)):
         if name not in locations:
-            lookup = request(
-                "GET", f"{bodies.table_path(NAMESPACE, name)}?snapshots=refs", counted=(), tolerated=(200,)
+            lookup = build_request(
+                "GET", f"{bodies.build_table_path(NAMESPACE, name)}?snapshots=refs", counted=(), tolerated=(200,)
             )
             locations[name] = (yield lookup).json()["metadata"]["location"]
         file = {
@@ -120,7 +120,7 @@ def change_each(names: list[str]) -> Worker:
             "record-count": 1,
             "file-size-in-bytes": 100,
         }
-        yield request("POST", f"/api/v1/tables/{NAMESPACE}/{name}/commit", {"add": [file]}, label="change")
+        yield build_request("POST", f"/api/v1/tables/{NAMESPACE}/{name}/commit", {"add": [file]}, label="change")
 
 
 def append_each(names: list[str]) -> Worker:
@@ -128,8 +128,8 @@ def append_each(names: list[str]) -> Worker:
     heads: dict[str, tuple[str, str, int | None, int, int]] = {}
     for name in itertools.cycle(names):
         if name not in heads:
-            lookup = request(
-                "GET", f"{bodies.table_path(NAMESPACE, name)}?snapshots=refs", counted=(), tolerated=(200,)
+            lookup = build_request(
+                "GET", f"{bodies.build_table_path(NAMESPACE, name)}?snapshots=refs", counted=(), tolerated=(200,)
             )
             metadata = (yield lookup).json()["metadata"]
             parent = metadata.get("current-snapshot-id")

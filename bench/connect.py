@@ -16,7 +16,7 @@ from seamark.connector.client.engines import EXTENSIONS, catalog_conf
 CATALOG = "sea"
 
 
-def spark(uri: str, jars: Iterable[Path], table: str) -> str:
+def format_spark(uri: str, jars: Iterable[Path], table: str) -> str:
     """Return a `pyspark` command and a first query."""
     conf = {"spark.sql.extensions": EXTENSIONS, **catalog_conf(CATALOG, uri)}
     words = ["pyspark", "--jars", ",".join(str(jar) for jar in jars)]
@@ -26,7 +26,7 @@ def spark(uri: str, jars: Iterable[Path], table: str) -> str:
     return " \\\n".join(lines) + f'\n>>> spark.sql("SELECT count(*) FROM {CATALOG}.{table}").show()'
 
 
-def pyiceberg(uri: str, table: str) -> str:
+def format_pyiceberg(uri: str, table: str) -> str:
     """Return a complete Python program."""
     return (
         "from pyiceberg.catalog import load_catalog\n"
@@ -36,7 +36,7 @@ def pyiceberg(uri: str, table: str) -> str:
     )
 
 
-def trino(uri: str, table: str) -> str:
+def format_trino(uri: str, table: str) -> str:
     """Return a catalog file and a query. Trino must run on this machine, because the files are local."""
     lines = {
         "connector.name": "iceberg",
@@ -49,7 +49,7 @@ def trino(uri: str, table: str) -> str:
     return f"# etc/catalog/{CATALOG}.properties\n{body}\n\nSELECT count(*) FROM {CATALOG}.{table};"
 
 
-def duckdb(uri: str, table: str) -> str:
+def format_duckdb(uri: str, table: str) -> str:
     """Return SQL for DuckDB's shell; INSTALL downloads the extension once."""
     return (
         "INSTALL iceberg; LOAD iceberg;\n"

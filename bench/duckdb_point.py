@@ -15,7 +15,7 @@ import numpy as np
 
 import seamark.duckdb
 from bench.report import OURS, Report, Row
-from bench.trino.points import INDEX_KIND_BY_COLUMN, NAMESPACE, ORDERED, ROWS, TABLE, key_of, points
+from bench.trino.points import INDEX_KIND_BY_COLUMN, NAMESPACE, ORDERED, ROWS, TABLE, compute_key, run_points
 
 FILES, KEYS, WARM = 10_000, 5, 1
 DIRECT = "duckdb"
@@ -33,13 +33,13 @@ class AnswersDiffer(Exception):
 async def run(folder: Path, *, quick: bool = False) -> Report:
     files, keys = (40, 2) if quick else (FILES, KEYS)
     report = Report("duckdb_point", f"How long does DuckDB take for one row of {files:,} files?", peer="DuckDB alone")
-    with points(files, folder / "seamark") as server, closing(seamark.duckdb.connect(server.base_url)) as con:
+    with run_points(files, folder / "seamark") as server, closing(seamark.duckdb.connect(server.base_url)) as con:
         ways = {DIRECT: con.sql, OURS: lambda text: seamark.duckdb.sql(con, text)}
         for column, case in COLUMNS.items():
             durations: dict[str, list[float]] = {name: [] for name in ways}
             numbers = np.random.default_rng([len(case), files]).choice(files * ROWS, WARM + keys, replace=False)
             for round_number, number in enumerate(numbers.tolist()):
-                key = key_of(column, number, files)
+                key = compute_key(column, number, files)
                 text = f"SELECT {ORDERED}, note FROM sea.{NAMESPACE}.{TABLE} WHERE {column} = {key}"
                 for name, run_text in ways.items():
                     begun_s = time.perf_counter()

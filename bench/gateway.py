@@ -35,7 +35,7 @@ import uvloop
 from bench.report import Report, Row
 from tests.gateway.rig import Keys, Rig, open_rig
 from tests.services.process import free_port
-from tests.services.s3 import S3, s3_server
+from tests.services.s3 import S3, run_s3
 
 OBJECT_BYTES = 64 << 20
 MEDIAN_S, TAIL_S, SIGMA = 0.015, 0.2, 0.84
@@ -71,7 +71,7 @@ class Delays:
         return min(TAIL_S, MEDIAN_S * random.Random(f"{self._seed} {context} {number}").lognormvariate(0, self._sigma))
 
 
-def _delay(store: str, delays: Delays, rate: float, port: int) -> None:
+def _run_delaying_proxy(store: str, delays: Delays, rate: float, port: int) -> None:
     store_address = urlsplit(store)
 
     async def ask(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
@@ -112,7 +112,7 @@ def _delay(store: str, delays: Delays, rate: float, port: int) -> None:
 
 
 @contextmanager
-def delay_store(store: str, seed: int, *, sigma: float = SIGMA, rate: float = 0) -> Iterator[str]:
+def run_delaying_store(store: str, seed: int, *, sigma: float = SIGMA, rate: float = 0) -> Iterator[str]:
     """Run a proxy before `store` that delays each request, and yield its URL.
 
     The delays are log-normal: 15 ms in the median, 200 ms at the 99.9th percentile. With a `sigma` of 0 all are equal.
@@ -123,10 +123,10 @@ def delay_store(store: str, seed: int, *, sigma: float = SIGMA, rate: float = 0)
     """
     port = free_port()
     process = multiprocessing.get_context("spawn").Process(
-        target=_delay, args=(store, Delays(seed, sigma), rate, port), daemon=True
+        target=_run_delaying_proxy, args=(store, Delays(seed, sigma), rate, port), daemon=True
     )
     process.start()
-    while not _answers(port):
+    while not _is_answering(port):
         time.sleep(0.02)
     try:
         yield f"http://127.0.0.1:{port}"
@@ -135,12 +135,12 @@ def delay_store(store: str, seed: int, *, sigma: float = SIGMA, rate: float = 0)
         process.join()
 
 
-def _answers(port: int) -> bool:
+def _is_answering(port: int) -> bool:
     with socket.socket() as sock:
         return sock.connect_ex(("127.0.0.1", port)) == 0
 
 
-def reader(client: Any, keys: Keys, size: int, name: str = "o") -> Callable[[int], float]:
+def build_reader(client: Any, keys: Keys, size: int, name: str = "o") -> Callable[[int], float]:
     """Return a function that reads the n-th range of an object on one connection and returns the seconds.
 
     The function fails unless all bytes arrive.
@@ -174,7 +174,7 @@ def compare(
     return [one for one, _ in pairs], [other for _, other in pairs]
 
 
-def _cpu_ms(pid: int) -> float:
+def _read_cpu_ms(pid: int) -> float:
     """Return the CPU time of a process and its children."""
     process = psutil.Process(pid)
     times = [item.cpu_times() for item in (process, *process.children(recursive=True))]
@@ -196,16 +196,18 @@ def measure(report: Report, case: str, rig: Rig, s3: S3, rounds: int) -> None:
             store_client.create_bucket(Bucket=keys.bucket)
             store_client.put_object(Bucket=keys.bucket, Key=keys.prefix + "o", Body=data)
         for label, size in CASES:
-            seamark_ms, peer_ms = compare(reader(client, keys, size), reader(store_client, keys, size), rounds)
-            read_range, cpu_ms = reader(client, keys, size), {}
+            seamark_ms, peer_ms = compare(
+                build_reader(client, keys, size), build_reader(store_client, keys, size), rounds
+            )
+            read_range, cpu_ms = build_reader(client, keys, size), {}
             for server, pid, work in (
                 ("seamark", rig.seamark.pid, read_range),
-                (peer, s3.process.pid, reader(store_client, at_store, size)),
+                (peer, s3.process.pid, build_reader(store_client, at_store, size)),
             ):
-                before = _cpu_ms(pid)
+                before = _read_cpu_ms(pid)
                 for number in range(rounds):
                     work(number)
-                cpu_ms[server] = (_cpu_ms(pid) - before) / rounds
+                cpu_ms[server] = (_read_cpu_ms(pid) - before) / rounds
             report.rows.append(Row(f"{case}, {label}", "CPU of the server", "ms", cpu_ms, peer=peer))
             for name, aggregate in (("median", statistics.median), ("mean", statistics.fmean)):
                 values = {"seamark": aggregate(seamark_ms) * 1000, peer: aggregate(peer_ms) * 1000}
@@ -220,8 +222,8 @@ def main() -> None:
         "gateway", "What does a read through the objects gateway cost, beside a direct read?", peer="direct"
     )
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        s3 = stack.enter_context(s3_server(Path(folder), keep_alive=True))
-        slow = stack.enter_context(delay_store(s3.endpoint, 1))
+        s3 = stack.enter_context(run_s3(Path(folder), keep_alive=True))
+        slow = stack.enter_context(run_delaying_store(s3.endpoint, 1))
         with open_rig(Path(folder) / "near", s3) as rig:
             measure(report, "store on this machine", rig, s3, rounds)
             before = psutil.Process(rig.seamark.pid).memory_info().rss
@@ -236,7 +238,7 @@ def main() -> None:
         " presigned requests, and objects that the gateway does not cache."
     )
     report.save()
-    print(report.markdown())
+    print(report.format_markdown())
 
 
 if __name__ == "__main__":

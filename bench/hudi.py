@@ -44,15 +44,15 @@ class Peer:
 
 
 def is_there() -> bool:
-    return _PYTHON.exists() and bool(_jars())
+    return _PYTHON.exists() and bool(_find_jars())
 
 
-def _jars() -> list[Path]:
+def _find_jars() -> list[Path]:
     return sorted((_HOME / "jars").glob("hudi-spark3.5-bundle_*.jar"))
 
 
 @contextmanager
-def session(module: str, folder: Path, *arguments: str) -> Iterator[Peer]:
+def open_session(module: str, folder: Path, *arguments: str) -> Iterator[Peer]:
     """Run `module` with Hudi's jar, a scratch folder and the other arguments.
 
     The process ends with the block.
@@ -65,7 +65,7 @@ def session(module: str, folder: Path, *arguments: str) -> Iterator[Peer]:
     env = {name: value for name, value in os.environ.items() if name != "SPARK_HOME"}
     env |= {"PYSPARK_PYTHON": str(_PYTHON), "PYSPARK_DRIVER_PYTHON": str(_PYTHON), "JAVA_HOME": home}
     env["PYTHONPATH"] = str(REPO)
-    argv = [str(_PYTHON), "-m", module, str(_jars()[-1]), str(folder), *arguments]
+    argv = [str(_PYTHON), "-m", module, str(_find_jars()[-1]), str(folder), *arguments]
     with log.open("wb") as errors:
         child = subprocess.Popen(
             argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=env, cwd=folder

@@ -14,7 +14,7 @@ from bench import bodies, bounds
 from bench.measure import Sample, Slice, Worker, drive, repeat, run_alternately, warm_up
 from bench.report import Report
 from bench.targets import Target, start
-from bench.wire import request
+from bench.wire import build_request
 
 SNAPSHOTS = 10_000
 NAMESPACE = "history"
@@ -26,46 +26,46 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     with start(("seamark", "fixture"), folder) as targets:
         for target in targets:
             await register_history(target)
-        path = bodies.table_path(NAMESPACE, "long")
-        size = {t.name: len((await t.call(request("GET", path))).body) for t in targets}
+        path = bodies.build_table_path(NAMESPACE, "long")
+        size = {t.name: len((await t.call(build_request("GET", path))).body) for t in targets}
 
-        async def refs(target: Target) -> Sample:
-            return await drive(target, [repeat(request("GET", f"{path}?snapshots=refs"), times)])
+        async def load_refs(target: Target) -> Sample:
+            return await drive(target, [repeat(build_request("GET", f"{path}?snapshots=refs"), times)])
 
-        async def everything(target: Target) -> Sample:
-            return await drive(target, [repeat(request("GET", path), times // 2 + 1)])
+        async def load_everything(target: Target) -> Sample:
+            return await drive(target, [repeat(build_request("GET", path), times // 2 + 1)])
 
         async def load_gzipped(target: Target) -> Sample:
-            expected = request("GET", path, headers={"Accept-Encoding": "gzip"})
+            expected = build_request("GET", path, headers={"Accept-Encoding": "gzip"})
             return await drive(target, [repeat(expected, times // 2 + 1)])
 
         async def load_unchanged(target: Target) -> Sample:
-            etag = (await target.call(request("GET", path))).field("ETag")
-            conditional = request("GET", path, headers={"If-None-Match": etag}, counted=(200, 304))
+            etag = (await target.call(build_request("GET", path))).get_field("ETag")
+            conditional = build_request("GET", path, headers={"If-None-Match": etag}, counted=(200, 304))
             return await drive(target, [repeat(conditional, times)])
 
-        async def commit(target: Target) -> Sample:
-            return await drive(target, [_commits(times // 5)])
+        async def drive_commits(target: Target) -> Sample:
+            return await drive(target, [_request_commits(times // 5)])
 
         cases: tuple[tuple[str, Slice, float | None], ...] = (
-            ("snapshots=refs", refs, 5.0),
-            ("snapshots=all", everything, 20.0),
+            ("snapshots=refs", load_refs, 5.0),
+            ("snapshots=all", load_everything, 20.0),
             ("snapshots=all, gzip accepted", load_gzipped, None),
             ("snapshots=all, If-None-Match", load_unchanged, None),
-            ("commit of one property", commit, None),
+            ("commit of one property", drive_commits, None),
         )
         await warm_up(targets, [piece for _, piece, _ in cases], 1 if quick else 3)
         for case, piece, goal in cases:
             samples = await run_alternately(targets, rounds, piece)
-            report.add(case, "p50", "ms", samples, lambda s: s.quantile(0.5), goal=goal)
-            report.add(case, "p99", "ms", samples, lambda s: s.quantile(0.99))
+            report.add(case, "p50", "ms", samples, lambda s: s.compute_quantile(0.5), goal=goal)
+            report.add(case, "p99", "ms", samples, lambda s: s.compute_quantile(0.99))
             report.add(case, "server CPU", "ms", samples, lambda s: s.server_cpu_us / 1000)
             report.add_failures(case, samples)
-        body = (await targets[0].call(request("GET", path))).body
+        body = (await targets[0].call(build_request("GET", path))).body
         report.bounds = {
             f"copying the {len(body) / 1e6:.1f} MB answer once": f"{bounds.copy_ms(body):.2f} ms",
             "the same answer from a bare socket to this client": f"{await bounds.transfer_ms(body):.2f} ms",
-            "a new durable file of 8 MB": f"{bounds.new_file_ms(folder, 8 << 20, 10):.1f} ms",
+            "a new durable file of 8 MB": f"{bounds.measure_new_file_ms(folder, 8 << 20, 10):.1f} ms",
         }
         report.notes.append(
             f"Answer to snapshots=all in bytes: {size}. The fixture reads and parses the file for each answer."
@@ -76,11 +76,11 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 async def register_history(target: Target) -> None:
     """Create the table with the long history."""
     await target.call(bodies.create_namespace((NAMESPACE,)))
-    location = bodies.long_history(target.warehouse / "history" / "long", SNAPSHOTS)
+    location = bodies.write_long_history(target.warehouse / "history" / "long", SNAPSHOTS)
     body = {"name": "long", "metadata-location": location}
-    await target.call(request("POST", f"/v1/namespaces/{NAMESPACE}/register", body))
+    await target.call(build_request("POST", f"/v1/namespaces/{NAMESPACE}/register", body))
 
 
-def _commits(times: int) -> Worker:
+def _request_commits(times: int) -> Worker:
     for number in range(times):
         yield bodies.set_property(NAMESPACE, "long", "bench.touched", str(number))

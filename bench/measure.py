@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import psutil
 
-from bench.targets import Target, connections
+from bench.targets import Target, open_connections
 from bench.wire import Connection, Request, Response
 
 Worker = Generator[Request, Response, None]
@@ -51,7 +51,7 @@ class Sample:
         """Return the share of its core that the load generator used; near 1, the generator was the limit."""
         return self.generator_cpu_s / self.elapsed_s
 
-    def quantile(self, q: float) -> float:
+    def compute_quantile(self, q: float) -> float:
         """Return the latency in ms that a share `q` of the answers did not exceed."""
         ordered = sorted(self.latencies_ms)
         return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
@@ -60,18 +60,18 @@ class Sample:
 async def drive(target: Target, workers: Sequence[Worker], *, seconds: float = float("inf")) -> Sample:
     """Run each worker on its own connection until it ends or `seconds` are over."""
     sample = Sample()
-    async with connections(target, len(workers)) as opened_connections:
-        cpu, own_cpu_s, started_s = target.cpu_s(), time.process_time(), time.perf_counter()
+    async with open_connections(target, len(workers)) as opened_connections:
+        cpu, own_cpu_s, started_s = target.read_cpu_s(), time.process_time(), time.perf_counter()
         deadline = started_s + seconds
         pairs = zip(opened_connections, workers, strict=True)
-        await asyncio.gather(*(_work(connection, worker, deadline, sample) for connection, worker in pairs))
+        await asyncio.gather(*(_run_worker(connection, worker, deadline, sample) for connection, worker in pairs))
         sample.elapsed_s = time.perf_counter() - started_s
         sample.generator_cpu_s = time.process_time() - own_cpu_s
-        sample.server_cpu_s = target.cpu_s() - cpu
+        sample.server_cpu_s = target.read_cpu_s() - cpu
     return sample
 
 
-async def _work(connection: Connection, worker: Worker, deadline: float, sample: Sample) -> None:
+async def _run_worker(connection: Connection, worker: Worker, deadline: float, sample: Sample) -> None:
     clock = time.perf_counter
     try:
         expected = next(worker)
@@ -118,11 +118,11 @@ async def warm_up(targets: Sequence[Target], pieces: Iterable[Slice], rounds: in
         await run_alternately(targets, rounds, piece)
 
 
-def median_of(samples: Sequence[Sample], value: Callable[[Sample], float]) -> float:
+def compute_median(samples: Sequence[Sample], value: Callable[[Sample], float]) -> float:
     return statistics.median(value(sample) for sample in samples)
 
 
-def cpu_seconds(pid: int) -> float:
+def read_cpu_s(pid: int) -> float:
     """Return the CPU seconds that a process and its live children have used."""
     process = psutil.Process(pid)
     return float(sum(sum(item.cpu_times()[:2]) for item in (process, *process.children(recursive=True))))

@@ -12,7 +12,7 @@ from bench import bodies
 from bench.measure import drive
 from bench.report import Report, Row
 from bench.targets import Target, start
-from bench.wire import Request, request
+from bench.wire import Request, build_request
 
 NAMESPACE = "many"
 CLIENTS = 8
@@ -26,7 +26,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     seconds: dict[str, float] = {}
     with start(("seamark", "fixture"), folder) as targets:
         for target in targets:
-            results[target.name], seconds[target.name] = await _fill(target, count)
+            results[target.name], seconds[target.name] = await _fill_server(target, count)
     for number, moment in enumerate(moments):
         report.rows.append(Row(moment, "resident", "MB", {name: values[number] for name, values in results.items()}))
     report.notes.append(
@@ -38,15 +38,17 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     return report
 
 
-async def _fill(target: Target, count: int) -> tuple[list[float], float]:
+async def _fill_server(target: Target, count: int) -> tuple[list[float], float]:
     """Return (resident MB at each moment, seconds that creating took)."""
     await target.call(bodies.create_namespace((NAMESPACE,)))
-    rss = [target.rss_mb()]
+    rss = [target.read_rss_mb()]
     names = [f"t{n}" for n in range(count)]
     answers = await _drive_eight_clients(target, [bodies.create_table(NAMESPACE, name) for name in names])
-    rss.append(target.rss_mb())
-    await _drive_eight_clients(target, [request("GET", bodies.table_path(NAMESPACE, name)) for name in names])
-    rss.append(target.rss_mb())
+    rss.append(target.read_rss_mb())
+    await _drive_eight_clients(
+        target, [build_request("GET", bodies.build_table_path(NAMESPACE, name)) for name in names]
+    )
+    rss.append(target.read_rss_mb())
     return rss, answers
 
 

@@ -18,7 +18,7 @@ from bench import bodies
 from bench.measure import Sample, Slice, Worker, drive, run_alternately, warm_up
 from bench.report import Report
 from bench.targets import Target, start
-from bench.wire import Request, request
+from bench.wire import Request, build_request
 
 WIDTH, DEPTH, TABLES, VIEWS = 2, 4, 5, 3
 SERVERS = ("seamark", "seamark-pg", "fixture")
@@ -38,7 +38,7 @@ class Tree:
     views: list[tuple[tuple[str, ...], str]]
 
 
-def tree(root: str, width: int = WIDTH, depth: int = DEPTH, tables: int = TABLES, views: int = VIEWS) -> Tree:
+def build_tree(root: str, width: int = WIDTH, depth: int = DEPTH, tables: int = TABLES, views: int = VIEWS) -> Tree:
     levels: list[list[tuple[str, ...]]] = [[(root,)]]
     number = 1
     for _ in range(depth - 1):
@@ -59,11 +59,11 @@ def tree(root: str, width: int = WIDTH, depth: int = DEPTH, tables: int = TABLES
 async def run(folder: Path, *, quick: bool = False) -> Report:
     report = Report("mix", "How many requests a second on the read and write mixes of the Polaris benchmarks?")
     rounds, seconds = (1, 0.5) if quick else (4, 4.0)
-    dataset = tree("NS_0")
+    dataset = build_tree("NS_0")
     seeds = random.Random(42)
     with start(SERVERS, folder) as targets:
         for target in targets:
-            await _create(target, tree("warming_up"))
+            await _create(target, build_tree("warming_up"))
         datasets = {target.name: [await _create(target, dataset)] for target in targets}
         report.add("create the tree", "requests", "/s", datasets, lambda s: s.rate, lower_is_better=False)
         report.add_failures("create the tree", datasets)
@@ -79,7 +79,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         for case, piece in pieces.items():
             samples = await run_alternately(targets, rounds, piece)
             report.add(case, "requests", "/s", samples, lambda s: s.rate, lower_is_better=False)
-            report.add(case, "p99", "ms", samples, lambda s: s.quantile(0.99))
+            report.add(case, "p99", "ms", samples, lambda s: s.compute_quantile(0.99))
             report.add(case, "server CPU", "µs", samples, lambda s: s.server_cpu_us)
             report.add_failures(case, samples)
             report.add_generator(case, samples)
@@ -106,55 +106,57 @@ def _send_each(requests: list[Request]) -> Worker:
 
 
 def _send_mix(target: Target, dataset: Tree, read_share: float, chance: random.Random) -> Worker:
-    reads, writes = _reads(target, dataset, chance), _writes(target, dataset, chance)
+    reads, writes = _list_reads(target, dataset, chance), _list_writes(target, dataset, chance)
     while True:
         yield chance.choice(reads if chance.random() < read_share else writes)()
 
 
-def _reads(target: Target, dataset: Tree, chance: random.Random) -> list[Callable[[], Request]]:
-    def namespace() -> str:
+def _list_reads(target: Target, dataset: Tree, chance: random.Random) -> list[Callable[[], Request]]:
+    def choose_namespace() -> str:
         return target.at(chance.choice(dataset.namespaces))
 
-    def table() -> str:
+    def choose_table() -> str:
         leaf, name = chance.choice(dataset.tables)
-        return bodies.table_path(target.at(leaf), name)
+        return bodies.build_table_path(target.at(leaf), name)
 
-    def view() -> str:
+    def choose_view() -> str:
         leaf, name = chance.choice(dataset.views)
-        return bodies.view_path(target.at(leaf), name)
+        return bodies.build_view_path(target.at(leaf), name)
 
     return [
-        lambda: request("GET", f"/v1/namespaces?parent={namespace()}", label="list namespaces"),
-        lambda: request("HEAD", f"/v1/namespaces/{namespace()}", label="check namespace"),
-        lambda: request("GET", f"/v1/namespaces/{namespace()}", label="fetch namespace"),
-        lambda: request("GET", table().rsplit("/", 1)[0], label="list tables"),
-        lambda: request("HEAD", table(), label="check table"),
-        lambda: request("GET", table(), label="fetch table"),
-        lambda: request("GET", view().rsplit("/", 1)[0], label="list views"),
-        lambda: request("HEAD", view(), label="check view"),
-        lambda: request("GET", view(), label="fetch view"),
+        lambda: build_request("GET", f"/v1/namespaces?parent={choose_namespace()}", label="list namespaces"),
+        lambda: build_request("HEAD", f"/v1/namespaces/{choose_namespace()}", label="check namespace"),
+        lambda: build_request("GET", f"/v1/namespaces/{choose_namespace()}", label="fetch namespace"),
+        lambda: build_request("GET", choose_table().rsplit("/", 1)[0], label="list tables"),
+        lambda: build_request("HEAD", choose_table(), label="check table"),
+        lambda: build_request("GET", choose_table(), label="fetch table"),
+        lambda: build_request("GET", choose_view().rsplit("/", 1)[0], label="list views"),
+        lambda: build_request("HEAD", choose_view(), label="check view"),
+        lambda: build_request("GET", choose_view(), label="fetch view"),
     ]
 
 
-def _writes(target: Target, dataset: Tree, chance: random.Random) -> list[Callable[[], Request]]:
-    def change() -> dict[str, str]:
+def _list_writes(target: Target, dataset: Tree, chance: random.Random) -> list[Callable[[], Request]]:
+    def draw_change() -> dict[str, str]:
         # A bounded set of names: the original's new names would make later rounds more expensive than earlier rounds.
         return {f"NewAttribute_{chance.randrange(10)}": f"NewValue_{chance.randrange(10**6)}"}
 
-    def commit(path: str, label: str) -> Request:
-        body = {"requirements": [], "updates": [{"action": "set-properties", "updates": change()}]}
-        return request("POST", path, body, label=label, tolerated=(409,))
+    def build_commit(path: str, label: str) -> Request:
+        body = {"requirements": [], "updates": [{"action": "set-properties", "updates": draw_change()}]}
+        return build_request("POST", path, body, label=label, tolerated=(409,))
 
-    def namespace() -> Request:
+    def update_namespace() -> Request:
         path = f"/v1/namespaces/{target.at(chance.choice(dataset.namespaces))}/properties"
-        return request("POST", path, {"removals": [], "updates": change()}, label="update namespace", tolerated=(409,))
+        return build_request(
+            "POST", path, {"removals": [], "updates": draw_change()}, label="update namespace", tolerated=(409,)
+        )
 
-    def table() -> Request:
+    def update_table() -> Request:
         leaf, name = chance.choice(dataset.tables)
-        return commit(bodies.table_path(target.at(leaf), name), "update table")
+        return build_commit(bodies.build_table_path(target.at(leaf), name), "update table")
 
-    def view() -> Request:
+    def update_view() -> Request:
         leaf, name = chance.choice(dataset.views)
-        return commit(bodies.view_path(target.at(leaf), name), "update view")
+        return build_commit(bodies.build_view_path(target.at(leaf), name), "update view")
 
-    return [namespace, table, view]
+    return [update_namespace, update_table, update_view]

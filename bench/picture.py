@@ -15,7 +15,7 @@ _STYLE = (
 )
 
 
-def ratio_bars(rows: Sequence[tuple[str, str]]) -> str:
+def draw_ratio_bars(rows: Sequence[tuple[str, str]]) -> str:
     """Return an SVG with a bar for each (operation, ratio such as `1,240×`), on a logarithmic axis that begins at
     the peer.
     """

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench.picture import PICTURE, ratio_bars
-from bench.report import BUSY, OURS, RESULTS, Report, cells
+from bench.picture import PICTURE, draw_ratio_bars
+from bench.report import BUSY, OURS, RESULTS, Report, format_cells
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 PAGE = README.parent / "docs" / "reference" / "benchmarks.md"
@@ -246,24 +246,24 @@ STREAM_CLAIMS: dict[str, tuple[tuple[str, str], ...]] = {
 }
 
 
-def headlines(folder: Path = RESULTS) -> str:
+def format_headlines(folder: Path = RESULTS) -> str:
     """Return the README's table.
 
     It omits a bench without results.
     """
     lines = ["| operation | Seamark | compared with | ratio |", "|---|--:|---|--:|"]
-    for name, operation, label, peer, ratio in _headline_rows(folder):
+    for name, operation, label, peer, ratio in _list_headline_rows(folder):
         lines.append(f"| [{operation}](bench/results/{name}.md) | {label} | {peer} | {ratio} |")
     lines += ["", CAPTION]
     return "\n".join(lines) + "\n"
 
 
-def picture(folder: Path = RESULTS) -> str:
+def draw_picture(folder: Path = RESULTS) -> str:
     """Return the README's picture, an SVG with the ratios of its table."""
-    return ratio_bars([(operation, ratio) for _, operation, _, _, ratio in _headline_rows(folder)])
+    return draw_ratio_bars([(operation, ratio) for _, operation, _, _, ratio in _list_headline_rows(folder)])
 
 
-def _headline_rows(folder: Path) -> list[tuple[str, str, str, str, str]]:
+def _list_headline_rows(folder: Path) -> list[tuple[str, str, str, str, str]]:
     """Return (bench, operation, Seamark's figure, peer, ratio)"""
     results = []
     for (name, case, measure), (operation, peer) in HEADLINES.items():
@@ -271,14 +271,14 @@ def _headline_rows(folder: Path) -> list[tuple[str, str, str, str, str]]:
             continue
         rows = {(row.case, row.measure): row for row in Report.load(name, folder).rows}
         row = rows[case, measure]
-        *_, ratio, seamark_cell, _ = cells(row, [OURS])
+        *_, ratio, seamark_cell, _ = format_cells(row, [OURS])
         if row.unit == "×":  # The value is a mean of ratios.
             ratio, seamark_cell = seamark_cell.replace(" ", ""), "–"
         results.append((name, operation, seamark_cell, peer, ratio))
     return results
 
 
-def section(folder: Path = RESULTS) -> str:
+def format_section(folder: Path = RESULTS) -> str:
     """Return the tables of the benchmarks page.
 
     It omits a bench without results.
@@ -294,84 +294,85 @@ def section(folder: Path = RESULTS) -> str:
         return "No measurements yet: run `make bench`.\n"
     lines = []
     if actual:
-        lines += _table(actual, CLAIMS)
+        lines += _format_table(actual, CLAIMS)
         lines += [
             "Ratio: how many times better Seamark is than Iceberg's Java REST fixture, measured alternately in one run,"
-            f" each server on one core, the load on another ({_machine(actual)}).",
+            f" each server on one core, the load on another ({_format_machine(actual)}).",
             *_describe_load(actual),
             "The fixture keeps its SQLite in memory and syncs nothing; Seamark answers when a commit is durable.",
             "",
         ]
     if plans:
-        lines += _table(plans, PLANNING_CLAIMS)
+        lines += _format_table(plans, PLANNING_CLAIMS)
         lines += [
             "Ratio: how many times better Seamark is than the peer named first in each bench, in one run"
-            f" ({_machine(plans)}). Java and PyIceberg decode the manifests for every plan; Seamark keeps them.",
+            f" ({_format_machine(plans)}). Java and PyIceberg decode the manifests for every plan; Seamark keeps them.",
             *_describe_load(plans),
             "",
         ]
     if indexes:
-        lines += _table(indexes, INDEX_CLAIMS, servers=[OURS])
+        lines += _format_table(indexes, INDEX_CLAIMS, servers=[OURS])
         lines += [
             "Ratio: how many times better Seamark is than the best reader of Parquet, or for builds than only reading"
-            f" the same columns, in one run ({_machine(indexes)}). The peers' own figures are in the results.",
+            f" the same columns, in one run ({_format_machine(indexes)}). The peers' own figures are in the results.",
             *_describe_load(indexes),
             "",
         ]
     if writing_reports:
-        lines += _table(writing_reports, WRITING_CLAIMS, servers=[OURS])
+        lines += _format_table(writing_reports, WRITING_CLAIMS, servers=[OURS])
         lines += [
             "Ratio: how many times better Seamark is than the peer: Iceberg's MERGE INTO and rewrite_data_files,"
             " Hudi's bucket index, Iceberg's own reader, PyIceberg; or than without buckets; each in one run"
-            f" ({_machine(writing_reports)}).",
+            f" ({_format_machine(writing_reports)}).",
             *_describe_load(writing_reports),
             "",
         ]
     if adapted:
-        lines += _table(adapted, TRINO_CLAIMS, servers=[OURS])
+        lines += _format_table(adapted, TRINO_CLAIMS, servers=[OURS])
         lines += [
             "Ratio: how many times better Trino is with the proxy than alone, measured alternately in one run"
-            f" ({_machine(adapted)}). SSB: geometric means over its 13 queries; the bound is the number of files"
+            f" ({_format_machine(adapted)}). SSB: geometric means over its 13 queries; the bound is the number of files"
             " with a row of the answer.",
             *_describe_load(adapted),
             "",
         ]
     if reports:
-        lines += _table(reports, CORPUS_CLAIMS)
+        lines += _format_table(reports, CORPUS_CLAIMS)
         lines += [
             "Queries of TPC-H, the Star Schema Benchmark, a retail star and TPC-DS in DuckDB, with `seamark.duckdb` and"
-            f" alone: the data files that DuckDB reads ({_machine(reports)}). The results give the reason for each"
+            f" alone: the data files that DuckDB reads ({_format_machine(reports)}). The results give"
+            f" the reason for each"
             " query without fewer files.",
             "",
         ]
     if streamed:
-        lines += _table(streamed, STREAM_CLAIMS, servers=[OURS])
+        lines += _format_table(streamed, STREAM_CLAIMS, servers=[OURS])
         lines += [
             "Ratio: how many times better Seamark is than the peer of each bench, in one run: Kafka with a sync for"
             " each record, DuckLake in DuckDB, a Structured Streaming job into Iceberg, and writers without readers"
-            f" ({_machine(streamed)}).",
+            f" ({_format_machine(streamed)}).",
             *_describe_load(streamed),
             "",
         ]
     return "\n".join(lines)
 
 
-def _table(
+def _format_table(
     reports: dict[str, Report], claims: dict[str, tuple[tuple[str, str], ...]], *, servers: list[str] | None = None
 ) -> list[str]:
     if servers is None:
-        servers = list(dict.fromkeys(name for report in reports.values() for name in report.servers()))
+        servers = list(dict.fromkeys(name for report in reports.values() for name in report.list_servers()))
     head = ["case", "measure", "ratio", *servers, "goal"]
     lines = ["| " + " | ".join(head) + " |", "|---|---|" + "--:|" * (len(head) - 2)]
     for name, report in reports.items():
         rows = {(row.case, row.measure): row for row in report.rows}
         for claim in claims[name]:
-            case, *ratios = cells(rows[claim], servers)
+            case, *ratios = format_cells(rows[claim], servers)
             lines.append("| " + " | ".join([f"[{name}](../../bench/results/{name}.md): {case}", *ratios]) + " |")
     return [*lines, ""]
 
 
-def _machine(reports: dict[str, Report]) -> str:
+def _format_machine(reports: dict[str, Report]) -> str:
     facts = next(iter(reports.values())).machine
     return f"{facts['cpu']}, {facts['cores']} cores, {facts['when']}"
 
@@ -394,10 +395,10 @@ def fill_section(text: str, content: str) -> str:
 
 
 def update() -> None:
-    README.write_text(fill_section(README.read_text(), headlines()))
-    PAGE.write_text(fill_section(PAGE.read_text(), section()))
+    README.write_text(fill_section(README.read_text(), format_headlines()))
+    PAGE.write_text(fill_section(PAGE.read_text(), format_section()))
     PICTURE.parent.mkdir(exist_ok=True)
-    PICTURE.write_text(picture())
+    PICTURE.write_text(draw_picture())
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from bench.measure import Sample, median_of
+from bench.measure import Sample, compute_median
 
 RESULTS = Path(__file__).parent / "results"
 OURS = "seamark"
@@ -39,14 +39,14 @@ class Row:
     peer: str = "fixture"
     goal: float | None = None
 
-    def ratio(self) -> float | None:
+    def compute_ratio(self) -> float | None:
         """Return how many times better ours is than the peer: above 1 is better, in either direction."""
         seamark_value, peer_value = self.values.get(OURS), self.values.get(self.peer)
         if not seamark_value or not peer_value:
             return None
         return peer_value / seamark_value if self.lower_is_better else seamark_value / peer_value
 
-    def goal_met(self) -> bool | None:
+    def is_goal_met(self) -> bool | None:
         if self.goal is None:
             return None
         return self.values[OURS] <= self.goal if self.lower_is_better else self.values[OURS] >= self.goal
@@ -78,7 +78,7 @@ class Report:
         **options: Any,
     ) -> None:
         """Add a row of medians over the rounds; failures of any server become a note."""
-        self.rows.append(Row(case, measure, unit, {n: median_of(s, value) for n, s in samples.items()}, **options))
+        self.rows.append(Row(case, measure, unit, {n: compute_median(s, value) for n, s in samples.items()}, **options))
 
     def add_failures(self, case: str, samples: dict[str, list[Sample]]) -> None:
         """Add a note about answers that were neither counted nor tolerated, because the figures do not include them."""
@@ -91,7 +91,7 @@ class Report:
     def add_generator(self, case: str, samples: dict[str, list[Sample]]) -> None:
         """Add a note if the load generator was the limit: the server may be faster than the figures show."""
         for name, rounds in samples.items():
-            share = median_of(rounds, lambda s: s.generator_cpu)
+            share = compute_median(rounds, lambda s: s.generator_cpu)
             if share > 0.9:
                 self.notes.append(
                     f"{case}: the generator used {share:.0%} of its core against {name}; it may be the limit"
@@ -99,24 +99,24 @@ class Report:
 
     def save(self, folder: Path = RESULTS) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.machine = self.machine or machine()
+        self.machine = self.machine or describe_machine()
         (folder / f"{self.bench}.json").write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n")
-        (folder / f"{self.bench}.md").write_text(self.markdown())
+        (folder / f"{self.bench}.md").write_text(self.format_markdown())
 
     @staticmethod
     def load(bench: str, folder: Path = RESULTS) -> Report:
         raw = json.loads((folder / f"{bench}.json").read_text())
         return Report(**{**raw, "rows": [Row(**row) for row in raw["rows"]]})
 
-    def servers(self) -> list[str]:
+    def list_servers(self) -> list[str]:
         return list(dict.fromkeys(name for row in self.rows for name in row.values))
 
-    def markdown(self) -> str:
-        servers = self.servers()
+    def format_markdown(self) -> str:
+        servers = self.list_servers()
         head = ["case", "measure", "ratio", *servers, "goal"]
         lines = [f"# {self.bench}", "", self.question, "", "| " + " | ".join(head) + " |"]
         lines.append("|---|---|" + "--:|" * (len(head) - 2))
-        lines += ["| " + " | ".join(cells(row, servers)) + " |" for row in self.rows]
+        lines += ["| " + " | ".join(format_cells(row, servers)) + " |" for row in self.rows]
         lines += ["", f"Ratio: how many times better Seamark is than the peer ({self.peer})."]
         lines += [f"- Bound: {name}: {value}" for name, value in self.bounds.items()]
         lines += [f"- {note}" for note in self.notes]
@@ -131,15 +131,15 @@ class Report:
         return "\n".join(lines)
 
 
-def cells(row: Row, servers: Sequence[str]) -> list[str]:
+def format_cells(row: Row, servers: Sequence[str]) -> list[str]:
     """Return a row as text: case, measure, ratio, one value for each server, goal."""
-    ratio, met = row.ratio(), row.goal_met()
-    goal = "" if row.goal is None else f"{figure(row.goal)} {row.unit}: {'met' if met else 'missed'}"
-    values = [f"{figure(row.values[name])} {row.unit}" if name in row.values else "–" for name in servers]
-    return [row.case, row.measure, f"{figure(ratio)}×" if ratio else "–", *values, goal]
+    ratio, met = row.compute_ratio(), row.is_goal_met()
+    goal = "" if row.goal is None else f"{format_figure(row.goal)} {row.unit}: {'met' if met else 'missed'}"
+    values = [f"{format_figure(row.values[name])} {row.unit}" if name in row.values else "–" for name in servers]
+    return [row.case, row.measure, f"{format_figure(ratio)}×" if ratio else "–", *values, goal]
 
 
-def figure(value: float) -> str:
+def format_figure(value: float) -> str:
     """Format a number with three significant digits and separated thousands."""
     if value == 0:
         return "0"
@@ -147,7 +147,7 @@ def figure(value: float) -> str:
     return f"{round(value, digits):,.{max(0, digits)}f}"
 
 
-def machine() -> dict[str, Any]:
+def describe_machine() -> dict[str, Any]:
     cpu = next(
         (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
         platform.processor(),

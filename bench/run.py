@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import commits, duckdb_point, load_table, memory, mix, readme, small_request, sql_point
-from bench.report import Report, cells, machine
+from bench.report import Report, describe_machine, format_cells
 
 Bench = Callable[..., Coroutine[Any, Any, Report]]
 BENCHES: dict[str, Bench] = {
@@ -75,12 +75,12 @@ def run_benches(
     terminal = Console()
     console = terminal if terminal.is_terminal else Console(width=160)
     for name in names:
-        facts = machine()
+        facts = describe_machine()
         with (
             console.status(f"bench {name}"),
             tempfile.TemporaryDirectory(prefix="seamark-bench-", dir=folder) as folder_name,
         ):
-            report = uvloop.run(_interruptible(benches[name](Path(folder_name), quick=quick, **options(name))))
+            report = uvloop.run(_run_interruptibly(benches[name](Path(folder_name), quick=quick, **options(name))))
         report.machine = facts
         show(report, console)
         if save:
@@ -89,7 +89,7 @@ def run_benches(
         readme.update()
 
 
-async def _interruptible(work: Coroutine[Any, Any, Report]) -> Report:
+async def _run_interruptibly(work: Coroutine[Any, Any, Report]) -> Report:
     """End `work` from within when the process receives a signal to end, so that the servers it started end, too."""
     task = asyncio.ensure_future(work)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -102,12 +102,12 @@ async def _interruptible(work: Coroutine[Any, Any, Report]) -> Report:
 
 def show(report: Report, console: Console) -> None:
     table = Table(title=f"{report.bench}: {report.question}", title_justify="left")
-    servers = report.servers()
+    servers = report.list_servers()
     for number, name in enumerate(["case", "measure", "ratio", *servers, "goal"]):
         table.add_column(name, justify="left" if number < 2 else "right", no_wrap=True)
     before = ""
     for row in report.rows:
-        case, *values = cells(row, servers)
+        case, *values = format_cells(row, servers)
         table.add_row("" if case == before else case, *values)
         before = case
     console.print(table)

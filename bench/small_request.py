@@ -12,7 +12,7 @@ from bench import bodies, bounds
 from bench.measure import Sample, Slice, drive, repeat, run_alternately, warm_up
 from bench.report import Report
 from bench.targets import Target, start
-from bench.wire import request
+from bench.wire import build_request
 
 NAMESPACE = "small"
 
@@ -24,17 +24,17 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         for target in targets:
             await target.call(bodies.create_namespace((NAMESPACE,)))
             await target.call(bodies.create_table(NAMESPACE, "one"))
-        path = bodies.table_path(NAMESPACE, "one")
-        etags = {t.name: (await t.call(request("GET", path))).field("ETag") for t in targets}
+        path = bodies.build_table_path(NAMESPACE, "one")
+        etags = {t.name: (await t.call(build_request("GET", path))).get_field("ETag") for t in targets}
 
         async def send_requests(target: Target, kind: str, clients: int) -> Sample:
             if kind == "HEAD table":
-                expected = request("HEAD", path)
+                expected = build_request("HEAD", path)
             elif kind == "loadTable":
-                expected = request("GET", path)
+                expected = build_request("GET", path)
             else:
                 headers = {"If-None-Match": etags[target.name]}
-                expected = request("GET", path, headers=headers, counted=(200, 304))
+                expected = build_request("GET", path, headers=headers, counted=(200, 304))
             return await drive(target, [repeat(expected) for _ in range(clients)], seconds=seconds)
 
         pieces: dict[str, Slice] = {
@@ -52,12 +52,12 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         for title, piece in pieces.items():
             samples = await run_alternately(targets, rounds, piece)
             report.add(title, "server CPU", "µs", samples, lambda s: s.server_cpu_us)
-            report.add(title, "p50", "ms", samples, lambda s: s.quantile(0.5))
-            report.add(title, "p99", "ms", samples, lambda s: s.quantile(0.99))
+            report.add(title, "p50", "ms", samples, lambda s: s.compute_quantile(0.5))
+            report.add(title, "p99", "ms", samples, lambda s: s.compute_quantile(0.99))
             report.add(title, "requests", "/s", samples, lambda s: s.rate, lower_is_better=False)
             report.add_failures(title, samples)
             report.add_generator(title, samples)
-        body = (await targets[0].call(request("GET", path))).body
+        body = (await targets[0].call(build_request("GET", path))).body
         floor = await bounds.transfer_ms(body, 2000)
         report.bounds = {
             f"{len(body):,} bytes from a bare asyncio server to this client, one process": f"{floor:.3f} ms"

@@ -22,7 +22,7 @@ import seamark.duckdb
 from bench.duckdb_point import COLUMNS, DIRECT, FILES, KEYS, WARM, AnswersDiffer
 from bench.report import OURS, Report, Row
 from bench.ssb.queries import QUERIES
-from bench.trino.points import NAMESPACE, ORDERED, ROWS, TABLE, key_of, points
+from bench.trino.points import NAMESPACE, ORDERED, ROWS, TABLE, compute_key, run_points
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index.builds import InProcessWorkers, build
 from seamark.connector.sql.choice import AUTO, DUCKDB, TRINO, StatementProfile, choose
@@ -43,7 +43,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     title = f"How long does the SQL entry take for one row of {files:,} files?"
     report = Report("sql_point", title, peer="DuckDB alone")
     with (
-        points(files, folder / "seamark") as server,
+        run_points(files, folder / "seamark") as server,
         closing(seamark.duckdb.connect(server.base_url)) as con,
         SqlSession(server.base_url) as session,
     ):
@@ -52,7 +52,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             numbers = np.random.default_rng([len(case), files]).choice(files * ROWS, WARM + keys, replace=False)
             for round_number, number in enumerate(numbers.tolist()):
                 text = f"SELECT {ORDERED}, note FROM sea.{NAMESPACE}.{TABLE} WHERE {column} = "
-                text += str(key_of(column, number, files))
+                text += str(compute_key(column, number, files))
                 for name in durations:
                     begun_s = time.perf_counter()
                     if name == OURS:
@@ -65,8 +65,8 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
                         raise AnswersDiffer(f"{text}: {name} gave {rows}")
             medians = {name: statistics.median(each) for name, each in durations.items()}
             report.rows.append(Row(case, "a statement", "ms", medians, peer=DIRECT, goal=medians[DIRECT] / GOAL))
-        report.rows.append(_any_case(server.base_url, session, files))
-    report.rows.append(_choice())
+        report.rows.append(_measure_any_case(server.base_url, session, files))
+    report.rows.append(_find_slowest())
     report.notes += [
         f"{files:,} files of {ROWS} rows, in the page cache; medians of {keys} keys, after {WARM}.",
         "The choice: parse, translate and decide, for the slowest of the 13 queries of the Star Schema Benchmark.",
@@ -74,7 +74,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     return report
 
 
-def _any_case(url: str, session: SqlSession, files: int) -> Row:
+def _measure_any_case(url: str, session: SqlSession, files: int) -> Row:
     number = files * ROWS // 3
     text = f"SELECT {ORDERED} FROM {NAMESPACE}.{TABLE} WHERE lower(note) = 'note about {number}'"
     connections = {}
@@ -90,13 +90,13 @@ def _any_case(url: str, session: SqlSession, files: int) -> Row:
     return Row("a text in any case", "files opened", "files", connections, peer=_WITHOUT, goal=1 + 2 * _FPP * files)
 
 
-def _columns(node: exp.Table, names: set[str]) -> dict[str, SqlType]:
+def _list_columns(node: exp.Table, names: set[str]) -> dict[str, SqlType]:
     prefix = {"lineorder": "lo_"}.get(node.name.lower(), f"{node.name[0].lower()}_")
     texts = {"d_yearmonth"} | {name for name in names if name[:2] in ("c_", "s_", "p_") and not name.endswith("key")}
     return {name: VARCHAR if name in texts else BIGINT for name in sorted(names) if name.startswith(prefix)}
 
 
-def _choice() -> Row:
+def _find_slowest() -> Row:
     """Return the slowest of the queries, each the median of several."""
     names = set(re.findall(r"\b(?:lo|c|s|p|d)_\w+", " ".join(QUERIES.values())))
     slowest = 0.0
@@ -105,7 +105,7 @@ def _choice() -> Row:
         for _ in range(_REPEATS):
             begun_s = time.perf_counter()
             statement = parse(text)
-            translate(statement.tree, lambda node: _columns(node, names), datetime.now(UTC))
+            translate(statement.tree, lambda node: _list_columns(node, names), datetime.now(UTC))
             choose(StatementProfile(statement.kind, 1), AUTO, frozenset({DUCKDB, TRINO}))
             durations.append(1000 * (time.perf_counter() - begun_s))
         slowest = max(slowest, statistics.median(durations))

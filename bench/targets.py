@@ -20,7 +20,7 @@ from urllib.parse import quote, urlsplit
 import psutil
 
 from bench.wire import Connection, LoadError, Request, Response
-from tests.services.java import java_fixture
+from tests.services.java import run_java_fixture
 from tests.services.postgres import postgres_server
 from tests.services.seamark import Seamark
 
@@ -52,7 +52,7 @@ class Target:
         assert port is not None
         return port
 
-    def processes(self) -> list[psutil.Process]:
+    def list_processes(self) -> list[psutil.Process]:
         """Return the server's processes and their children."""
         results = []
         for pid in self.pids:
@@ -60,17 +60,17 @@ class Target:
             results += [parent, *parent.children(recursive=True)]
         return results
 
-    def cpu_s(self) -> float:
+    def read_cpu_s(self) -> float:
         """Return the CPU seconds that the live threads of the server have used, from the counters of the scheduler."""
         used = 0
-        for process in self.processes():
+        for process in self.list_processes():
             for account in Path(f"/proc/{process.pid}/task").glob("*/schedstat"):
                 with contextlib.suppress(OSError):  # The thread has just ended.
                     used += int(account.read_text().split()[0])
         return used / 1e9
 
-    def rss_mb(self) -> float:
-        return sum(process.memory_info().rss for process in self.processes()) / 2**20
+    def read_rss_mb(self) -> float:
+        return sum(process.memory_info().rss for process in self.list_processes()) / 2**20
 
     async def connect(self, count: int = 1) -> list[Connection]:
         return [await Connection.open(self.port) for _ in range(count)]
@@ -102,7 +102,7 @@ def pin_to_core(core: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
+def _change_environment(values: dict[str, str]) -> Iterator[None]:
     before = {key: os.environ.get(key) for key in values}
     os.environ.update(values)
     try:
@@ -116,7 +116,7 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def seamark(folder: Path, env: dict[str, str] | None = None) -> Iterator[Target]:
+def run_seamark(folder: Path, env: dict[str, str] | None = None) -> Iterator[Target]:
     home = folder / "seamark"
     with contextlib.ExitStack() as stack:
         with pin_to_core(SERVER_CORE):
@@ -125,7 +125,7 @@ def seamark(folder: Path, env: dict[str, str] | None = None) -> Iterator[Target]
 
 
 @contextlib.contextmanager
-def seamark_pg(folder: Path) -> Iterator[Target]:
+def run_seamark_pg(folder: Path) -> Iterator[Target]:
     home = folder / "seamark-pg"
     with contextlib.ExitStack() as stack:
         with pin_to_core(SERVER_CORE):
@@ -137,27 +137,32 @@ def seamark_pg(folder: Path) -> Iterator[Target]:
 
 
 @contextlib.contextmanager
-def _fixture(name: str, folder: Path, jdbc: str) -> Iterator[Target]:
+def _run_fixture(name: str, folder: Path, jdbc: str) -> Iterator[Target]:
     warehouse = folder / name
     warehouse.mkdir(parents=True)
     # One JDBC client: a second would open another database in memory, or find the file locked.
     with contextlib.ExitStack() as stack:
         before = {child.pid for child in psutil.Process().children()}
-        with pin_to_core(SERVER_CORE), _environment({"CATALOG_URI": jdbc, "CATALOG_CLIENTS": "1"}):
-            base_url = stack.enter_context(java_fixture(warehouse, log=folder / f"{name}.log"))
+        with pin_to_core(SERVER_CORE), _change_environment({"CATALOG_URI": jdbc, "CATALOG_CLIENTS": "1"}):
+            base_url = stack.enter_context(run_java_fixture(warehouse, log=folder / f"{name}.log"))
         (pid,) = {child.pid for child in psutil.Process().children()} - before
         yield Target(name, base_url, (pid,), warehouse, separator="%2E")
 
 
-def fixture(folder: Path) -> contextlib.AbstractContextManager[Target]:
-    return _fixture("fixture", folder, "jdbc:sqlite::memory:")
+def run_fixture(folder: Path) -> contextlib.AbstractContextManager[Target]:
+    return _run_fixture("fixture", folder, "jdbc:sqlite::memory:")
 
 
-def fixture_file(folder: Path) -> contextlib.AbstractContextManager[Target]:
-    return _fixture("fixture-file", folder, f"jdbc:sqlite:{folder / 'fixture.db'}")
+def run_fixture_file(folder: Path) -> contextlib.AbstractContextManager[Target]:
+    return _run_fixture("fixture-file", folder, f"jdbc:sqlite:{folder / 'fixture.db'}")
 
 
-STARTERS = {"seamark": seamark, "seamark-pg": seamark_pg, "fixture": fixture, "fixture-file": fixture_file}
+STARTERS = {
+    "seamark": run_seamark,
+    "seamark-pg": run_seamark_pg,
+    "fixture": run_fixture,
+    "fixture-file": run_fixture_file,
+}
 
 
 @contextlib.contextmanager
@@ -170,7 +175,7 @@ def start(names: Sequence[str], folder: Path) -> Iterator[list[Target]]:
 
 
 @contextlib.asynccontextmanager
-async def connections(target: Target, count: int) -> AsyncIterator[list[Connection]]:
+async def open_connections(target: Target, count: int) -> AsyncIterator[list[Connection]]:
     opened_connection = await target.connect(count)
     try:
         yield opened_connection

@@ -41,7 +41,7 @@ class Response:
     def json(self) -> Any:
         return json.loads(self.body)
 
-    def field(self, name: str) -> str:
+    def get_field(self, name: str) -> str:
         """Return a header's value, empty when it is missing."""
         for line in self.header.split(b"\r\n"):
             key, _, value = line.partition(b":")
@@ -50,7 +50,7 @@ class Response:
         return ""
 
 
-def request(
+def build_request(
     method: str,
     path: str,
     body: Any = None,
@@ -130,7 +130,7 @@ class Connection(asyncio.BufferedProtocol):
         self._filled += nbytes
         if self._body_start < 0 and not self._read_header():
             return
-        body = self._body()
+        body = self._parse_body()
         if body is not None:
             answer = Response(self._status, self._header, body)
             self._filled = 0
@@ -160,12 +160,12 @@ class Connection(asyncio.BufferedProtocol):
             raise LoadError(f"an answer of unknown length: {self._header!r}")
         return True
 
-    def _body(self) -> bytes | None:
+    def _parse_body(self) -> bytes | None:
         if self._length >= 0:
             end = self._body_start + self._length
             return bytes(memoryview(self._buffer)[self._body_start : end]) if self._filled >= end else None
         while (line_end := self._buffer.find(b"\r\n", self._chunk_at, self._filled)) >= 0:
-            size = self._chunk_size(self._chunk_at, line_end)
+            size = self._parse_chunk_size(self._chunk_at, line_end)
             after = line_end + 2 + size + 2
             if self._filled < after:
                 return None
@@ -174,14 +174,14 @@ class Connection(asyncio.BufferedProtocol):
             self._chunk_at = after
         return None
 
-    def _chunk_size(self, start: int, end: int) -> int:
+    def _parse_chunk_size(self, start: int, end: int) -> int:
         return int(bytes(self._buffer[start:end]).split(b";")[0], 16)
 
     def _join_chunks(self) -> bytes:
         parts, offset = [], self._body_start
         while True:
             line_end = self._buffer.find(b"\r\n", offset, self._filled)
-            size = self._chunk_size(offset, line_end)
+            size = self._parse_chunk_size(offset, line_end)
             if size == 0:
                 return b"".join(parts)
             parts.append(memoryview(self._buffer)[line_end + 2 : line_end + 2 + size])

@@ -1,4 +1,4 @@
-"""`seamark token` and `seamark grant`: manage logins and rights.
+"""`seamark token`, `seamark grant` and `seamark role`: manage logins and rights.
 
 The commands write directly to the database; running servers apply a change to the next request. An
 account that can open the database needs no login; this is how the first admin is created. The audit log
@@ -25,12 +25,12 @@ from seamark.commands.options import (
 )
 from seamark.commands.terminal import escape_for_terminal, print_json, print_result, say, time_text
 from seamark.formats.runtime.clock import Clock, SystemClock
-from seamark.formats.runtime.errors import ConfigError, SeamarkError
-from seamark.metaserver.access.principal import Role, is_foreign, make_grant, parse_path, show_path
+from seamark.formats.runtime.errors import BadRequest, ConfigError, SeamarkError
+from seamark.metaserver.access.principal import ROLE_PREFIX, Role, check_granted, make_grant, parse_path, show_path
 from seamark.metaserver.access.tokens import create_token, ensure_token, is_live, revoke_token
 from seamark.metaserver.runtime.home import PRIVATE_UMASK, make_private, prepare_home, sqlite_file
 from seamark.metaserver.settings.settings import Settings
-from seamark.metaserver.store.model import AuditRecord, Grant, NamespacePath
+from seamark.metaserver.store.model import FUNCTION, NAMESPACE, SERVER, TABLE, VIEW, AuditRecord, Grant, NamespacePath
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import RemoveGrant, SaveAudit, SaveGrant
 from seamark.metaserver.store.port import PointerStore
@@ -48,6 +48,13 @@ _NAMESPACE = click.option(
     help="Namespace of the role, including everything below it; repeatable. Default: the whole catalog. Write a dot "
     "within a level as \\. (in most shells: '\\.').",
 )
+_OBJECT = (
+    click.option("--table", metavar="NAME", help="A table of the only --namespace. Default: the namespace."),
+    click.option("--view", metavar="NAME", help="A view of the only --namespace."),
+    click.option("--function", metavar="NAME", help="A function of the only --namespace."),
+    click.option("--server", is_flag=True, help="The server, with its tokens, replicas and warehouses."),
+    click.option("--deny", is_flag=True, help="Deny the privilege. A denial is stronger than any grant."),
+)
 _where = settings_flags(("home", "database"))
 _WAREHOUSE = click.option(
     "--warehouse",
@@ -57,6 +64,28 @@ _WAREHOUSE = click.option(
 )
 
 
+def _object_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that name the object of a grant, and its effect, to a command."""
+    for option in reversed(_OBJECT):
+        command = option(command)
+    return command
+
+
+class _RightType(click.ParamType[str]):
+    """A role or a privilege that a grant may have."""
+
+    name = "role"
+
+    def convert(self, value: str, param: click.Parameter | None, context: click.Context | None) -> str:
+        try:
+            return check_granted(value)
+        except BadRequest as error:
+            self.fail(error.message, param, context)
+
+
+_RIGHT = _RightType()
+
+
 @click.group()
 def token() -> None:
     """Create, list and revoke bearer tokens."""
@@ -64,8 +93,19 @@ def token() -> None:
 
 @click.group()
 def grant() -> None:
-    """Add, list and remove grants: reader, writer or admin, on the whole catalog or a namespace and everything below
-    it.
+    """Add, list and remove grants: roles and privileges on the server, the whole catalog, namespaces, tables, views
+    and functions. A grant counts for everything in its object.
+
+    Roles are reader, writer, admin and owner. Privileges are browse, plan, read, maintain, write, create, drop and
+    manage-grants.
+    """
+
+
+@click.group()
+def role() -> None:
+    """Add and remove the members of roles, and list the roles.
+
+    A role NAME is the principal role:NAME of seamark grant add. Its members have the rights that it has.
     """
 
 
@@ -193,64 +233,109 @@ def revoke(name: str, as_json: bool, config: Path | None, **flags: Any) -> None:
 
 @grant.command("add")
 @click.argument("principal")
-@click.argument("role", type=_ROLES)
+@click.argument("role", type=_RIGHT)
 @_NAMESPACE
+@_object_options
 @_WAREHOUSE
 @json_option
 @_where
 def add(
     principal: str, role: str, namespaces: tuple[str, ...], as_json: bool, config: Path | None, **flags: Any
 ) -> None:
-    """Grant ROLE to PRINCIPAL.
+    """Grant ROLE, a role or a privilege, to PRINCIPAL, or deny it a privilege.
 
-    PRINCIPAL is a token's name, oidc:SUBJECT for a user of the OIDC issuer, or oidc-group:GROUP for its group. Other
-    issuers have their own names instead of oidc.
+    PRINCIPAL is a token's name, oidc:SUBJECT for a user of the OIDC issuer, oidc-group:GROUP for its group, or
+    role:NAME for the members of a role. Other issuers have their own names instead of oidc.
     """
+    make_grants = _pop_object(flags, namespaces)
+    _add_grants(lambda: make_grants(principal, role), principal, config, flags, as_json=as_json)
 
+
+def _add_grants(
+    make_grants: Callable[[], list[Grant]],
+    principal: str,
+    config: Path | None,
+    flags: dict[str, Any],
+    *,
+    as_json: bool,
+) -> None:
     async def work(store: PointerStore, clock: Clock) -> tuple[list[Grant], bool]:
-        grants = [make_grant(principal, role, path) for path in _parse_paths(namespaces)]
+        grants = make_grants()
         await store.transact([SaveGrant(grant) for grant in grants])
         for grant in grants:
-            await _audit(store, clock, "addGrant", f"{principal} {_describe_grant(grant)}")
+            await _audit(store, clock, "addGrant", f"{grant.principal} {_describe_grant(grant)}")
         # The tokens are in the database of the server, also for a further warehouse.
-        is_known = is_foreign(principal) or flags.get("warehouse_name") is not None
-        return grants, is_known or any(one.name == principal for one in await store.tokens())
+        is_known = ":" in principal or flags.get("warehouse_name") is not None
+        return grants, is_known or any(token.name == principal for token in await store.tokens())
 
     grants, is_known = _run(config, flags, work)
-    _print_grants(grants, f"{principal} has", as_json=as_json)
+    _print_grants(grants, "has", as_json=as_json)
     if not is_known:
         say(f"There is no token {principal} yet: seamark token create {principal}", err=True)
 
 
 @grant.command("remove")
 @click.argument("principal")
-@click.argument("role", type=_ROLES)
+@click.argument("role", type=_RIGHT)
 @_NAMESPACE
+@_object_options
 @_WAREHOUSE
 @json_option
 @_where
 def remove(
     principal: str, role: str, namespaces: tuple[str, ...], as_json: bool, config: Path | None, **flags: Any
 ) -> None:
-    """Remove a grant of ROLE to PRINCIPAL with the same namespace."""
+    """Remove a grant, or a denial, of ROLE to PRINCIPAL on the same object."""
+    make_grants = _pop_object(flags, namespaces)
+    _remove_grants(lambda: make_grants(principal, role), config, flags, as_json=as_json)
 
+
+def _remove_grants(
+    make_grants: Callable[[], list[Grant]], config: Path | None, flags: dict[str, Any], *, as_json: bool
+) -> None:
     async def work(store: PointerStore, clock: Clock) -> list[Grant]:
-        grants = [make_grant(principal, role, path) for path in _parse_paths(namespaces)]
+        grants = make_grants()
         await store.transact([RemoveGrant(grant) for grant in grants])
         for grant in grants:
-            await _audit(store, clock, "removeGrant", f"{principal} {_describe_grant(grant)}")
+            await _audit(store, clock, "removeGrant", f"{grant.principal} {_describe_grant(grant)}")
         return grants
 
-    _print_grants(_run(config, flags, work, creates=False), f"{principal} no longer has", as_json=as_json)
+    _print_grants(_run(config, flags, work, creates=False), "no longer has", as_json=as_json)
 
 
-def _print_grants(grants: list[Grant], text: str, *, as_json: bool) -> None:
-    lines = (f"{text} {_describe_grant(grant)}" for grant in grants)
+def _print_grants(grants: list[Grant], verb: str, *, as_json: bool) -> None:
+    lines = (f"{grant.principal} {verb} {_describe_grant(grant)}" for grant in grants)
     print_result([_grant_json(grant) for grant in grants], "\n".join(lines), as_json=as_json)
 
 
 def _grant_json(grant: Grant) -> dict[str, Any]:
-    return {"principal": grant.principal, "role": grant.role, "namespace": list(grant.namespace)}
+    document: dict[str, Any] = {"principal": grant.principal, "role": grant.role, "namespace": list(grant.namespace)}
+    if grant.kind != NAMESPACE:
+        document["kind"] = grant.kind
+    if grant.name:
+        document["name"] = grant.name
+    if grant.deny:
+        document["deny"] = True
+    return document
+
+
+def _pop_object(flags: dict[str, Any], namespaces: tuple[str, ...]) -> Callable[[str, str], list[Grant]]:
+    """Take the options of the object out of the flags, and return a function that makes the grants on it."""
+    names = {kind: name for kind in (TABLE, VIEW, FUNCTION) if (name := flags.pop(kind)) is not None}
+    on_server, deny = flags.pop("server"), flags.pop("deny")
+    if len(names) + on_server > 1:
+        raise click.UsageError("A grant is on one object: use only one of --table, --view, --function and --server")
+    if names and len(namespaces) != 1:
+        raise click.UsageError(f"--{next(iter(names))} requires one --namespace")
+    if on_server and namespaces:
+        raise click.UsageError("--server names the whole object: leave out --namespace")
+    kind, name = next(iter(names.items()), (SERVER if on_server else NAMESPACE, ""))
+
+    def make_grants(principal: str, role: str) -> list[Grant]:
+        paths = _parse_paths(namespaces)
+        return [make_grant(principal, role, path, kind=kind, name=name, deny=deny) for path in paths]
+
+    return make_grants
 
 
 @grant.command("list")
@@ -262,12 +347,60 @@ def list_grants(principal: str | None, as_json: bool, config: Path | None, **fla
     """List the grants of PRINCIPAL, or all grants."""
 
     async def work(store: PointerStore, clock: Clock) -> list[tuple[str, ...]]:
-        grants = await store.grants(principal)
-        return [(grant.principal, grant.role, show_path(grant.namespace) or "(the whole catalog)") for grant in grants]
+        return [_grant_row(grant) for grant in await store.grants(None) if principal in (None, grant.principal)]
 
     rows = _run(config, flags, work, creates=False)
     nothing = "There are no grants." if principal is None else f"{principal} has no grants."
     _show_rows(("PRINCIPAL", "ROLE", "NAMESPACE"), rows, nothing, as_json=as_json)
+
+
+def _grant_row(grant: Grant) -> tuple[str, ...]:
+    place = "(the server)" if grant.kind == SERVER else show_path(grant.namespace) or "(the whole catalog)"
+    if grant.name:
+        place += f", {grant.kind} {grant.name}"
+    return grant.principal, f"deny {grant.role}" if grant.deny else grant.role, place
+
+
+@role.command("add-member")
+@click.argument("name")
+@click.argument("principal")
+@_WAREHOUSE
+@json_option
+@_where
+def add_member(name: str, principal: str, as_json: bool, config: Path | None, **flags: Any) -> None:
+    """Make PRINCIPAL a member of the role NAME."""
+    _add_grants(lambda: [make_grant(principal, ROLE_PREFIX + name, ())], principal, config, flags, as_json=as_json)
+
+
+@role.command("remove-member")
+@click.argument("name")
+@click.argument("principal")
+@_WAREHOUSE
+@json_option
+@_where
+def remove_member(name: str, principal: str, as_json: bool, config: Path | None, **flags: Any) -> None:
+    """End the membership of PRINCIPAL in the role NAME."""
+    _remove_grants(lambda: [make_grant(principal, ROLE_PREFIX + name, ())], config, flags, as_json=as_json)
+
+
+@role.command("list")
+@_WAREHOUSE
+@json_option
+@_where
+def list_roles(as_json: bool, config: Path | None, **flags: Any) -> None:
+    """List the roles with their members. A role exists while it has a member or a grant."""
+
+    async def work(store: PointerStore, clock: Clock) -> list[tuple[str, ...]]:
+        members: dict[str, list[str]] = {}
+        for grant in await store.grants(None):
+            if grant.principal.startswith(ROLE_PREFIX):
+                members.setdefault(grant.principal, [])
+            if grant.role.startswith(ROLE_PREFIX):
+                members.setdefault(grant.role, []).append(grant.principal)
+        return [(name.removeprefix(ROLE_PREFIX), ", ".join(sorted(members[name]))) for name in sorted(members)]
+
+    rows = _run(config, flags, work, creates=False)
+    _show_rows(("ROLE", "MEMBERS"), rows, "There are no roles.", as_json=as_json)
 
 
 def _run(config: Path | None, flags: dict[str, Any], work: Work[T], *, creates: bool = True) -> T:
@@ -338,7 +471,14 @@ def _parse_paths(namespaces: tuple[str, ...]) -> list[NamespacePath]:
 
 
 def _describe_grant(grant: Grant) -> str:
-    return f"{grant.role} on {show_path(grant.namespace) or 'the whole catalog'}"
+    """Return the right and the object of a grant, for messages."""
+    if grant.kind == SERVER:
+        place = "the server"
+    elif grant.name:
+        place = f"{grant.kind} {show_path((*grant.namespace, grant.name))}"
+    else:
+        place = show_path(grant.namespace) or "the whole catalog"
+    return f"{'a denial of ' if grant.deny else ''}{grant.role} on {place}"
 
 
 def _show_rows(heads: tuple[str, ...], rows: list[tuple[str, ...]], nothing: str, *, as_json: bool) -> None:

@@ -32,8 +32,9 @@ _COMMANDS = {
     ),
     "token": DeferredCommand("seamark.commands.access:token", "Create, list and revoke bearer tokens.", "server"),
     "grant": DeferredCommand(
-        "seamark.commands.access:grant", "Add, list and remove grants: reader, writer or admin.", "server"
+        "seamark.commands.access:grant", "Add, list and remove grants of roles and privileges.", "server"
     ),
+    "role": DeferredCommand("seamark.commands.access:role", "List roles, and change their members.", "server"),
     "keys": DeferredCommand("seamark.commands.keys:keys", "Replace the keys that sign tokens.", "server"),
     "warehouse": DeferredCommand(
         "seamark.commands.catalog.warehouses:warehouse",
@@ -48,6 +49,16 @@ _COMMANDS = {
     ),
     "view": DeferredCommand(
         "seamark.commands.catalog.views:view", "List, show, rename and drop views. Engines create views."
+    ),
+    "import": DeferredCommand(
+        "seamark.commands.moving.import_tables:import_tables",
+        "Register the tables and views of another catalog, whose files stay where they are.",
+        "moving",
+    ),
+    "export": DeferredCommand(
+        "seamark.commands.moving.export_tables:export_tables",
+        "Register the tables and views in another catalog. Their files stay where they are.",
+        "moving",
     ),
     "undrop": DeferredCommand(
         "seamark.commands.catalog.tables:undrop",

@@ -42,7 +42,7 @@ from seamark.formats.runtime.lazy_module import LazyModule
 from seamark.formats.runtime.tls import Certificate
 from seamark.metaserver.access.audit import open_audit
 from seamark.metaserver.access.authenticator import open_authenticator
-from seamark.metaserver.access.authorizer import Authorizer, WarehouseAuthorizer
+from seamark.metaserver.access.authorizer import GrantAuthorizer
 from seamark.metaserver.access.gateway_keys import GatewayKeys
 from seamark.metaserver.access.guard import check_binding, check_logins, is_loopback
 from seamark.metaserver.access.keyring import REFRESH_S, StoredKeyring, open_keyring
@@ -55,6 +55,7 @@ from seamark.metaserver.catalog.catalog import Catalog, open_catalog
 from seamark.metaserver.catalog.column_usage import ColumnUsage
 from seamark.metaserver.catalog.database_limits import DatabaseShares
 from seamark.metaserver.catalog.ownership.claims import list_claimed
+from seamark.metaserver.catalog.pointers import files_folder
 from seamark.metaserver.commit.changes.group_commit import open_commits
 from seamark.metaserver.commit.engine_commits.engine_commits import EngineCommits
 from seamark.metaserver.commit.expiration.expiration import Expiration
@@ -89,6 +90,8 @@ from seamark.metaserver.streams.row_files import ImportedRowFiles
 from seamark.metaserver.streams.stored_rows import RowSearch
 from seamark.metaserver.timeline.targets import open_delivery
 from seamark.metaserver.timeline.timeline import open_timeline
+from seamark.metaserver.warehouses.federation.federated_authorizer import make_warehouse_authorizer
+from seamark.metaserver.warehouses.federation.federated_store import open_names
 from seamark.metaserver.warehouses.warehouses import (
     ServedWarehouse,
     Warehouses,
@@ -128,6 +131,11 @@ async def open_components(
         await check_server_database(store)
         await check_logins(settings, store, clock)
         await check_prefix(settings, store)
+        if settings.federation_uri:
+            raise ConfigError(
+                "federation_uri is a setting of further warehouses: remove it from the settings of the server, and run "
+                "seamark warehouse create NAME --location URI --set federation_uri=URI"
+            )
         keyring = await enter(open_keyring(settings, store, clock))
         shared = SharedComponents(
             extensions=extensions,
@@ -162,8 +170,10 @@ async def _open_warehouse(
         store = await enter(_open_pointer_store(settings, clock))
         await check_database(store, stored)
         keyring = await enter(open_keyring(settings, store, clock))
+        store, show_tables = await enter(open_names(settings, store, clock))
         shared = dataclasses.replace(server, authenticator=server.authenticator.for_warehouse(store, keyring))
         components = await enter(_open_catalog_components(settings, clock, shared, store, keyring, None))
+        show_tables(components.catalog.context)
         await _start_tasks(components, stack)
         runner = web.AppRunner(build_app(components), access_log=None)
         stack.push_async_callback(runner.cleanup)
@@ -256,7 +266,7 @@ async def _open_catalog_components(
             manifest_rewrite=await enter(open_manifest_rewrite(catalog, publisher, planner)),
             metrics=metrics,
             authenticator=shared.authenticator,
-            authorizer=Authorizer() if warehouses is not None else WarehouseAuthorizer(),
+            authorizer=GrantAuthorizer(store) if warehouses is not None else make_warehouse_authorizer(settings, store),
             keyring=keyring,
             gateway_keys=GatewayKeys(keyring, clock, lifetime_s=settings.gateway_keys_s),
             peers=opened_peers,
@@ -312,6 +322,7 @@ def _make_cleaner(
         catalog.documents.table,
         partial(list_claimed, catalog.context),
         folders=(INDEX_FOLDER, FORMER_INDEX_FOLDER),
+        folder_of=partial(files_folder, settings),
         retention_s=settings.index_retention_s,
     )
 
@@ -337,6 +348,7 @@ async def table_services(components: ServerComponents, url: str) -> AsyncIterato
         components.catalog.documents.peek,
         components.authenticator.service_tokens,
         components.clock,
+        components.authorizer,
         holder=make_holder_name(components.clock),
         url=url,
         certificate=components.certificate,

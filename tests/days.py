@@ -8,7 +8,7 @@ from datetime import UTC, date, datetime
 _DAY_S = 86_400
 
 
-def today_for_seconds(for_s: int = 120) -> date:
+def get_today_for_seconds(for_s: int = 120) -> date:
     """Return today in UTC, such that it stays today for `for_s` seconds: shortly before midnight, wait for the
     next day.
     """

@@ -37,7 +37,7 @@ def first_seed(variable: str = "TEST_SEED") -> int:
     return int(seed)
 
 
-def seeds_by_version(
+def list_seeds_by_version(
     seeds: Iterable[int], versions: Sequence[int] = (2, 3), fast: int | None = None
 ) -> list[ParameterSet]:
     """Return parameters `("seed", "version")`: each seed with each format version.

@@ -31,17 +31,17 @@ class Attacker:
         self._url, self._port = url, parts.port
         self._login = {"Authorization": f"Bearer {token}"}
 
-    def _session(self, **headers: str) -> aiohttp.ClientSession:
+    def _open_session(self, **headers: str) -> aiohttp.ClientSession:
         connector = aiohttp.TCPConnector(limit=0, local_addr=SOURCE)
         return aiohttp.ClientSession(connector=connector, headers=headers or self._login)
 
-    async def _wire(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _open_wire(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection("127.0.0.1", self._port, local_addr=SOURCE)
 
     async def _send_slowly(self, head: str) -> None:
         while True:
             with contextlib.suppress(OSError):
-                _, writer = await self._wire()
+                _, writer = await self._open_wire()
                 writer.write(head.encode())
                 while not writer.transport.is_closing():
                     writer.write(b"x")
@@ -59,7 +59,7 @@ class Attacker:
 
     async def send_chunked_logins(self) -> None:
         async def send_once() -> None:
-            reader, writer = await self._wire()
+            reader, writer = await self._open_wire()
             head = "POST /v1/oauth/tokens HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n"
             writer.write(f"{head}Content-Type: application/x-www-form-urlencoded\r\n\r\n".encode())
             for _ in range(1024):
@@ -72,12 +72,12 @@ class Attacker:
 
     async def gzip_bombs(self) -> None:
         bomb = gzip.compress(b" " * (512 << 20))
-        async with self._session(**self._login, **{"Content-Encoding": "gzip"}) as http:
+        async with self._open_session(**self._login, **{"Content-Encoding": "gzip"}) as http:
             await _run_many(8, lambda: self._post_repeatedly(http, f"{TABLE}/plan", lambda: bomb))
 
     async def connections(self) -> None:
         async def send_once() -> None:
-            _, writer = await self._wire()
+            _, writer = await self._open_wire()
             try:
                 await asyncio.sleep(2)
             finally:
@@ -86,7 +86,7 @@ class Attacker:
         await _run_many(2000, lambda: _repeat(send_once))
 
     async def bad_logins(self) -> None:
-        async with self._session(Authorization="Bearer sm_wrong") as http:
+        async with self._open_session(Authorization="Bearer sm_wrong") as http:
 
             async def send_once() -> None:
                 async with http.get(self._url + TABLE) as answer:
@@ -95,7 +95,7 @@ class Attacker:
             await _run_many(8, lambda: _repeat(send_once))
 
     async def watchers(self) -> None:
-        async with self._session() as http:
+        async with self._open_session() as http:
 
             async def send_once() -> None:
                 path = "/api/v1/tables/db/t/timeline?since=latest&wait=30"
@@ -108,38 +108,38 @@ class Attacker:
 
     async def plan_tables(self) -> None:
         numbers = itertools.count()
-        async with self._session() as http:
+        async with self._open_session() as http:
             path = "/api/v1/tables/db/t/plan-tables"
             await _run_many(
                 4, lambda: self._post_repeatedly(http, path, lambda: {"predicate": f"id < {1000 + next(numbers)}"})
             )
 
     async def reports(self) -> None:
-        async with self._session() as http:
+        async with self._open_session() as http:
             body = {**_REPORT, "metadata": {"x": "y" * 100_000}}
             await _run_many(4, lambda: self._post_repeatedly(http, f"{TABLE}/metrics", lambda: body))
 
     async def large_signs(self) -> None:
         body = b"[" + b"[]," * (20 << 20) + b"[]]"
-        async with self._session() as http:
+        async with self._open_session() as http:
             await _run_many(3, lambda: self._post_repeatedly(http, f"{TABLE}/sign", lambda: body))
 
     async def huge_filters(self) -> None:
         numbers = itertools.count()
 
-        def body() -> bytes:
+        def build_body() -> bytes:
             first = next(numbers)
             values = list(range(first, first + 200_000))
             return json.dumps({"filter": {"type": "in", "term": "id", "values": values}}).encode()
 
-        async with self._session() as http:
-            await _run_many(2, lambda: self._post_repeatedly(http, f"{TABLE}/plan", body))
+        async with self._open_session() as http:
+            await _run_many(2, lambda: self._post_repeatedly(http, f"{TABLE}/plan", build_body))
 
     async def _post_repeatedly(self, http: aiohttp.ClientSession, path: str, body: Callable[[], object]) -> None:
         async def send_once() -> None:
             chunk = body()
             data = chunk if isinstance(chunk, bytes) else json.dumps(chunk).encode()
-            async with http.post(self._url + path, data=_pieces(data)) as answer:
+            async with http.post(self._url + path, data=_yield_pieces(data)) as answer:
                 await answer.read()
 
         await _repeat(send_once)
@@ -160,7 +160,7 @@ ATTACKS = (
 )
 
 
-async def _pieces(data: bytes) -> object:  # type: ignore[misc]
+async def _yield_pieces(data: bytes) -> object:  # type: ignore[misc]
     for offset in range(0, len(data), 1 << 18):
         yield data[offset : offset + (1 << 18)]
 

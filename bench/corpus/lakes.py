@@ -122,7 +122,7 @@ def fill(server: Seamark, scratch: Path, *, share: float = 1.0) -> None:
     shutil.rmtree(tpch)
 
 
-def data_files(server: Seamark) -> dict[tuple[str, str], list[str]]:
+def list_data_files(server: Seamark) -> dict[tuple[str, str], list[str]]:
     """Return the paths of the data files of all tables, by namespace and table name."""
     catalog = load_catalog("sea", type="rest", uri=server.base_url)
     names = [(namespace, name) for namespace in NAMESPACES for _, name in catalog.list_tables(namespace)]

@@ -24,7 +24,7 @@ import duckdb
 
 import seamark.duckdb
 from bench.corpus import tpcds
-from bench.corpus.lakes import FACT_FILES, NAMESPACES, data_files, fill
+from bench.corpus.lakes import FACT_FILES, NAMESPACES, fill, list_data_files
 from bench.corpus.needed import TableCopies, count_rows
 from bench.report import OURS, Report, Row
 from bench.run import build_parser, choose_names, run_benches
@@ -63,17 +63,17 @@ class Query:
     text: str
 
 
-def queries() -> list[Query]:
+def list_queries() -> list[Query]:
     parts = [item for item in _TPCH.read_text().split(";") if item.strip()]
-    queries = [Query("tpch", f"TPC-H {number}", _statement(part)) for number, part in enumerate(parts, 1)]
+    queries = [Query("tpch", f"TPC-H {number}", _strip_comments(part)) for number, part in enumerate(parts, 1)]
     queries += [Query("ssb", f"SSB {name}", text) for name, text in QUERIES.items()]
     for part in _RETAIL.read_text().split(";"):
         if part.strip():
-            queries.append(Query("retail", f"retail: {_TITLE.findall(part)[-1].rstrip('.')}", _statement(part)))
+            queries.append(Query("retail", f"retail: {_TITLE.findall(part)[-1].rstrip('.')}", _strip_comments(part)))
     return queries
 
 
-def _statement(part: str) -> str:
+def _strip_comments(part: str) -> str:
     return "\n".join(_NOT_A_COMMENT.findall(part)).strip()
 
 
@@ -101,24 +101,24 @@ async def run(folder: Path, *, quick: bool = False, share: float = SHARE) -> Rep
     share = QUICK_SHARE if quick else share
     title = "Which queries on star schemas read fewer files in DuckDB?"
     report = Report("corpus", title, peer="DuckDB's own Iceberg reader")
-    generator = None if quick else tpcds.generator()
+    generator = None if quick else tpcds.open_generator()
     of_tpcds: list[QueryMeasurement] = []
     with Seamark(folder / "seamark", env={"SEAMARK_LOG_LEVEL": "warning"}) as server:
         fill(server, folder, share=share)
         with closing(seamark.duckdb.connect(server.base_url)) as con, closing(SeamarkClient(server.base_url)) as client:
             con.execute("PRAGMA enable_profiling = 'no_output'")
-            with closing(TableCopies(data_files(server))) as held_rows:
-                results = [_measure(con, client, query, held_rows) for query in queries()]
+            with closing(TableCopies(list_data_files(server))) as held_rows:
+                results = [_measure_query(con, client, query, held_rows) for query in list_queries()]
             if generator is not None:
                 tpcds.fill(generator, server, share=share)
-                texts = tpcds.texts(generator)
+                texts = tpcds.read_texts(generator)
                 query_queries = [Query(tpcds.NAMESPACE, f"TPC-DS {number}", text) for number, text in texts.items()]
-                of_tpcds = [_measure(con, client, query) for query in query_queries]
+                of_tpcds = [_measure_query(con, client, query) for query in query_queries]
     parts = {item: [result for result in results if result.query.schema == item] for item in NAMESPACES}
     for name, part in {"all": results, **parts}.items():
-        report.rows += _sums(f"{name}: {len(part)} queries", part)
+        report.rows += _sum_rows(f"{name}: {len(part)} queries", part)
     if generator is not None:
-        report.rows += _of_tpcds(f"tpcds: {len(of_tpcds)} queries", of_tpcds, generator)
+        report.rows += _list_tpcds_rows(f"tpcds: {len(of_tpcds)} queries", of_tpcds, generator)
         generator.close()
     measured = [*results, *of_tpcds]
     report.rows += [item.row for item in measured]
@@ -127,7 +127,7 @@ async def run(folder: Path, *, quick: bool = False, share: float = SHARE) -> Rep
     return report
 
 
-def _sums(case: str, part: Sequence[QueryMeasurement]) -> Iterator[Row]:
+def _sum_rows(case: str, part: Sequence[QueryMeasurement]) -> Iterator[Row]:
     pruned, fewer = sum(item.ours < item.every for item in part), sum(item.ours < item.duckdb for item in part)
     known_tables = sum(item.duckdb < item.every for item in part)
     yield Row(case, "read fewer than all files", "queries", {OURS: pruned, PEER: known_tables}, False, PEER)
@@ -144,26 +144,28 @@ def _sums(case: str, part: Sequence[QueryMeasurement]) -> Iterator[Row]:
     yield Row(case, "read the fewest files possible", "queries", fewest, False, PEER)
 
 
-def _of_tpcds(case: str, part: Sequence[QueryMeasurement], generator: duckdb.DuckDBPyConnection) -> Iterator[Row]:
-    yield from _sums(case, part)
+def _list_tpcds_rows(
+    case: str, part: Sequence[QueryMeasurement], generator: duckdb.DuckDBPyConnection
+) -> Iterator[Row]:
+    yield from _sum_rows(case, part)
     filtered, facts = (sum(item.facts[at] for item in part) for at in (0, 1))
     yield Row(case, "references to facts with a filter", "references", {OURS: filtered, ALL_FILES: facts}, False)
-    slowest = max(tpcds.analysis_ms(generator, item.query.text) for item in part)
+    slowest = max(tpcds.measure_analysis_ms(generator, item.query.text) for item in part)
     yield Row(case, "CPU time of the slowest analysis", "ms", {OURS: slowest}, goal=ANALYSIS_MS)
 
 
-def _measure(
+def _measure_query(
     con: duckdb.DuckDBPyConnection, client: SeamarkClient, query: Query, held_rows: TableCopies | None = None
 ) -> QueryMeasurement:
     """Run the query both ways. The rows in `held_rows` give the number of needed files."""
     con.execute(f"USE sea.{query.schema}")
-    rows, expected_rows = _answer(con, query.text)
+    rows, expected_rows = _answer_query(con, query.text)
     query_files = None if held_rows is None else held_rows.count_needed_files(query.schema, query.text, rows)
     needed_files = None if query_files is None else sum(query_files)
     rewrite = seamark.duckdb.rewrite_query(con, query.text)
     ours, outcome = expected_rows, rewrite.summary.removeprefix("unchanged; ")
     if rewrite.statement is not None:
-        our_rows, ours = _answer(con, rewrite.statement)
+        our_rows, ours = _answer_query(con, rewrite.statement)
         if our_rows != rows:
             raise AnswersDiffer(f"{query.title}: {query.text}\nbecame\n{rewrite.statement}")
         outcome = "DuckDB leaves the same files out by column bounds"
@@ -193,16 +195,16 @@ def _count_considered(plan: Explanation) -> int:
     return plan.stages[0].files_in if plan.stages else plan.files
 
 
-def _answer(con: duckdb.DuckDBPyConnection, text: str) -> tuple[Counter[str], int]:
+def _answer_query(con: duckdb.DuckDBPyConnection, text: str) -> tuple[Counter[str], int]:
     """Return the rows, and the number of files that DuckDB read."""
     rows = count_rows(con, text)
     profile = con.get_profiling_information()
-    return rows, _files_read(json.loads(profile) if isinstance(profile, str) else profile)
+    return rows, _count_files_read(json.loads(profile) if isinstance(profile, str) else profile)
 
 
-def _files_read(node: dict[str, Any]) -> int:
+def _count_files_read(node: dict[str, Any]) -> int:
     extra_info = node.get("extra_info") or {}
-    return int(extra_info.get("Total Files Read", 0)) + sum(map(_files_read, node.get("children", ())))
+    return int(extra_info.get("Total Files Read", 0)) + sum(map(_count_files_read, node.get("children", ())))
 
 
 def main() -> None:

@@ -49,7 +49,7 @@ _KEYS = (
 )
 
 
-def generator() -> duckdb.DuckDBPyConnection | None:
+def open_generator() -> duckdb.DuckDBPyConnection | None:
     """Return a connection with the extension, or None if the extension is not available."""
     folder = CACHE / "tpcds" / duckdb.__version__
     extension_path = next(folder.rglob("tpcds.duckdb_extension"), None)
@@ -66,7 +66,7 @@ def generator() -> duckdb.DuckDBPyConnection | None:
     return con
 
 
-def texts(con: duckdb.DuckDBPyConnection) -> dict[int, str]:
+def read_texts(con: duckdb.DuckDBPyConnection) -> dict[int, str]:
     """Return the queries by number, without the LIMIT of their result.
 
     With a LIMIT the result would vary, because the order of rows with equal sort keys is not defined.
@@ -80,7 +80,7 @@ def fill(con: duckdb.DuckDBPyConnection, server: Seamark, *, share: float) -> No
     catalog = load_catalog("sea", type="rest", uri=server.base_url)
     catalog.create_namespace(NAMESPACE)
     with closing(IndexClient(server.base_url, timeout_s=600)) as client:
-        for table, columns in _columns(con).items():
+        for table, columns in _read_columns(con).items():
             # A dimension has one file, so its share of the files is as small as with all of the data.
             layout = Layout(is_whole=True)
             if table in FACTS:
@@ -92,9 +92,9 @@ def fill(con: duckdb.DuckDBPyConnection, server: Seamark, *, share: float) -> No
             write(client, catalog, con, (NAMESPACE, table), f"FROM {table}", layout, max(8, round(FACT_FILES * share)))
 
 
-def analysis_ms(con: duckdb.DuckDBPyConnection, text: str) -> float:
+def measure_analysis_ms(con: duckdb.DuckDBPyConnection, text: str) -> float:
     """Return the CPU time of the analysis of a query: the shortest of several runs."""
-    columns, best = _columns(con), float("inf")
+    columns, best = _read_columns(con), float("inf")
     for _ in range(_ROUNDS):
         begin = time.thread_time()
         statement = DuckDBStatement(text)
@@ -110,7 +110,7 @@ def analysis_ms(con: duckdb.DuckDBPyConnection, text: str) -> float:
     return 1000 * best
 
 
-def _columns(con: duckdb.DuckDBPyConnection) -> dict[str, dict[str, str]]:
+def _read_columns(con: duckdb.DuckDBPyConnection) -> dict[str, dict[str, str]]:
     """Return the columns of each table, with their Iceberg types."""
     results: dict[str, dict[str, str]] = {}
     columns_query = "SELECT table_name, column_name, data_type FROM duckdb_columns() WHERE NOT internal"

@@ -27,11 +27,11 @@ from rich.text import Text
 
 from bench import connect
 from bench.demo import lake, trino
-from bench.demo.options import NOTE, DemoFailed, Options, home
-from bench.demo.queries import Comparison, compare, spark_query_runners, warm_up
+from bench.demo.options import NOTE, DemoFailed, Options, provide_home
+from bench.demo.queries import Comparison, build_spark_runners, compare, warm_up
 from bench.demo.report import write_report
 from bench.demo.screen import show
-from bench.ssb.bounds import data_paths, files_with_rows
+from bench.ssb.bounds import count_files_with_rows, list_data_paths
 from bench.ssb.generate import generate
 from bench.ssb.queries import Oracle
 from bench.ssb.spark import FACT
@@ -69,14 +69,14 @@ def run(options: Options, console: Console) -> list[Comparison]:
         DemoFailed: An answer is wrong.
     """
     columns = TextColumn("{task.description:<48}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with home(options) as folder, Progress(*columns, console=console) as progress:
+    with provide_home(options) as folder, Progress(*columns, console=console) as progress:
         steps = progress.add_task("Seamark and Spark start", total=2)
         with ThreadPoolExecutor(1) as meanwhile, Seamark(folder / "server", port=options.port, env=SERVER) as server:
             generated = meanwhile.submit(_generate, options, progress)
-            future = meanwhile.submit(lambda: _answers(generated.result()))  # Runs while Spark starts.
+            future = meanwhile.submit(lambda: _compute_answers(generated.result()))  # Runs while Spark starts.
             progress.advance(steps)
             with (
-                lake.session(server.base_url, folder) as spark,
+                lake.open_demo_session(server.base_url, folder) as spark,
                 contextlib.closing(IndexClient(server.base_url)) as client,
             ):
                 progress.advance(steps)
@@ -85,14 +85,16 @@ def run(options: Options, console: Console) -> list[Comparison]:
                 lake.define_indexes(client, lake.WRITTEN)  # The server indexes while Spark clusters.
                 lake.cluster_facts(spark, client, options, progress)
                 lake.define_indexes(client, lake.CLUSTERED)
-                asks, oracle = spark_query_runners(spark), future.result()
+                asks, oracle = build_spark_runners(spark), future.result()
                 warm_up("Spark", asks, oracle, progress, repeats=SPARK_WARM_UPS)  # The server indexes meanwhile.
                 lake.wait_for_indexes(client, progress)
-                written_paths, clustered_paths = (data_paths(client, table) for table in (lake.WRITTEN, lake.CLUSTERED))
-                bounds = _bounds(clustered_paths, data, progress)
+                written_paths, clustered_paths = (
+                    list_data_paths(client, table) for table in (lake.WRITTEN, lake.CLUSTERED)
+                )
+                bounds = _compute_bounds(clustered_paths, data, progress)
                 comparisons = [compare("Spark", asks, oracle, bounds, progress, rounds=options.rounds)]
             if options.trino and trino.is_installed():
-                comparisons.append(_in_trino(server, folder, oracle, bounds, progress))
+                comparisons.append(_run_in_trino(server, folder, oracle, bounds, progress))
             oracle.close()
             page = write_report(comparisons, written_paths, clustered_paths, data, options.scale)
             options.report.parent.mkdir(parents=True, exist_ok=True)
@@ -107,20 +109,20 @@ def run(options: Options, console: Console) -> list[Comparison]:
     return comparisons
 
 
-def _answers(data: Path) -> Oracle:
+def _compute_answers(data: Path) -> Oracle:
     oracle = Oracle(data)
     oracle.prepare()
     return oracle
 
 
-def _bounds(clustered_paths: Sequence[str], data: Path, progress: Progress) -> dict[str, int]:
+def _compute_bounds(clustered_paths: Sequence[str], data: Path, progress: Progress) -> dict[str, int]:
     task = progress.add_task("DuckDB finds the files that hold rows of answers", total=1)
-    bounds = files_with_rows(clustered_paths, data)
+    bounds = count_files_with_rows(clustered_paths, data)
     progress.update(task, completed=1)
     return bounds
 
 
-def _in_trino(
+def _run_in_trino(
     server: Seamark, folder: Path, oracle: Oracle, bounds: Mapping[str, int], progress: Progress
 ) -> Comparison:
     """Run the queries in Trino, after Spark has ended: two cores are not enough for both."""
@@ -153,10 +155,10 @@ def _keep(server: Seamark, folder: Path, console: Console) -> None:
         webbrowser.open(f"{server.base_url}/#/table/{'/'.join(lake.CLUSTERED)}/layout")
     jars = iceberg_jars(CACHE / "jars")
     for engine, language, text in (
-        ("Spark", "bash", connect.spark(server.base_url, jars, table)),
-        ("PyIceberg", "python", connect.pyiceberg(server.base_url, table)),
-        ("Trino, on this machine", "properties", connect.trino(server.base_url, table)),
-        ("DuckDB", "sql", connect.duckdb(server.base_url, table)),
+        ("Spark", "bash", connect.format_spark(server.base_url, jars, table)),
+        ("PyIceberg", "python", connect.format_pyiceberg(server.base_url, table)),
+        ("Trino, on this machine", "properties", connect.format_trino(server.base_url, table)),
+        ("DuckDB", "sql", connect.format_duckdb(server.base_url, table)),
     ):
         console.rule(engine, align="left")
         console.print(Syntax(text, language, background_color="default"), soft_wrap=True)

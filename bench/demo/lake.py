@@ -26,7 +26,7 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.spark.frames.clustering import cluster
 from seamark.connector.spark.session import iceberg_jars, open_session, session_conf
 from seamark.connector.write.clustering import JoinedTable
-from tests.services.java import local_files
+from tests.services.java import configure_local_files
 from tests.services.process import CACHE, ServiceFailed
 
 NAMESPACE = "ssb"
@@ -47,7 +47,7 @@ STALLED_S_MAX = 300.0
 
 
 @contextlib.contextmanager
-def session(uri: str, folder: Path) -> Iterator[SparkSession]:
+def open_demo_session(uri: str, folder: Path) -> Iterator[SparkSession]:
     """Start Spark with the server at `uri` as its catalog and `ssb` as its namespace.
 
     The JVM writes its messages to spark.log.
@@ -60,8 +60,8 @@ def session(uri: str, folder: Path) -> Iterator[SparkSession]:
         "spark.sql.warehouse.dir": str(folder / "spark-warehouse"),
     }
     with contextlib.suppress(ServiceFailed):  # A Java runtime without a compiler writes files more slowly.
-        conf |= local_files()
-    with _stderr_into(folder / "spark.log"):
+        conf |= configure_local_files()
+    with _redirect_stderr(folder / "spark.log"):
         spark = open_session("seamark-demo", conf)
     try:
         for namespace, _ in (WRITTEN, CLUSTERED):
@@ -73,7 +73,7 @@ def session(uri: str, folder: Path) -> Iterator[SparkSession]:
 
 
 @contextlib.contextmanager
-def _stderr_into(path: Path) -> Iterator[None]:
+def _redirect_stderr(path: Path) -> Iterator[None]:
     """Make processes that start inside the block inherit `path` as their standard error."""
     sys.stderr.flush()
     saved = os.dup(2)
@@ -121,12 +121,12 @@ def wait_for_indexes(client: IndexClient, progress: Progress) -> None:
     task = progress.add_task(f"the server builds {len(indexes)} bitmap indexes", total=None)
     maximum, until = 0, time.monotonic() + STALLED_S_MAX
     while time.monotonic() < until:
-        built = [client.index(table, name) for table, name in indexes]
-        indexed_files = sum(item.files for item in built)
-        progress.update(task, completed=indexed_files, total=sum(item.files_total for item in built))
+        summaries = [client.index(table, name) for table, name in indexes]
+        indexed_files = sum(item.files for item in summaries)
+        progress.update(task, completed=indexed_files, total=sum(item.files_total for item in summaries))
         if indexed_files > maximum:
             maximum, until = indexed_files, time.monotonic() + STALLED_S_MAX
-        if all(item.files == item.files_total for item in built):
+        if all(item.files == item.files_total for item in summaries):
             return
         time.sleep(0.5)
     raise DemoFailed(f"The server has indexed no file for {STALLED_S_MAX:g} s")

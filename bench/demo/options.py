@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.services.process import REPO, free_port, is_http_ok, port_answers
+from tests.services.process import REPO, free_port, is_http_ok, is_port_open
 
 KEPT_PORT = 8181
 NOTE = "kept.json"
@@ -59,11 +59,11 @@ class Options:
 
     @property
     def port(self) -> int:
-        return KEPT_PORT if self.keep and not port_answers(KEPT_PORT) else free_port()
+        return KEPT_PORT if self.keep and not is_port_open(KEPT_PORT) else free_port()
 
 
 @contextlib.contextmanager
-def home(options: Options) -> Iterator[Path]:
+def provide_home(options: Options) -> Iterator[Path]:
     """Provide the server's folder: `options.home`, emptied, if the folder is kept; otherwise a temporary folder."""
     if not options.keep:
         with tempfile.TemporaryDirectory(prefix="seamark-demo-") as folder:

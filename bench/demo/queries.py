@@ -56,7 +56,7 @@ class Query:
     def size_bytes(self, column: str) -> int:
         return max(answer.size_bytes for answer in self.answers[column])
 
-    def seconds(self, column: str) -> float:
+    def compute_median_s(self, column: str) -> float:
         """Return the median seconds of all rounds."""
         return statistics.median(answer.seconds for answer in self.answers[column])
 
@@ -71,21 +71,21 @@ class Comparison:
     def total(self, measure: Callable[[Query], float]) -> float:
         return sum(measure(query) for query in self.queries)
 
-    def mean(self, measure: Callable[[Query], float]) -> float:
+    def compute_mean(self, measure: Callable[[Query], float]) -> float:
         """Return the geometric mean."""
         return exp(statistics.fmean(log(measure(query)) for query in self.queries))
 
-    def fewer_files(self, column: str) -> float:
+    def compare_files(self, column: str) -> float:
         """Return how many times fewer files than Iceberg opens, in the geometric mean.
 
         No file counts as one.
         """
-        return self.mean(lambda query: query.files(ICEBERG) / max(1, query.files(column)))
+        return self.compute_mean(lambda query: query.files(ICEBERG) / max(1, query.files(column)))
 
-    def sooner(self, column: str) -> float:
-        return self.mean(lambda query: query.seconds(ICEBERG) / query.seconds(column))
+    def compare_seconds(self, column: str) -> float:
+        return self.compute_mean(lambda query: query.compute_median_s(ICEBERG) / query.compute_median_s(column))
 
-    def worst_ratio_to_bound(self) -> float:
+    def find_worst_ratio(self) -> float:
         """Return the worst ratio of files opened in Seamark's layout to files that hold a row."""
         return max(max(1, query.files(CLUSTERED)) / max(1, query.bound) for query in self.queries)
 
@@ -94,12 +94,12 @@ FLIGHTS = tuple(name for name in QUERIES if name.endswith(".1"))
 """The first query of each group of queries that join the same tables."""
 
 
-def on_clustered(text: str) -> str:
+def rewrite_for_clustered(text: str) -> str:
     """Return the query over the facts in Seamark's layout."""
     return _FACT_NAME.sub(".".join(lake.CLUSTERED), text)
 
 
-def spark_query_runners(spark: SparkSession) -> dict[str, RunQuery]:
+def build_spark_runners(spark: SparkSession) -> dict[str, RunQuery]:
     """Return the functions that run a query in Spark, by the column of the demo."""
 
     def measure_query(run: Callable[[str], DataFrame]) -> RunQuery:
@@ -113,7 +113,7 @@ def spark_query_runners(spark: SparkSession) -> dict[str, RunQuery]:
     return {
         ICEBERG: measure_query(spark.sql),
         UNTOUCHED: measure_query(lambda text: seamark_sql(spark, text)),
-        CLUSTERED: measure_query(lambda text: seamark_sql(spark, on_clustered(text))),
+        CLUSTERED: measure_query(lambda text: seamark_sql(spark, rewrite_for_clustered(text))),
     }
 
 
@@ -134,7 +134,7 @@ def _run_and_check(
     engine: str, asks: Mapping[str, RunQuery], oracle: Oracle, name: str, column: str
 ) -> QueryMeasurement:
     rows, measurement = asks[column](QUERIES[name])
-    if difference := oracle.difference(QUERIES[name], rows):
+    if difference := oracle.describe_difference(QUERIES[name], rows):
         raise DemoFailed(f"{name} in {engine}, {column}, has a wrong answer: {difference}")
     return measurement
 

@@ -12,7 +12,7 @@ from contextlib import closing
 from pathlib import Path
 
 from bench.demo.queries import CLUSTERED, COLUMNS, ICEBERG, UNTOUCHED, Comparison
-from bench.demo.screen import BOUND, LAYOUT_TITLES, MIB, sentence
+from bench.demo.screen import BOUND, LAYOUT_TITLES, MIB, format_sentence
 from bench.ssb.bounds import open_facts
 
 ATTRIBUTES = {
@@ -40,7 +40,7 @@ svg text { fill: var(--text); font: 12px system-ui, sans-serif; }
 Bars = list[tuple[float, float]]
 
 
-def ranges(paths: Sequence[str], data: Path) -> dict[str, Bars]:
+def read_ranges(paths: Sequence[str], data: Path) -> dict[str, Bars]:
     """Return the range of each file for each attribute, in ranks between 0 and 1, sorted by the smallest rank."""
     results = {}
     with closing(open_facts(paths, data)) as db:
@@ -66,11 +66,11 @@ def write_report(
     Args:
         written, clustered: Paths of the facts' files.
     """
-    before, after = ranges(written_paths, data), ranges(clustered_paths, data)
+    before, after = read_ranges(written_paths, data), read_ranges(clustered_paths, data)
     pictures = "".join(
         '<div class="pair">'
-        + _layout(name, "as written", before[name], _COLOURS[ICEBERG])
-        + _layout(name, "in Seamark's layout", after[name], _COLOURS[CLUSTERED])
+        + _format_layout(name, "as written", before[name], _COLOURS[ICEBERG])
+        + _format_layout(name, "in Seamark's layout", after[name], _COLOURS[CLUSTERED])
         + "</div>"
         for name in ATTRIBUTES
     )
@@ -78,7 +78,7 @@ def write_report(
         '<!doctype html><html lang="en"><meta charset="utf-8"><title>Seamark demo</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<style>{_STYLE}</style><body><h1>Star Schema Benchmark, scale {scale:g}</h1>"
-        f"{''.join(map(_engine, comparisons))}"
+        f"{''.join(map(_format_engine, comparisons))}"
         "<h2>Why: what each file holds</h2><p>Each bar is a data file, from its smallest to its largest value. A query "
         "for one value opens the files whose bars cross that value, at most. As written, the files are ordered by date "
         "alone.</p>"
@@ -86,14 +86,14 @@ def write_report(
     )
 
 
-def _engine(comparison: Comparison) -> str:
+def _format_engine(comparison: Comparison) -> str:
     return (
-        f"<h2>Files opened in {comparison.engine}</h2><p>{html.escape(sentence(comparison))}</p>"
-        f"{_bars(comparison)}{_table(comparison)}"
+        f"<h2>Files opened in {comparison.engine}</h2><p>{html.escape(format_sentence(comparison))}</p>"
+        f"{_format_bars(comparison)}{_format_table(comparison)}"
     )
 
 
-def _bars(comparison: Comparison) -> str:
+def _format_bars(comparison: Comparison) -> str:
     names = (*COLUMNS, BOUND)
     row, left_margin = 16, 60
     height = len(comparison.queries) * (row * len(names) + 12)
@@ -115,10 +115,10 @@ def _bars(comparison: Comparison) -> str:
         f'<span style="color:{_COLOURS[name]}">■</span> {html.escape(LAYOUT_TITLES.get(name, name))}' for name in names
     )
     label = "Files opened by each query"
-    return f"<p>{legend}</p>" + _svg(1040, height, label, parts)
+    return f"<p>{legend}</p>" + _format_svg(1040, height, label, parts)
 
 
-def _table(comparison: Comparison) -> str:
+def _format_table(comparison: Comparison) -> str:
     heads = [f"{what}, {html.escape(LAYOUT_TITLES[column])}" for what in ("files", "MiB", "s") for column in COLUMNS]
     heads.insert(3, "bound")
     rows = "".join(
@@ -126,14 +126,14 @@ def _table(comparison: Comparison) -> str:
         + "".join(f"<td>{query.files(column):,}</td>" for column in COLUMNS)
         + f"<td>{query.bound:,}</td>"
         + "".join(f"<td>{query.size_bytes(column) / MIB:,.1f}</td>" for column in COLUMNS)
-        + "".join(f"<td>{query.seconds(column):.2f}</td>" for column in COLUMNS)
+        + "".join(f"<td>{query.compute_median_s(column):.2f}</td>" for column in COLUMNS)
         + "</tr>"
         for query in comparison.queries
     )
     return f"<table><tr><th>query</th>{''.join(f'<th>{head}</th>' for head in heads)}</tr>{rows}</table>"
 
 
-def _layout(attribute: str, layout: str, bars: Sequence[tuple[float, float]], colour: str) -> str:
+def _format_layout(attribute: str, layout: str, bars: Sequence[tuple[float, float]], colour: str) -> str:
     step = WIDTH / max(1, len(bars))
     parts = [
         f'<rect x="{at * step:.2f}" y="{(1 - high) * HEIGHT:.1f}" width="{max(0.6, step * 0.85):.2f}" '
@@ -142,10 +142,12 @@ def _layout(attribute: str, layout: str, bars: Sequence[tuple[float, float]], co
     ]
     width = sum(high - low for low, high in bars) / max(1, len(bars))
     caption = f"{attribute}, {layout}: a file covers {width:.0%} of the values on average"
-    return f"<figure>{_svg(WIDTH, HEIGHT, caption, parts)}<figcaption>{html.escape(caption)}</figcaption></figure>"
+    return (
+        f"<figure>{_format_svg(WIDTH, HEIGHT, caption, parts)}<figcaption>{html.escape(caption)}</figcaption></figure>"
+    )
 
 
-def _svg(width: int, height: int, label: str, parts: Iterable[str]) -> str:
+def _format_svg(width: int, height: int, label: str, parts: Iterable[str]) -> str:
     return (
         f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{html.escape(label)}" '
         f'xmlns="http://www.w3.org/2000/svg">{"".join(parts)}</svg>'

@@ -30,19 +30,19 @@ def show(comparisons: Sequence[Comparison], scale: float, console: Console) -> N
     for column in COLUMNS:
         console.print(f"  {HEADS[column]:<7}  {LAYOUT_TITLES[column]}", highlight=False)
     console.print(f"  bound    {BOUND}", highlight=False)
-    table = result_table(first)
+    table = build_result_table(first)
     # Figures of a large scale are wider than the terminal, which then wraps their lines; a cut figure would mislead.
     table.width = console.measure(table, options=console.options.update(max_width=_LINE_MAX)).maximum
     console.print(table, soft_wrap=True)
     _show_bars(first, console)
-    console.print(f"\n{sentence(first)}", highlight=False)
+    console.print(f"\n{format_sentence(first)}", highlight=False)
     for comparison in other_queries:
         console.print(f"\nThe same 13 queries in {comparison.engine}: files, MiB and seconds of all")
-        console.print(totals_table(comparison))
-        console.print(sentence(comparison), highlight=False)
+        console.print(build_totals_table(comparison))
+        console.print(format_sentence(comparison), highlight=False)
 
 
-def totals_table(comparison: Comparison) -> Table:
+def build_totals_table(comparison: Comparison) -> Table:
     """Return a table with the totals of all queries, one row for each way to run them."""
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column(comparison.engine, no_wrap=True)
@@ -54,12 +54,12 @@ def totals_table(comparison: Comparison) -> Table:
             LAYOUT_TITLES[column],
             f"{total(lambda query, of=column: query.files(of)):,.0f}",
             f"{total(lambda query, of=column: query.size_bytes(of)) / MIB:,.0f}",
-            f"{total(lambda query, of=column: query.seconds(of)):.1f}",
+            f"{total(lambda query, of=column: query.compute_median_s(of)):.1f}",
         )
     return table
 
 
-def result_table(comparison: Comparison) -> Table:
+def build_result_table(comparison: Comparison) -> Table:
     """Return a row for each query: files opened, megabytes and seconds, each in three columns; it fits into 80
     characters.
     """
@@ -77,19 +77,19 @@ def result_table(comparison: Comparison) -> Table:
     for column in COLUMNS:
         add("MiB", HEADS[column], f"{total(lambda query, of=column: query.size_bytes(of)) / MIB:,.0f}")
     for column in COLUMNS:
-        add("s", HEADS[column], f"{total(lambda query, of=column: query.seconds(of)):.1f}")
+        add("s", HEADS[column], f"{total(lambda query, of=column: query.compute_median_s(of)):.1f}")
     for query in comparison.queries:
-        table.add_row(*_cells(query))
+        table.add_row(*_format_cells(query))
     return table
 
 
-def _cells(query: Query) -> list[str]:
+def _format_cells(query: Query) -> list[str]:
     return [
         query.name,
         *(f"{query.files(column):,}" for column in COLUMNS),
         f"{query.bound:,}",
         *(f"{query.size_bytes(column) / MIB:,.1f}" for column in COLUMNS),
-        *(f"{query.seconds(column):.2f}" for column in COLUMNS),
+        *(f"{query.compute_median_s(column):.2f}" for column in COLUMNS),
     ]
 
 
@@ -100,12 +100,12 @@ def _show_bars(comparison: Comparison, console: Console) -> None:
     print_bars([(name, count, f"{count:>7,.0f}") for name, count in counts.items()], console)
 
 
-def sentence(comparison: Comparison) -> str:
+def format_sentence(comparison: Comparison) -> str:
     """Return one sentence that states the result of the demo with its figures."""
     return (
-        f"The same data, the same {comparison.engine}, the same answers: {comparison.fewer_files(UNTOUCHED):.1f}× "
-        f"fewer files with the files as written, {comparison.fewer_files(CLUSTERED):.1f}× fewer and "
-        f"{comparison.sooner(CLUSTERED):.1f}× sooner with Seamark's layout (geometric means), at most "
-        f"{comparison.worst_ratio_to_bound():.2f}× the files that hold a row of the answer. "
+        f"The same data, the same {comparison.engine}, the same answers: {comparison.compare_files(UNTOUCHED):.1f}× "
+        f"fewer files with the files as written, {comparison.compare_files(CLUSTERED):.1f}× fewer and "
+        f"{comparison.compare_seconds(CLUSTERED):.1f}× sooner with Seamark's layout (geometric means), at most "
+        f"{comparison.find_worst_ratio():.2f}× the files that hold a row of the answer. "
         "DuckDB confirmed every answer."
     )

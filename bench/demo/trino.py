@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from bench.demo import lake
-from bench.demo.queries import CLUSTERED, ICEBERG, UNTOUCHED, QueryMeasurement, RunQuery, on_clustered
+from bench.demo.queries import CLUSTERED, ICEBERG, UNTOUCHED, QueryMeasurement, RunQuery, rewrite_for_clustered
 from bench.trino.asking import Client
 from seamark.commands.installation.java import java_25_home
 from tests.services.trino import JARS, trino_server
-from tests.services.trino_proxy import trino_proxy
+from tests.services.trino_proxy import run_trino_proxy
 
 BUDGET_MS = "2000"
 """The time limit for the plans of a statement: the joins of the benchmark run for the first time on a busy machine."""
@@ -33,18 +33,18 @@ def open_query_runners(folder: Path, uri: str) -> Iterator[Mapping[str, RunQuery
     with contextlib.ExitStack() as stack:
         trino = stack.enter_context(trino_server(folder / "trino", uri=uri, jvm=()))
         flags = ("--trino", trino.base_url, "--budget-ms", BUDGET_MS)
-        proxy = stack.enter_context(trino_proxy(folder / "proxy", *flags, seamark=uri))
+        proxy = stack.enter_context(run_trino_proxy(folder / "proxy", *flags, seamark=uri))
         direct, planned_answer = (
             stack.enter_context(contextlib.closing(Client(url, trino.base_url))) for url in (trino.base_url, proxy.url)
         )
         yield {
-            ICEBERG: _query_runner(direct),
-            UNTOUCHED: _query_runner(planned_answer),
-            CLUSTERED: lambda text: _query_runner(planned_answer)(on_clustered(text)),
+            ICEBERG: _build_query_runner(direct),
+            UNTOUCHED: _build_query_runner(planned_answer),
+            CLUSTERED: lambda text: _build_query_runner(planned_answer)(rewrite_for_clustered(text)),
         }
 
 
-def _query_runner(client: Client) -> RunQuery:
+def _build_query_runner(client: Client) -> RunQuery:
     def ask(text: str) -> tuple[list[tuple[object, ...]], QueryMeasurement]:
         answer = client.ask(text, lake.NAMESPACE)
         return answer.rows, QueryMeasurement(answer.splits, round(answer.kilobytes * 1000), answer.wall_ms / 1000)

@@ -60,7 +60,7 @@ class Shares:
     moved_by_leave: float
 
 
-def shares(fleet: Fleet, keys: int) -> Shares:
+def compute_shares(fleet: Fleet, keys: int) -> Shares:
     names = [f"10.0.{number // 250}.{number % 250}:8183" for number in range(fleet.replicas + 1)]
     rng = random.Random(SEED)
     folder = "s3://lake/w/t{}/metadata/{:032x}-m0.avro"
@@ -111,7 +111,7 @@ class HitRates:
     new_reads_without_peers: float
 
 
-def hit_rates(fleet: Fleet, settings: Settings, *, scale: int, requests: int) -> HitRates:
+def simulate_hit_rates(fleet: Fleet, settings: Settings, *, scale: int, requests: int) -> HitRates:
     """Simulate the tiers with tables, files and budgets at 1/`scale` of their size, and return the hit rates.
 
     The simulation has a tenth of the replicas. For the peer tier, each has a budget that is ten times as
@@ -121,7 +121,7 @@ def hit_rates(fleet: Fleet, settings: Settings, *, scale: int, requests: int) ->
     replicas, tables = fleet.replicas // 10, fleet.tables // scale
     weights = [1 / (rank + 1) for rank in range(tables)]
     popularity = list(accumulate(weights))
-    sizes = _table_files(rng, tables, fleet.files // scale)
+    sizes = _draw_table_sizes(rng, tables, fleet.files // scale)
     own_caches = [Lru(settings.plan_disk_bytes / scale) for _ in range(replicas)]
     shared = Lru(settings.peer_disk_bytes * fleet.replicas / scale)
     counts: Counter[str] = Counter()
@@ -158,27 +158,27 @@ def hit_rates(fleet: Fleet, settings: Settings, *, scale: int, requests: int) ->
     )
 
 
-def _table_files(rng: random.Random, tables: int, files: int) -> Sequence[int]:
+def _draw_table_sizes(rng: random.Random, tables: int, files: int) -> Sequence[int]:
     """Return the sizes of tables, log-normal as in warehouses: most are small, and few have most of the files."""
     lognormvariates = [rng.lognormvariate(0, 2.0) for _ in range(tables)]
     rows_per_file = files / sum(lognormvariates)
     return [max(1, round(size * rows_per_file)) for size in lognormvariates]
 
 
-def figures() -> str:
+def format_figures() -> str:
     """Return the table of figures for the documentation page."""
     fleet, settings = Fleet(), Settings()
-    ring, rates = shares(fleet, keys=20_000), hit_rates(fleet, settings, scale=100, requests=60_000)
+    ring, rates = compute_shares(fleet, keys=20_000), simulate_hit_rates(fleet, settings, scale=100, requests=60_000)
     missed = rates.peers + rates.storage
     raw, blocks = fleet.files * fleet.manifest_bytes_each, fleet.files * fleet.block_bytes_each
     plans_s = fleet.plans_each_s * fleet.replicas
     renewals_s = fleet.replicas / (settings.peer_lease_s / 3)
     rows = [
         ("manifests, of 1,000 files each", f"{fleet.manifests:,}"),
-        ("manifests as files, 407 bytes a file", _size(raw)),
-        ("share of a replica", _size(raw / fleet.replicas)),
-        ("default budget of a replica for it (`peer_disk_bytes`)", _size(settings.peer_disk_bytes)),
-        ("decoded manifests, 444 bytes a file", _size(blocks)),
+        ("manifests as files, 407 bytes a file", _format_size(raw)),
+        ("share of a replica", _format_size(raw / fleet.replicas)),
+        ("default budget of a replica for it (`peer_disk_bytes`)", _format_size(settings.peer_disk_bytes)),
+        ("decoded manifests, 444 bytes a file", _format_size(blocks)),
         ("part of them in the budget of one replica (`plan_disk_bytes`)", f"{settings.plan_disk_bytes / blocks:.1%}"),
         ("files that one of 100 replicas owns", f"{ring.least:.2f} to {ring.most:.2f} of the mean"),
         ("files that move when a replica joins", f"{ring.moved_by_join:.2%}, ideal {1 / (fleet.replicas + 1):.2%}"),
@@ -197,7 +197,7 @@ def figures() -> str:
     return "\n".join(["| figure | value |", "|---|--:|", *(f"| {name} | {value} |" for name, value in rows)])
 
 
-def _size(count: float) -> str:
+def _format_size(count: float) -> str:
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if count < 1024 or unit == "TiB":
             return f"{count:,.0f} {unit}" if count >= 10 else f"{count:.1f} {unit}"
@@ -205,7 +205,7 @@ def _size(count: float) -> str:
     raise AssertionError
 
 
-def replaced_figures(page: str, text: str) -> str:
+def replace_figures(page: str, text: str) -> str:
     """Return `page` with `text` between its two marks.
 
     Raises:
@@ -221,9 +221,9 @@ def replaced_figures(page: str, text: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="write the figures into the documentation page")
-    text = figures()
+    text = format_figures()
     if parser.parse_args().write:
-        PAGE.write_text(replaced_figures(PAGE.read_text(), text))
+        PAGE.write_text(replace_figures(PAGE.read_text(), text))
     print(text)
 
 

@@ -28,14 +28,14 @@ import pyarrow.parquet as pq
 from pyiceberg.catalog.rest import RestCatalog
 from pyspark.sql import SparkSession
 
-from bench.gateway import delay_store
+from bench.gateway import run_delaying_store
 from bench.report import OURS, Report, Row
 from bench.ssb.generate import TABLES, generate, get_table_path
 from bench.ssb.queries import QUERIES, Oracle
 from bench.ssb.spark import FACT
 from bench.trino.asking import Client
 from tests.services.process import CACHE, free_port
-from tests.services.s3 import S3, s3_server
+from tests.services.s3 import S3, run_s3
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog, spark_session
 from tests.services.trino import trino_server
@@ -69,12 +69,12 @@ class ServersOnSlowStore:
 
 
 @contextmanager
-def lake(folder: Path, scale: float, files: int) -> Iterator[ServersOnSlowStore]:
+def open_lake(folder: Path, scale: float, files: int) -> Iterator[ServersOnSlowStore]:
     with ExitStack() as stack:
-        near = stack.enter_context(s3_server(folder, keep_alive=True))
-        slow_servers = replace(near, endpoint=stack.enter_context(delay_store(near.endpoint, 1)))
+        near = stack.enter_context(run_s3(folder, keep_alive=True))
+        slow_servers = replace(near, endpoint=stack.enter_context(run_delaying_store(near.endpoint, 1)))
         warehouse, port = f"s3://{near.create_bucket()}/wh", free_port()
-        env = {**slow_servers.seamark_env(), "SEAMARK_LOG_LEVEL": "warning"}
+        env = {**slow_servers.build_seamark_env(), "SEAMARK_LOG_LEVEL": "warning"}
         document = {"SEAMARK_GATEWAY_PORT": str(port), "SEAMARK_S3_CLIENT_ACCESS": "gateway"}
         direct = stack.enter_context(Seamark(folder / "direct", warehouse=warehouse, env=env))
         gateway = stack.enter_context(Seamark(folder / "gateway", warehouse=warehouse, env=env | document))
@@ -85,7 +85,7 @@ def lake(folder: Path, scale: float, files: int) -> Iterator[ServersOnSlowStore]
 
 def _write(data: Path, near: S3, direct: Seamark, gateway: Seamark, namespace: str, files: int) -> None:
     """Create the tables through the direct server, without the delay, and register them with the other server."""
-    with closing(RestCatalog("near", uri=direct.base_url, **near.client_properties(), **_FSSPEC)) as catalog:
+    with closing(RestCatalog("near", uri=direct.base_url, **near.build_client_properties(), **_FSSPEC)) as catalog:
         catalog.create_namespace(namespace)
         registered = RestCatalog("gateway", uri=gateway.base_url)
         registered.create_namespace(namespace)
@@ -121,22 +121,22 @@ def compare(report: Report, engine: str, ways: Mapping[str, Ask], oracle: Oracle
                 begun = time.perf_counter()
                 answer = ask(sql, LAKE)
                 times[way][number].append(time.perf_counter() - begun)
-                difference = oracle.difference(sql, answer)
+                difference = oracle.describe_difference(sql, answer)
                 if difference:
                     raise AnswersDiffer(f"{engine}, {way}, {name}: {difference}")
 
-    def row(measure: str, value: Callable[[list[list[float]]], float]) -> None:
+    def add_row(measure: str, value: Callable[[list[list[float]]], float]) -> None:
         values = {way: value(of) for way, of in times.items()}
         report.rows.append(Row(f"{engine}: {len(QUERIES)} queries", measure, "s", values, peer=DIRECT))
 
-    row("first round", lambda of: sum(of[0]))
-    row("later rounds, median", lambda of: statistics.median(map(sum, of[1:])))
+    add_row("first round", lambda of: sum(of[0]))
+    add_row("later rounds, median", lambda of: statistics.median(map(sum, of[1:])))
     for number, name in enumerate(QUERIES):
         values = {way: statistics.median(of[number] for of in time[1:]) for way, time in times.items()}
         report.rows.append(Row(f"{engine}: {name}", "later rounds, median", "s", values, peer=DIRECT))
 
 
-def trino(report: Report, folder: Path, slow_servers: ServersOnSlowStore, oracle: Oracle, rounds: int) -> None:
+def run_trino(report: Report, folder: Path, slow_servers: ServersOnSlowStore, oracle: Oracle, rounds: int) -> None:
     at_gateway = replace(
         slow_servers.store, endpoint=slow_servers.gateway_url, access_key="unused", secret_key="unused"
     )
@@ -156,22 +156,22 @@ def trino(report: Report, folder: Path, slow_servers: ServersOnSlowStore, oracle
         compare(report, "Trino", ways, oracle, rounds)
 
 
-def spark(report: Report, folder: Path, slow_servers: ServersOnSlowStore, oracle: Oracle, rounds: int) -> None:
+def run_spark(report: Report, folder: Path, slow_servers: ServersOnSlowStore, oracle: Oracle, rounds: int) -> None:
     s3_io = {"io-impl": "org.apache.iceberg.aws.s3.S3FileIO", "client.region": slow_servers.store.region}
     with spark_session(folder / "spark", _SPARK) as session:
         ways = {
-            OURS: _spark_ask(session, new_catalog(session, slow_servers.gateway.base_url, extra=s3_io)),
-            DIRECT: _spark_ask(
+            OURS: _build_spark_ask(session, new_catalog(session, slow_servers.gateway.base_url, extra=s3_io)),
+            DIRECT: _build_spark_ask(
                 session,
                 new_catalog(
-                    session, slow_servers.direct.base_url, extra=s3_io | slow_servers.store.client_properties()
+                    session, slow_servers.direct.base_url, extra=s3_io | slow_servers.store.build_client_properties()
                 ),
             ),
         }
         compare(report, "Spark", ways, oracle, rounds)
 
 
-def _spark_ask(session: SparkSession, catalog: str) -> Ask:
+def _build_spark_ask(session: SparkSession, catalog: str) -> Ask:
     def ask(sql: str, namespace: str) -> Sequence[Any]:
         session.sql(f"USE {catalog}.{namespace}")
         return [tuple(row) for row in session.sql(sql).collect()]
@@ -187,10 +187,10 @@ def main() -> None:
     report = Report("gateway_engines", "What do SSB's queries gain by the objects gateway?", peer="the store itself")
     with tempfile.TemporaryDirectory(prefix="seamark-bench-") as text:
         folder = Path(text)
-        with lake(folder, scale, files) as slow_servers, closing(Oracle(generate(CACHE / "ssb", scale))) as oracle:
+        with open_lake(folder, scale, files) as slow_servers, closing(Oracle(generate(CACHE / "ssb", scale))) as oracle:
             oracle.prepare()
-            trino(report, folder, slow_servers, oracle, rounds)
-            spark(report, folder, slow_servers, oracle, rounds)
+            run_trino(report, folder, slow_servers, oracle, rounds)
+            run_spark(report, folder, slow_servers, oracle, rounds)
     report.notes += [
         f"Scale {scale:g}: {round(6_000_000 * scale):,} facts in {files} files, sorted by date; {rounds} later rounds.",
         "The store is versitygw behind a proxy that delays each request by 15 ms in the median and up to 200 ms.",
@@ -198,7 +198,7 @@ def main() -> None:
     ]
     if not quick:
         report.save()
-    print(report.markdown())
+    print(report.format_markdown())
 
 
 if __name__ == "__main__":

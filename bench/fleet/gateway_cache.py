@@ -32,11 +32,11 @@ from urllib.parse import SplitResult, urlsplit
 
 import psutil
 
-from bench.gateway import OBJECT_BYTES, delay_store
+from bench.gateway import OBJECT_BYTES, run_delaying_store
 from bench.report import Report, Row
 from seamark.formats.runtime.connections import raise_descriptor_limit
 from tests.gateway.rig import Keys, Rig, open_rig
-from tests.services.s3 import S3, s3_server
+from tests.services.s3 import S3, run_s3
 
 CASES = (("64 KiB", 64 << 10, 512 << 10, 1), ("1 MiB", 1 << 20, 1 << 20, 2), ("8 MiB", 8 << 20, 8 << 20, 4))
 """(name, bytes, distance of two ranges, objects).
@@ -54,7 +54,7 @@ SLOW_CASES = (("1 MiB of memory", 1, {}), ("8 MiB of the disk", 8, {"SEAMARK_GAT
 Read = Callable[[int], float]
 
 
-def reader(client: Any, keys: Keys, size: int, name: str) -> Read:
+def build_reader(client: Any, keys: Keys, size: int, name: str) -> Read:
     """Return a function that reads the n-th range of an object on one connection and returns the seconds.
 
     The function fails unless all bytes arrive.
@@ -161,7 +161,7 @@ def measure(
 ) -> None:
     """Measure first reads, and reads of ranges that are in the tier."""
     for seed, case in enumerate(CASES):
-        with pairs_of(rig, near, slow_store, case, seed) as (seamark_ranges, peer_ranges):
+        with open_pairs(rig, near, slow_store, case, seed) as (seamark_ranges, peer_ranges):
             count = min(rounds, len(seamark_ranges) - 1)
             first = compare(seamark_ranges, peer_ranges, count)
             if tier == "memory":
@@ -174,13 +174,13 @@ def measure(
 def measure_first(report: Report, rig: Rig, near: S3, slow_store: S3, rounds: int) -> None:
     """Measure first reads while each connection of the store has the rate of one connection to S3."""
     for seed, case in enumerate(CASES):
-        with pairs_of(rig, near, slow_store, case, seed) as (seamark_ranges, peer_ranges):
+        with open_pairs(rig, near, slow_store, case, seed) as (seamark_ranges, peer_ranges):
             first = compare(seamark_ranges, peer_ranges, min(rounds, len(seamark_ranges) - 1))
             add_rows(report, f"first read, {case[0]}, {S3_RATE / 1e6:.0f} MB/s", *first, 1 / 1.05)
 
 
 @contextmanager
-def pairs_of(
+def open_pairs(
     rig: Rig, near: S3, slow_store: S3, case: tuple[str, int, int, int], seed: int
 ) -> Iterator[tuple[Ranges, Ranges]]:
     """Yield the same ranges of new objects through the gateway and directly, on open connections."""
@@ -190,21 +190,21 @@ def pairs_of(
         closing(keys.client()) as client,
         closing(replace(store_keys, endpoint=slow_store.endpoint).client()) as direct,
     ):
-        seamark_ranges = Ranges([reader(client, keys, size, name) for name in names], size, step, seed)
-        peer_ranges = Ranges([reader(direct, store_keys, size, name) for name in names], size, step, seed)
+        seamark_ranges = Ranges([build_reader(client, keys, size, name) for name in names], size, step, seed)
+        peer_ranges = Ranges([build_reader(direct, store_keys, size, name) for name in names], size, step, seed)
         for item in (seamark_ranges, peer_ranges):
             item.read(len(item) - 1)
         yield seamark_ranges, peer_ranges
 
 
-def sequential(report: Report, rig: Rig, near: S3, slow_store: S3) -> None:
+def measure_sequential_reads(report: Report, rig: Rig, near: S3, slow_store: S3) -> None:
     """Measure reads of a whole object, in requests of 1 MiB one after another."""
     keys, store_keys, names = upload(rig, near, 3)
     durations: dict[str, list[float]] = {"seamark": [], "direct": []}
     for name in names:
         for server, used in (("seamark", keys), ("direct", replace(store_keys, endpoint=slow_store.endpoint))):
             with closing(used.client()) as client:
-                read_range = reader(client, used, MEBIBYTE, name)
+                read_range = build_reader(client, used, MEBIBYTE, name)
                 durations[server].append(sum(read_range(number) for number in range(OBJECT_BYTES // MEBIBYTE)) * 1000)
     values = {server: statistics.median(times) for server, times in durations.items()}
     report.rows.append(Row("64 MiB, one MiB after another, first read", "median", "ms", values, peer="direct"))
@@ -231,7 +231,7 @@ def _serve_file(listener: socket.socket, path: str) -> None:
 
 
 @contextmanager
-def sendfile_server(path: str) -> Iterator[int]:
+def run_sendfile_server(path: str) -> Iterator[int]:
     """Run a process that sends the file by sendfile, and yield its port."""
     listener = socket.create_server(("127.0.0.1", 0))
     child = os.fork()
@@ -261,7 +261,7 @@ def _receive(connection: socket.socket, request: bytes, size: int, buffer: memor
         bytes_left -= received_bytes
 
 
-def throughput(requests: Callable[[int], bytes], port: int, size: int, seconds: float) -> float:
+def measure_throughput(requests: Callable[[int], bytes], port: int, size: int, seconds: float) -> float:
     """Return the bytes per second on one connection."""
     buffer = memoryview(bytearray(2 * MEBIBYTE))
     with socket.create_connection(("127.0.0.1", port)) as connection:
@@ -292,16 +292,16 @@ def compare_throughput(report: Report, rig: Rig, s3: S3, port: int, rounds: int)
         url = _presign(client, keys, names[0])
     for label, size, *_ in CASES[1:]:
 
-        def ours(number: int, size: int = size) -> bytes:
+        def read_ours(number: int, size: int = size) -> bytes:
             return _get(url, number * size % (OBJECT_BYTES // 2), size)
 
-        def theirs(number: int, size: int = size) -> bytes:
+        def read_theirs(number: int, size: int = size) -> bytes:
             return b"%d %d" % (size, number * size % (OBJECT_BYTES // 2))
 
         results: dict[str, list[float]] = {"seamark": [], "direct": []}
         for _ in range(rounds):
-            results["seamark"].append(throughput(ours, urlsplit(rig.gateway).port or 0, size, 1.0))
-            results["direct"].append(throughput(theirs, port, size, 1.0))
+            results["seamark"].append(measure_throughput(read_ours, urlsplit(rig.gateway).port or 0, size, 1.0))
+            results["direct"].append(measure_throughput(read_theirs, port, size, 1.0))
         rates = {server: statistics.median(values) / MEBIBYTE for server, values in results.items()}
         report.rows.append(
             Row(
@@ -329,13 +329,13 @@ def compare_throughput(report: Report, rig: Rig, s3: S3, port: int, rounds: int)
 # Memory
 
 
-def _kernel_bytes() -> int:
+def _read_kernel_bytes() -> int:
     """Return the bytes in the buffers of all TCP connections of this machine."""
     match = re.search(r"^TCP: .* mem ([0-9]+)$", Path("/proc/net/sockstat").read_text(), re.MULTILINE)
     return int(match[1]) * os.sysconf("SC_PAGE_SIZE") if match else 0
 
 
-def concurrent_readers(rig: Rig, keys: Keys, name: str, count: int, size: int) -> tuple[int, int, int, int]:
+def measure_concurrent_readers(rig: Rig, keys: Keys, name: str, count: int, size: int) -> tuple[int, int, int, int]:
     """Measure the memory while `count` connections read a range slowly.
 
     Returns:
@@ -345,7 +345,7 @@ def concurrent_readers(rig: Rig, keys: Keys, name: str, count: int, size: int) -
         url = _presign(client, keys, name)
         client.get_object(Bucket=keys.bucket, Key=keys.prefix + name)["Body"].read()  # Fills the cache.
     process, stop, peak = psutil.Process(rig.seamark.pid), threading.Event(), [0]
-    before, kernel_before = process.memory_info().rss, _kernel_bytes()
+    before, kernel_before = process.memory_info().rss, _read_kernel_bytes()
 
     def watch() -> None:
         while not stop.wait(0.05):
@@ -373,7 +373,7 @@ def concurrent_readers(rig: Rig, keys: Keys, name: str, count: int, size: int) -
             answered_count += status == b"206"
             refused_count += status != b"206"
         time.sleep(1)
-        kernel = _kernel_bytes() - kernel_before
+        kernel = _read_kernel_bytes() - kernel_before
     finally:
         for item in sockets:
             item.close()
@@ -389,18 +389,18 @@ def main() -> None:
     arguments = parser.parse_args()
     report = Report("gateway_cache", "What does the cache of the objects gateway gain?", peer="direct")
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        s3 = stack.enter_context(s3_server(Path(folder), keep_alive=True))
-        slow = stack.enter_context(delay_store(s3.endpoint, 1))
+        s3 = stack.enter_context(run_s3(Path(folder), keep_alive=True))
+        slow = stack.enter_context(run_delaying_store(s3.endpoint, 1))
         slow_store = S3(slow, s3.access_key, s3.secret_key, s3.region, s3.root, s3.process)
         sent_path = Path(folder) / "sent"
         sent_path.write_bytes(os.urandom(OBJECT_BYTES))
-        port = stack.enter_context(sendfile_server(str(sent_path)))
+        port = stack.enter_context(run_sendfile_server(str(sent_path)))
         memory = {"SEAMARK_GATEWAY_CACHE_MEMORY_BYTES": str(1 << 30)}
         with open_rig(Path(folder) / "memory", s3, SEAMARK_S3_ENDPOINT=slow, **memory) as rig:
             measure(report, rig, s3, slow_store, "memory", 50, arguments.rounds, partial(open_sendfile_reader, port))
-            sequential(report, rig, s3, slow_store)
+            measure_sequential_reads(report, rig, s3, slow_store)
             compare_throughput(report, rig, s3, port, 5)
-        limited = stack.enter_context(delay_store(s3.endpoint, 2, rate=S3_RATE))
+        limited = stack.enter_context(run_delaying_store(s3.endpoint, 2, rate=S3_RATE))
         with open_rig(Path(folder) / "limited", s3, SEAMARK_S3_ENDPOINT=limited, **memory) as rig:
             measure_first(report, rig, s3, replace(slow_store, endpoint=limited), arguments.rounds)
         with open_rig(
@@ -412,7 +412,7 @@ def main() -> None:
         for number, (label, size, changes) in enumerate(SLOW_CASES):
             with open_rig(Path(folder) / f"many{number}", s3, **limits, **changes) as rig:
                 keys, _, names = upload(rig, s3, 1)
-                extra_ms, kernel, answered_count, refused_count = concurrent_readers(
+                extra_ms, kernel, answered_count, refused_count = measure_concurrent_readers(
                     rig, keys, names[0], arguments.connections, size * MEBIBYTE
                 )
             report.bounds[f"memory for concurrent range reads, {label}"] = (
@@ -434,7 +434,7 @@ def main() -> None:
         " same bytes from a process that does nothing else: a goal near it or below it is out of reach of any server."
     )
     report.save()
-    print(report.markdown())
+    print(report.format_markdown())
 
 
 if __name__ == "__main__":

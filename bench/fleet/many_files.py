@@ -73,16 +73,16 @@ class ProcessMeasurement:
 
 def measure(table: Table, home: Path, memory_bytes: int) -> ProcessMeasurement:
     """Measure the plans in a separate process."""
-    return asyncio.run(_measure(table, home, memory_bytes))
+    return asyncio.run(_measure_plans(table, home, memory_bytes))
 
 
-async def _measure(table: Table, home: Path, memory_bytes: int) -> ProcessMeasurement:
+async def _measure_plans(table: Table, home: Path, memory_bytes: int) -> ProcessMeasurement:
     async with open_our_planner(home, table, disk=True, memory_bytes=memory_bytes) as seamark_planner:
-        before, private = _resident(), _resident(private=True)
+        before, private = _read_resident_bytes(), _read_resident_bytes(private=True)
         first = await seamark_planner.plan(FILTERS[RANGES[0]].expression(table))
         measurement = ProcessMeasurement(first.ms)
         await _wait_until_settled()
-        measurement.resident["after one plan"] = (_resident() - before) / table.files
+        measurement.resident["after one plan"] = (_read_resident_bytes() - before) / table.files
         for name, expected in FILTERS.items():
             measurement.kept[name] = len((await seamark_planner.scan(expected.expression(table)))[1].entry_ids)
             times = [
@@ -91,13 +91,13 @@ async def _measure(table: Table, home: Path, memory_bytes: int) -> ProcessMeasur
             ]
             measurement.plans_ms[name] = statistics.median(times)
         await _wait_until_settled()
-        measurement.resident["after ten filters"] = (_resident() - before) / table.files
-        measurement.private = (_resident(private=True) - private) / table.files
+        measurement.resident["after ten filters"] = (_read_resident_bytes() - before) / table.files
+        measurement.private = (_read_resident_bytes(private=True) - private) / table.files
         stats = seamark_planner.planner.stats()
         measurement.reported = (stats.live_bytes + stats.added_bytes + stats.lists_bytes) / table.files
         measurement.views = stats.views
-        measurement.commit_ms = await _commits(seamark_planner, table, 0, prepare=False)
-        measurement.prepared_ms = await _commits(seamark_planner, table, COMMITS, prepare=True)
+        measurement.commit_ms = await _measure_commits(seamark_planner, table, 0, prepare=False)
+        measurement.prepared_ms = await _measure_commits(seamark_planner, table, COMMITS, prepare=True)
     return measurement
 
 
@@ -109,7 +109,7 @@ async def _wait_until_settled() -> None:
         await asyncio.sleep(0.5)
 
 
-def _resident(*, private: bool = False) -> int:
+def _read_resident_bytes(*, private: bool = False) -> int:
     """Return the resident memory in bytes; with `private`, without the pages of files."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
@@ -117,7 +117,7 @@ def _resident(*, private: bool = False) -> int:
     return int(memory.rss - (memory.shared if private else 0))
 
 
-async def _commits(seamark_planner: OurPlanner, table: Table, first: int, *, prepare: bool) -> float:
+async def _measure_commits(seamark_planner: OurPlanner, table: Table, first: int, *, prepare: bool) -> float:
     """Return the extra time of a plan after a commit of one manifest.
 
     The result is the median over several commits of the plan's time minus the time of a plan of a known snapshot.
@@ -162,7 +162,7 @@ def _commit_file(table: Table, metadata: TableMetadata, number: int) -> TableMet
     manifest_fields = {**entries[number], "manifest_path": f"file://{path}", "manifest_length": path.stat().st_size}
     manifest_fields |= {"added_files_count": len(rows), "added_snapshot_id": snapshot.snapshot_id + 1}
     list_bytes = io.BytesIO()
-    fastavro.writer(list_bytes, layout.manifest_file_schema(), [manifest_fields, *entries], codec="deflate")
+    fastavro.writer(list_bytes, layout.build_manifest_file_schema(), [manifest_fields, *entries], codec="deflate")
     list_path = folder / f"snap-{uuid.uuid4()}.avro"
     list_path.write_bytes(list_bytes.getvalue())
     document = json.loads(Path(table.metadata_location.removeprefix("file://")).read_text())
@@ -196,20 +196,20 @@ def run(sizes: list[int], folder: Path, manifest_entries: int) -> Report:
 
 
 def _add(report: Report, files: int, ever: ProcessMeasurement, measured: ProcessMeasurement) -> None:
-    def row(measure: str, unit: str, seamark_ms: float, first: float, goal: float | None = None) -> None:
+    def add_row(measure: str, unit: str, seamark_ms: float, first: float, goal: float | None = None) -> None:
         values = {OURS: seamark_ms, "first process": first}
         report.rows.append(Row(f"{files:,} files", measure, unit, values, peer="first process", goal=goal))
 
-    row("first plan", "ms", measured.first_ms, ever.first_ms, GOALS["restart"])
+    add_row("first plan", "ms", measured.first_ms, ever.first_ms, GOALS["restart"])
     for moment in measured.resident:
-        row(f"resident, {moment}", "B/file", measured.resident[moment], ever.resident[moment], GOALS["bytes"])
-    row("resident, without files", "B/file", measured.private, ever.private)
-    row("reported by the planner", "B/file", measured.reported, ever.reported)
+        add_row(f"resident, {moment}", "B/file", measured.resident[moment], ever.resident[moment], GOALS["bytes"])
+    add_row("resident, without files", "B/file", measured.private, ever.private)
+    add_row("reported by the planner", "B/file", measured.reported, ever.reported)
     for name in FILTERS:
         goal = GOALS["ordered"] if name == ORDERED_COLUMN else GOALS["range"] if name in RANGES else None
-        row(f"plan, {name}", "ms", measured.plans_ms[name], ever.plans_ms[name], goal)
-    row("added by a commit, at once", "ms", measured.commit_ms, ever.commit_ms, GOALS["commit"])
-    row("added by a commit, prepared", "ms", measured.prepared_ms, ever.prepared_ms, GOALS["commit"])
+        add_row(f"plan, {name}", "ms", measured.plans_ms[name], ever.plans_ms[name], goal)
+    add_row("added by a commit, at once", "ms", measured.commit_ms, ever.commit_ms, GOALS["commit"])
+    add_row("added by a commit, prepared", "ms", measured.prepared_ms, ever.prepared_ms, GOALS["commit"])
     if not ever.views or not measured.views:
         report.notes.append(f"{files:,} files: the budget of {BUDGET} B/file is too small, the view was evicted.")
     report.notes.append(f"{files:,} files: kept " + ", ".join(f"{name} {n:,}" for name, n in measured.kept.items()))
@@ -225,7 +225,7 @@ def main() -> None:
         report = run(arguments.files, Path(text), arguments.manifest_entries)
     if arguments.save:
         report.save()
-    print(report.markdown())
+    print(report.format_markdown())
 
 
 if __name__ == "__main__":

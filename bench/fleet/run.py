@@ -33,7 +33,7 @@ from tests.peers.fault_proxy import FaultProxy
 from tests.peers.fleet import PLAN, Fleet, open_fleet
 from tests.peers.rig import Node, open_node
 from tests.services.postgres import Postgres, postgres_server
-from tests.services.s3 import S3, s3_server
+from tests.services.s3 import S3, run_s3
 
 MEDIAN_S, TAIL_S, SIGMA = 0.015, 0.2, 0.84
 SIZES = (("16 KiB", 16 << 10), ("256 KiB", 256 << 10), ("4 MiB", 4 << 20))
@@ -41,12 +41,12 @@ FILES, APPENDS = 40, 20
 STORAGE, STEADY = "storage", "steady storage"
 
 
-def heavy_tailed(proxy: FaultProxy, seed: int) -> None:
+def set_heavy_tailed_delay(proxy: FaultProxy, seed: int) -> None:
     rng = random.Random(seed)
     proxy.delay_s = lambda: min(TAIL_S, MEDIAN_S * rng.lognormvariate(0, SIGMA))
 
 
-def percentile(values: Sequence[float], part: float) -> float:
+def compute_percentile(values: Sequence[float], part: float) -> float:
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(len(ordered) * part))]
 
@@ -63,7 +63,7 @@ async def measure_peer(report: Report, fleet: Fleet, database: str, warehouse: s
     rng = random.Random(2)
     async with open_node(folder, "reader", **settings) as node:
         for label, size in SIZES:
-            locations = await _files_of_the_other(node, warehouse, size, rng)
+            locations = await _choose_files_of_other(node, warehouse, size, rng)
             for location in locations:
                 await node.read(location)  # The owner reads the storage.
             before = node.peers.counts()
@@ -72,18 +72,21 @@ async def measure_peer(report: Report, fleet: Fleet, database: str, warehouse: s
                 location = locations[number % len(locations)]
                 pair = [(seamark_ms, node.read), (peer_ms, node.stored.read)]
                 for times, read in pair if number % 2 else pair[::-1]:
-                    times.append(await _seconds(read, location, size))
+                    times.append(await _measure_read_s(read, location, size))
             after = node.peers.counts()
             for name, aggregate in (("median", statistics.median), ("mean", statistics.fmean)):
                 values = {OURS: aggregate(seamark_ms) * 1000, STORAGE: aggregate(peer_ms) * 1000}
                 report.rows.append(Row(f"peer hit, {label}", name, "ms", values, peer=STORAGE))
-            tail = {OURS: percentile(seamark_ms, 0.99) * 1000, STORAGE: percentile(peer_ms, 0.99) * 1000}
+            tail = {
+                OURS: compute_percentile(seamark_ms, 0.99) * 1000,
+                STORAGE: compute_percentile(peer_ms, 0.99) * 1000,
+            }
             report.rows.append(Row(f"peer hit, {label}", "p99", "ms", tail, peer=STORAGE))
             hedged, failed = (after[name] - before[name] for name in ("hedged", "failed"))
             report.notes.append(f"{label}: of {rounds} reads {hedged} were hedged, {failed} failed over.")
 
 
-async def _files_of_the_other(node: Node, warehouse: str, size: int, rng: random.Random) -> list[str]:
+async def _choose_files_of_other(node: Node, warehouse: str, size: int, rng: random.Random) -> list[str]:
     await node.peers.membership.renew()
     locations: list[str] = []
     while len(locations) < FILES:
@@ -94,7 +97,7 @@ async def _files_of_the_other(node: Node, warehouse: str, size: int, rng: random
     return locations
 
 
-async def _seconds(read: Callable[[str], Awaitable[bytes]], location: str, size: int) -> float:
+async def _measure_read_s(read: Callable[[str], Awaitable[bytes]], location: str, size: int) -> float:
     began = time.perf_counter()
     content = await read(location)
     elapsed = time.perf_counter() - began
@@ -102,7 +105,7 @@ async def _seconds(read: Callable[[str], Awaitable[bytes]], location: str, size:
     return elapsed
 
 
-def event_loop_s(pid: int) -> float:
+def read_event_loop_s(pid: int) -> float:
     """Return the CPU seconds of the first thread of a process.
 
     Other programs on the machine do not change this number.
@@ -132,13 +135,13 @@ def measure_planning(report: Report, jittery: Fleet, steady: Fleet, seconds: flo
                 ("plan", "POST", PLAN, plan),
                 ("loadTable", "GET", PLAN.removesuffix("/plan"), None),
             ):
-                busy_before = event_loop_s(pids[name])
+                busy_before = read_event_loop_s(pids[name])
                 began = time.perf_counter()
                 connection.request(method, path, body, {"Content-Type": "application/json"})
                 answer = connection.getresponse()
                 data = answer.read()
                 elapsed = time.perf_counter() - began
-                busy_s = event_loop_s(pids[name]) - busy_before
+                busy_s = read_event_loop_s(pids[name]) - busy_before
                 assert answer.status == 200, data
                 if operation == "plan":
                     assert len(json.loads(data)["file-scan-tasks"]) == APPENDS
@@ -148,15 +151,16 @@ def measure_planning(report: Report, jittery: Fleet, steady: Fleet, seconds: flo
         time.sleep(0.004)
     for operation in ("plan", "loadTable"):
         for measure, part in (("median", 0.5), ("p99", 0.99), ("p99.9", 0.999)):
-            values = {name: percentile(time[operation], part) * 1000 for name, time in times.items()}
+            values = {name: compute_percentile(time[operation], part) * 1000 for name, time in times.items()}
             report.rows.append(Row(f"{operation}, storage with a heavy tail", measure, "ms", values, peer=STEADY))
         ratios = {
-            name: percentile(time[operation], 0.999) / percentile(time[operation], 0.5) for name, time in times.items()
+            name: compute_percentile(time[operation], 0.999) / compute_percentile(time[operation], 0.5)
+            for name, time in times.items()
         }
         case = f"{operation}, storage with a heavy tail"
         report.rows.append(Row(case, "p99.9 / median", "×", ratios, peer=STEADY, goal=3.0))
         ratios = {
-            name: percentile(found[operation], 0.999) / percentile(found[operation], 0.5)
+            name: compute_percentile(found[operation], 0.999) / compute_percentile(found[operation], 0.5)
             for name, found in busy.items()
         }
         report.rows.append(Row(case, "p99.9 / median, CPU of the event loop", "×", ratios, peer=STEADY, goal=3.0))
@@ -207,19 +211,19 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as text, ExitStack() as stack:
         folder = Path(text)
         postgres = stack.enter_context(postgres_server())
-        s3 = stack.enter_context(s3_server(folder))
+        s3 = stack.enter_context(run_s3(folder))
         _run(report, folder, postgres, s3, rounds, seconds)
     report.notes.append(
         "`storage` is versitygw behind the delaying proxy. The owner is another process of this machine."
     )
     if not quick:
         report.save()
-    print(report.markdown())
+    print(report.format_markdown())
 
 
 def _run(report: Report, folder: Path, postgres: Postgres, s3: S3, rounds: int, seconds: float) -> None:
     with open_fleet(folder / "peer", postgres, s3, 1, is_linked=False) as fleet:
-        heavy_tailed(fleet.storage, 1)
+        set_heavy_tailed_delay(fleet.storage, 1)
         (replica,) = fleet.replicas
         work = measure_peer(report, fleet, fleet.database, replica.warehouse, folder, rounds)
         asyncio.run(work)
@@ -227,7 +231,7 @@ def _run(report: Report, folder: Path, postgres: Postgres, s3: S3, rounds: int, 
         open_fleet(folder / "jittery", postgres, s3, 1, is_linked=False) as jittery,
         open_fleet(folder / "steady", postgres, s3, 1, is_linked=False) as steady,
     ):
-        heavy_tailed(jittery.storage, 3)
+        set_heavy_tailed_delay(jittery.storage, 3)
         measure_planning(report, jittery, steady, seconds)
     asyncio.run(measure_pointers(report, postgres, min(seconds, 5.0)))
 

@@ -18,9 +18,9 @@ from seamark.connector.client.policies import load_advice
 from seamark.connector.jobs.advice import apply_proposal
 from tests.connector.advice.workloads import (
     TABLE,
+    draw_workload,
     make_table,
     measure_planned_bytes,
-    random_workload,
     run_statements,
 )
 from tests.connector.server_thread import ServerThread
@@ -63,7 +63,7 @@ def _apply_first(home: Path, seed: int) -> tuple[str, float, float]:
         with closing(IndexClient(server.url)) as client:
             rng = np.random.default_rng(seed)
             make_table(client, rng)
-            wheres = random_workload(rng).draw(rng, STATEMENTS)
+            wheres = draw_workload(rng).draw(rng, STATEMENTS)
             run_statements(client, wheres)
             best = load_advice(client, TABLE)["proposals"][0]
             apply_proposal(client, TABLE, best, wait_s=10)

@@ -69,22 +69,24 @@ class SeamarkBitmap:
     name = OURS
 
     def __init__(self, columns: dict[str, Values]) -> None:
-        self._blobs = {name: b"".join(bitmap.encode([bitmap.build(_keys(column))])) for name, column in columns.items()}
+        self._blobs = {
+            name: b"".join(bitmap.encode([bitmap.build(_build_keys(column))])) for name, column in columns.items()
+        }
         self.opened = {name: Bitmap(memoryview(blob)) for name, blob in self._blobs.items()}
 
     def reopen(self) -> None:
         """Open the index again, so that nothing of it has been read or checked."""
         self.opened = {name: Bitmap(memoryview(blob)) for name, blob in self._blobs.items()}
 
-    def bits(self, question: Question) -> npt.NDArray[np.uint64]:
+    def compute_bits(self, question: Question) -> npt.NDArray[np.uint64]:
         if question.below is not None:
-            ranges = KeyRanges("long", (KeyRange(None, _code(question.below), False, True),))
+            ranges = KeyRanges("long", (KeyRange(None, _encode(question.below), False, True),))
         else:
-            ranges = KeyRanges("long", tuple(KeyRange(key, key) for key in map(_code, question.among)))
+            ranges = KeyRanges("long", tuple(KeyRange(key, key) for key in map(_encode, question.among)))
         return reduce(np.bitwise_and, (self.opened[name].rows(0, ranges) for name in question.columns))
 
     def answer(self, question: Question) -> Positions:
-        return list_positions(self.bits(question))
+        return list_positions(self.compute_bits(question))
 
     @property
     def size_bytes(self) -> int:
@@ -99,10 +101,12 @@ class PyArrow:
 
     def answer(self, question: Question) -> Positions:
         table = pq.read_table(self._path, columns=list(question.columns))
-        return np.flatnonzero(reduce(np.bitwise_and, (_mask(question, table[name]) for name in question.columns)))
+        return np.flatnonzero(
+            reduce(np.bitwise_and, (_compute_mask(question, table[name]) for name in question.columns))
+        )
 
 
-def _mask(question: Question, column: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
+def _compute_mask(question: Question, column: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
     if question.below is not None:
         mask = pc.less(column, question.below)
     elif len(question.among) == 1:
@@ -145,7 +149,9 @@ class Roaring:
     @staticmethod
     def build(values: Values) -> list[pyroaring.BitMap]:
         _, ranks = np.unique(values, return_inverse=True)
-        slices = [pyroaring.BitMap(np.flatnonzero(ranks >> i & 1).astype(np.uint32)) for i in range(_bits(values))]
+        slices = [
+            pyroaring.BitMap(np.flatnonzero(ranks >> i & 1).astype(np.uint32)) for i in range(_count_bits(values))
+        ]
         for item in slices:
             item.run_optimize()
         return slices
@@ -155,35 +161,35 @@ class Roaring:
 
     def answer(self, question: Question) -> Positions:
         combined = reduce(
-            pyroaring.BitMap.intersection, (self._one(question, self._slices[name]) for name in question.columns)
+            pyroaring.BitMap.intersection, (self._find_rows(question, self._slices[name]) for name in question.columns)
         )
         return np.asarray(combined.to_array()).astype(np.int64)
 
-    def _one(self, question: Question, slices: list[pyroaring.BitMap]) -> pyroaring.BitMap:
+    def _find_rows(self, question: Question, slices: list[pyroaring.BitMap]) -> pyroaring.BitMap:
         if question.below is None:
-            return pyroaring.BitMap.union(*(self._equal(slices, value) for value in question.among))
+            return pyroaring.BitMap.union(*(self._find_equal(slices, value) for value in question.among))
         all_rows = pyroaring.BitMap(range(self._rows))
         less = pyroaring.BitMap()
         for i, bits in enumerate(slices):
             less = (all_rows - bits) | less if question.below >> i & 1 else less - bits
         return less
 
-    def _equal(self, slices: list[pyroaring.BitMap], rank: int) -> pyroaring.BitMap:
+    def _find_equal(self, slices: list[pyroaring.BitMap], rank: int) -> pyroaring.BitMap:
         inside = [bits for i, bits in enumerate(slices) if rank >> i & 1]
         outside_slices = [bits for i, bits in enumerate(slices) if not rank >> i & 1]
         result = pyroaring.BitMap.intersection(*inside) if inside else pyroaring.BitMap(range(self._rows))
         return result.difference(*outside_slices) if outside_slices else result
 
 
-def _bits(values: Values) -> int:
+def _count_bits(values: Values) -> int:
     return slice_count(int(values.max()) + 1)
 
 
-def _code(value: int) -> int:
+def _encode(value: int) -> int:
     return value + (1 << 63)
 
 
-def _keys(values: Values) -> Keys:
+def _build_keys(values: Values) -> Keys:
     return keys_of(pa.array(values), "long")
 
 
@@ -195,8 +201,8 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     )
     rows, turns = (50_000, 2) if quick else (1_000_000, 15)
     for cardinality in CARDINALITIES:
-        _one_cardinality(report, folder, rows, min(cardinality, rows), turns)
-    _many_files(report, turns)
+        _measure_cardinality(report, folder, rows, min(cardinality, rows), turns)
+    _measure_many_files(report, turns)
     report.notes += [
         f"{rows:,} rows a file, two columns of longs in any order; Parquet as pyarrow writes it, with dictionary and"
         " snappy, in the page cache. Every answer is an array of row positions, and all agree, or this bench fails.",
@@ -206,16 +212,16 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     return report
 
 
-def _one_cardinality(report: Report, folder: Path, rows: int, cardinality: int, turns: int) -> None:
+def _measure_cardinality(report: Report, folder: Path, rows: int, cardinality: int, turns: int) -> None:
     rng = np.random.default_rng(cardinality)
-    columns = {name: _column(rng, rows, cardinality) for name in COLUMNS}
+    columns = {name: _draw_column(rng, rows, cardinality) for name in COLUMNS}
     path = folder / f"{cardinality}.parquet"
     pq.write_table(pa.table(columns), path)
     seamark_bitmap, roaring = SeamarkBitmap(columns), Roaring(columns)
     answerers: list[Answerer] = [seamark_bitmap, PyArrow(path), DuckDB(path), roaring]
     case = f"cardinality {cardinality:,}"
-    for question in _questions(rng, cardinality):
-        durations = _in_turns(answerers, question, turns)
+    for question in _list_questions(rng, cardinality):
+        durations = _measure_in_turns(answerers, question, turns)
         best = min((PYARROW, DUCKDB), key=lambda name: durations[name])
         report.rows.append(
             Row(f"{case}, {question.name}", "row positions", "ms", durations, peer=best, goal=durations[best] / GOAL)
@@ -223,13 +229,14 @@ def _one_cardinality(report: Report, folder: Path, rows: int, cardinality: int, 
     conjunction = Question("AND", COLUMNS, below=max(1, cardinality * 3 // 10))
     per_million = 1e6 / rows
     bits_ms = (
-        statistics.median(_time(lambda: seamark_bitmap.bits(conjunction)) for _ in range(20 * turns)) * per_million
+        statistics.median(_measure_ms(lambda: seamark_bitmap.compute_bits(conjunction)) for _ in range(20 * turns))
+        * per_million
     )
     report.rows.append(Row(f"{case}, two-column AND", "bits", "ms", {OURS: bits_ms}, goal=AND_GOAL_MS))
     first: list[float] = []
     for _ in range(turns):
         seamark_bitmap.reopen()
-        first.append(_time(lambda: seamark_bitmap.answer(conjunction)))
+        first.append(_measure_ms(lambda: seamark_bitmap.answer(conjunction)))
     report.notes.append(
         f"{case}: the first question to an index just opened, checksums and all, takes"
         f" {statistics.median(first):.2f} ms, both columns."
@@ -238,13 +245,13 @@ def _one_cardinality(report: Report, folder: Path, rows: int, cardinality: int, 
     _measure_size(report, case, seamark_bitmap, roaring, path, rows)
 
 
-def _column(rng: np.random.Generator, rows: int, cardinality: int) -> Values:
+def _draw_column(rng: np.random.Generator, rows: int, cardinality: int) -> Values:
     """Return a column in which every value from 0 occurs."""
     values = np.concatenate([np.arange(cardinality), rng.integers(0, cardinality, rows - cardinality)])
     return rng.permutation(values)
 
 
-def _questions(rng: np.random.Generator, cardinality: int) -> list[Question]:
+def _list_questions(rng: np.random.Generator, cardinality: int) -> list[Question]:
     middle, third = cardinality // 2, max(1, cardinality * 3 // 10)
     ten = tuple(sorted(rng.choice(cardinality, 10, replace=False).tolist()))
     return [
@@ -255,7 +262,7 @@ def _questions(rng: np.random.Generator, cardinality: int) -> list[Question]:
     ]
 
 
-def _in_turns(answerers: list[Answerer], question: Question, turns: int) -> dict[str, float]:
+def _measure_in_turns(answerers: list[Answerer], question: Question, turns: int) -> dict[str, float]:
     """Return the medians in ms by name; a first question is not counted."""
     expected = answerers[0].answer(question)
     for answerer in answerers[1:]:
@@ -264,11 +271,11 @@ def _in_turns(answerers: list[Answerer], question: Question, turns: int) -> dict
     durations: dict[str, list[float]] = {answerer.name: [] for answerer in answerers}
     for round_number in range(turns):
         for answerer in answerers if round_number % 2 else reversed(answerers):
-            durations[answerer.name].append(_time(lambda one=answerer: one.answer(question)))
+            durations[answerer.name].append(_measure_ms(lambda one=answerer: one.answer(question)))
     return {name: statistics.median(times) for name, times in durations.items()}
 
 
-def _time(work: Callable[[], Any]) -> float:
+def _measure_ms(work: Callable[[], Any]) -> float:
     started_s = time.perf_counter()
     work()
     return (time.perf_counter() - started_s) * 1000
@@ -276,8 +283,8 @@ def _time(work: Callable[[], Any]) -> float:
 
 def _measure_building(report: Report, case: str, values: Values, turns: int) -> None:
     """Measure the CPU time from numpy to stored bytes, on one thread: the best of several alternate runs."""
-    keys = _keys(values)
-    spread = _keys(np.sort(values))
+    keys = _build_keys(values)
+    spread = _build_keys(np.sort(values))
     operations: dict[str, Callable[[], Any]] = {
         OURS: lambda: bitmap.build(keys),
         "sorted": lambda: bitmap.build(spread),
@@ -314,20 +321,20 @@ def _measure_size(
     )
 
 
-def _many_files(report: Report, turns: int) -> None:
+def _measure_many_files(report: Report, turns: int) -> None:
     """Measure which of a thousand files hold a value, for keys that files share and for keys that they do not share."""
     rng = np.random.default_rng(1)
     for name, top in (("shared values", 10_000), ("own values", 1 << 60)):
         files = [rng.integers(0, top, FILE_ROWS) for _ in range(FILES)]
-        entries = [bitmap.build(_keys(values)) for values in files]
+        entries = [bitmap.build(_build_keys(values)) for values in files]
         blob = b"".join(bitmap.encode(entries))
         index = Bitmap(memoryview(blob))
         sorted_values = sorted({int(values[0]) for values in files[:10]})
-        ranges = KeyRanges("long", tuple(KeyRange(_code(value), _code(value)) for value in sorted_values))
+        ranges = KeyRanges("long", tuple(KeyRange(_encode(value), _encode(value)) for value in sorted_values))
         expected = [bool(np.isin(values, sorted_values).any()) for values in files]
         if index.files_with(ranges).astype(bool).tolist() != expected:
             raise AnswersDiffer(f"files_with of {name}")
-        durations = statistics.median(_time(lambda i=index, r=ranges: i.files_with(r)) for _ in range(20 * turns))
+        durations = statistics.median(_measure_ms(lambda i=index, r=ranges: i.files_with(r)) for _ in range(20 * turns))
         share = 1 - sum(entry.size_bytes for entry in entries) / len(blob)
         report.rows.append(Row(f"{FILES:,} files, {name}", "files of IN (10)", "ms", {OURS: durations}))
         report.notes.append(

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bench.planning.limits import bandwidth
+from bench.planning.limits import measure_bandwidth
 from bench.report import OURS, Report, Row
 from seamark.formats.index.keys.arrow_keys import keys_of
 from seamark.formats.index.keys.hashing import hash_key
@@ -40,7 +40,7 @@ FOOTERS, DUCKDB = "parquet footers", "duckdb"
 GOAL_MS, GOAL_READS, GOAL_TIMES, GOAL_BUILD, GOAL_FPP = 0.2, 7, 50, 10, 1.5
 
 
-def values_of(file: int) -> Any:
+def draw_values(file: int) -> Any:
     return np.random.default_rng((20_260_000, file)).integers(0, 2**62, KEYS)
 
 
@@ -51,11 +51,11 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         "Which data files may hold a key?",
         peer=f"reading the footers of {files:,} Parquet files with Bloom filters, DuckDB {duckdb.__version__}",
     )
-    report.bounds = {"memory of this machine, one core": bandwidth(*((1 << 24,) if quick else ())).text()}
+    report.bounds = {"memory of this machine, one core": measure_bandwidth(*((1 << 24,) if quick else ())).text()}
     _measure_building(report, quick=quick)
-    entries = [build(keys_of(pa.array(values_of(file)), "long")) for file in range(files)]
+    entries = [build(keys_of(pa.array(draw_values(file)), "long")) for file in range(files)]
     blob = _measure_assembly(report, entries, folder)
-    paths = [_parquet(folder / f"{file}.parquet", values_of(file)) for file in range(sample)]
+    paths = [_write_parquet(folder / f"{file}.parquet", draw_values(file)) for file in range(sample)]
     _measure_probes(report, blob, folder / "blob", paths, files)
     _check_answers(report, blob, files)
     bytes_per_file, data = len(blob) / files, sum(os.path.getsize(path) for path in paths) / sample
@@ -76,7 +76,7 @@ def _measure_building(report: Report, *, quick: bool) -> None:
     longs = pa.array(np.random.default_rng(1).integers(0, 2**62, rows))
     texts = pa.array([f"customer-{value:019d}" for value in longs.to_pylist()])
     for name, kind, column in (("longs", "long", longs), ("strings of 28 bytes", "string", texts)):
-        elapsed = _median_ms(lambda column=column, kind=kind: build(keys_of(column, kind)), 9, time.thread_time)
+        elapsed = _measure_median_ms(lambda column=column, kind=kind: build(keys_of(column, kind)), 9, time.thread_time)
         rate = rows / elapsed / 1000
         goal = GOAL_BUILD if kind == "long" else None
         case = f"build, {rows:,} distinct {name}"
@@ -104,7 +104,7 @@ def _measure_assembly(report: Report, entries: list[FileBloom], folder: Path) ->
     return blob
 
 
-def _parquet(path: Path, values: Any) -> str:
+def _write_parquet(path: Path, values: Any) -> str:
     """Write one file with DuckDB, with a Bloom filter of each column, and return its path."""
     table = pa.table({"k": values, "v": np.arange(len(values), dtype=np.float64)})
     with duckdb.connect() as connection:
@@ -137,17 +137,17 @@ def _measure_probes(report: Report, blob: bytes, blob_path: Path, paths: list[st
     for round_number in range(ROUNDS):
         for _ in range(PROBES_A_ROUND):
             file = int(rng.integers(files))
-            hashes = _hash(int(values_of(file)[rng.integers(KEYS)]))
+            hashes = _compute_hash(int(draw_values(file)[rng.integers(KEYS)]))
             for name, ask in (("warm", warm.probe), ("cold", ask_cold)):
-                found_files, elapsed = _time(lambda ask=ask, hashes=hashes: ask(hashes))
+                found_files, elapsed = _measure_ms(lambda ask=ask, hashes=hashes: ask(hashes))
                 assert found_files[file] == 1
                 durations[name].append(elapsed)
         file = round_number * 7 % len(paths)
-        key = int(values_of(file)[round_number])
-        found_files, elapsed = _time(lambda key=key: _find_with_duckdb(connection, paths, key))
+        key = int(draw_values(file)[round_number])
+        found_files, elapsed = _measure_ms(lambda key=key: _find_with_duckdb(connection, paths, key))
         assert paths[file] in found_files
         durations[DUCKDB].append(elapsed * scale)
-        durations[FOOTERS].append(_time(lambda: [pq.read_metadata(path) for path in paths])[1] * scale)
+        durations[FOOTERS].append(_measure_ms(lambda: [pq.read_metadata(path) for path in paths])[1] * scale)
     os.close(descriptor)
     medians = {name: statistics.median(values) for name, values in durations.items()}
     peers = {FOOTERS: medians[FOOTERS], DUCKDB: medians[DUCKDB]}
@@ -170,16 +170,16 @@ def _measure_probes(report: Report, blob: bytes, blob_path: Path, paths: list[st
 def _check_answers(report: Report, blob: bytes, files: int) -> None:
     """Count the false positives among keys that no file has, and among lists of keys."""
     bloom, rng = Bloom(blob), np.random.default_rng(5)
-    absent_hashes = [_hash(int(value)) for value in rng.integers(2**62, 2**63, 500)]
+    absent_hashes = [_compute_hash(int(value)) for value in rng.integers(2**62, 2**63, 500)]
     share = statistics.mean(float(bloom.probe(hashes).mean()) for hashes in absent_hashes)
     report.rows.append(Row("key of no file", "false positives", "%", {OURS: 100 * share}, goal=GOAL_FPP))
     for count in (10, 100):
         lists = [np.concatenate(absent_hashes[at : at + count]) for at in range(0, 500, count)]
-        elapsed = statistics.median(_time(lambda hashes=hashes: bloom.probe(hashes))[1] for hashes in lists)
+        elapsed = statistics.median(_measure_ms(lambda hashes=hashes: bloom.probe(hashes))[1] for hashes in lists)
         report.rows.append(Row(f"{count} keys × {files:,} files, warm", "probe", "ms", {OURS: elapsed}))
 
 
-def _hash(value: int) -> Any:
+def _compute_hash(value: int) -> Any:
     return np.array([hash_key(key_of(value, "long"), 0)], dtype=np.uint64)
 
 
@@ -190,14 +190,14 @@ def _find_with_duckdb(connection: Any, paths: list[str], key: int) -> set[str]:
     return {name for (name,) in rows}
 
 
-def _time(act: Callable[[], Any]) -> tuple[Any, float]:
+def _measure_ms(act: Callable[[], Any]) -> tuple[Any, float]:
     """Return the result of `act`, and the milliseconds that it took."""
     started_s = time.perf_counter()
     actual_answer = act()
     return actual_answer, (time.perf_counter() - started_s) * 1000
 
 
-def _median_ms(act: Callable[[], Any], times: int, clock: Callable[[], float]) -> float:
+def _measure_median_ms(act: Callable[[], Any], times: int, clock: Callable[[], float]) -> float:
     durations = []
     for _ in range(times):
         started_s = clock()

@@ -46,17 +46,17 @@ CASES = {
 async def run(folder: Path, *, quick: bool = False) -> Report:
     report = Report("index_build", "What does an index cost to build, and to keep?", peer="reading the same columns")
     count, rows = (QUICK_FILES, QUICK_ROWS) if quick else (FILES, ROWS)
-    files = [_data_file(folder / f"{number}.parquet", number, rows) for number in range(count)]
+    files = [_write_data_file(folder / f"{number}.parquet", number, rows) for number in range(count)]
     data_bytes = sum(file.size_bytes for file in files)
     for case, (kind, columns) in CASES.items():
         task = IndexTask("t", define("i", kind, columns, SCHEMA), Projection(SCHEMA), (folder / "index").as_uri())
         ids = [term.column_id for term in task.definition.terms]
-        reading, building, size = _measure(task, files, rounds=1 if quick else 3)
+        reading, building, size = _measure_task(task, files, rounds=1 if quick else 3)
         values = {
             OURS: count * rows / building / 1e6,
             "reading": count * rows / reading / 1e6,
         }
-        column_bytes = sum(_column_bytes(file, ids) for file in files)
+        column_bytes = sum(_sum_column_bytes(file, ids) for file in files)
         report.rows += [
             Row(case, "built, one core", "M rows/s", values, lower_is_better=False, peer="reading"),
             Row(case, "index a byte of all data", "B", {OURS: size / data_bytes}, peer="reading"),
@@ -69,7 +69,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     return report
 
 
-def _measure(task: IndexTask, files: list[DataFile], *, rounds: int) -> tuple[float, float, int]:
+def _measure_task(task: IndexTask, files: list[DataFile], *, rounds: int) -> tuple[float, float, int]:
     """Measure an index task.
 
     Returns:
@@ -89,7 +89,7 @@ def _measure(task: IndexTask, files: list[DataFile], *, rounds: int) -> tuple[fl
     return statistics.median(reading), statistics.median(building), size
 
 
-def _data_file(path: Path, number: int, rows: int) -> DataFile:
+def _write_data_file(path: Path, number: int, rows: int) -> DataFile:
     draw = np.random.default_rng(number)
     columns = [
         draw.integers(0, 1 << 40, rows),
@@ -119,7 +119,7 @@ def _read(task: IndexTask, file: DataFile, column_ids: list[int]) -> None:
     read_columns(place, column_ids, task.projection, filesystem=filesystem, rows=file.records)
 
 
-def _column_bytes(file: DataFile, column_ids: list[int]) -> int:
+def _sum_column_bytes(file: DataFile, column_ids: list[int]) -> int:
     footer = pq.read_metadata(file.path.removeprefix("file://"))
     groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
     return sum(group.column(column_id - 1).total_compressed_size for group in groups for column_id in column_ids)

@@ -20,7 +20,7 @@ import pyarrow as pa
 from pyiceberg.catalog.rest import RestCatalog
 
 from bench.report import OURS, Report, Row
-from bench.targets import seamark
+from bench.targets import run_seamark
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index.builds import InProcessWorkers, build
 from seamark.connector.sql.cubes.plans import OFF
@@ -58,7 +58,7 @@ class AnswersDiffer(Exception):
 async def run(folder: Path, *, quick: bool = False) -> Report:
     report = Report("index_cubes", "What does a cube save, and what does it cost?", peer="reading the rows")
     files, rows = (QUICK_FILES, QUICK_ROWS) if quick else (FILES, ROWS)
-    with seamark(folder, {"SEAMARK_SQL": "on", "SEAMARK_SERVICES_WORKERS": "0"}) as server:
+    with run_seamark(folder, {"SEAMARK_SQL": "on", "SEAMARK_SERVICES_WORKERS": "0"}) as server:
         url = server.base_url
         _append(url, files, rows)
         with closing(IndexClient(url)) as client:
@@ -68,8 +68,8 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             full_s = _build(client)
             report.rows += _compare(url, repeats=1 if quick else _REPEATS)
             stored_bytes = client.index((NAMESPACE, TABLE), "by_month").size_bytes
-            report.rows.append(_share(url, stored_bytes))
-            report.rows += _tiles(url, _CLIENTS if quick else _REQUESTS)
+            report.rows.append(_measure_share(url, stored_bytes))
+            report.rows += _measure_tiles(url, _CLIENTS if quick else _REQUESTS)
             refreshes_s = []
             for _ in range(1 if quick else _REFRESHES):
                 _append(url, 1, max(1, files * rows // 100))
@@ -125,13 +125,13 @@ def _compare(url: str, *, repeats: int, case: str = "") -> list[Row]:
                 for label, cube_session in ((OURS, session), (WITHOUT, plain_session)):
                     begun_s = time.perf_counter()
                     result = cube_session.sql(text)
-                    answer = sorted(map(str, result.to_arrow().to_pylist()))
+                    answer_rows = sorted(map(str, result.to_arrow().to_pylist()))
                     if round_number:
                         took[label].append(1000 * (time.perf_counter() - begun_s))
-                    answers.append(answer)
+                    answers.append(answer_rows)
                     if label == OURS and (result.explanation.cube is None or result.explanation.cube.index is None):
                         raise AnswersDiffer(f"{text}: {result.explanation}")
-            if any(answer != answers[0] for answer in answers):
+            if any(other_rows != answers[0] for other_rows in answers):
                 raise AnswersDiffer(f"{text}: {answers}")
             medians = {label: statistics.median(times) for label, times in took.items()}
             goal = medians[WITHOUT] / SPEEDUP_GOAL
@@ -139,13 +139,13 @@ def _compare(url: str, *, repeats: int, case: str = "") -> list[Row]:
     return rows
 
 
-def _share(url: str, stored_bytes: int) -> Row:
+def _measure_share(url: str, stored_bytes: int) -> Row:
     with RestCatalog("sea", uri=url) as catalog:
         facts = sum(catalog.load_table(f"{NAMESPACE}.{TABLE}").inspect.files()["file_size_in_bytes"].to_pylist())
     return Row("size", "cube of the facts", "%", {OURS: 100 * stored_bytes / facts}, goal=SHARE_GOAL_PERCENT)
 
 
-def _tiles(url: str, requests: int) -> list[Row]:
+def _measure_tiles(url: str, requests: int) -> list[Row]:
     def ask(_: int) -> float:
         begun_s = time.perf_counter()
         headers = {"Content-Type": "application/json"}

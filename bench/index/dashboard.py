@@ -24,8 +24,8 @@ from pyiceberg.catalog.rest import RestCatalog
 
 from bench.measure import Sample, Worker, drive
 from bench.report import OURS, Report, Row
-from bench.targets import LOAD_CORE, Target, pin_to_core, seamark
-from bench.wire import request
+from bench.targets import LOAD_CORE, Target, pin_to_core, run_seamark
+from bench.wire import build_request
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index.builds import InProcessWorkers, build
 
@@ -83,7 +83,7 @@ def list_tiles(number: int) -> list[dict[str, Any]]:
 async def run(folder: Path, *, quick: bool = False) -> Report:
     report = Report("index_dashboard", "How fast does a dashboard of 20 tiles load?", peer=DUCKDB)
     files, rows = (QUICK_FILES, QUICK_ROWS) if quick else (FILES, ROWS)
-    with seamark(folder, {"SEAMARK_SQL": "on", "SEAMARK_SERVICES_WORKERS": "0"}) as server:
+    with run_seamark(folder, {"SEAMARK_SQL": "on", "SEAMARK_SERVICES_WORKERS": "0"}) as server:
         begun_s = time.perf_counter()
         _append(server.base_url, files, rows)
         appended_s = time.perf_counter() - begun_s
@@ -93,7 +93,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             client.put_index((NAMESPACE, TABLE), "by_month", kind="cube", columns=columns, measures=measures)
             build_s = _build(client)
             with pin_to_core(LOAD_CORE):
-                report.rows += await _measure(server, quick=quick)
+                report.rows += await _measure_loads(server, quick=quick)
                 _append(server.base_url, 1, rows)
                 _build(client)
                 report.rows += await _measure_commit(server)
@@ -134,30 +134,30 @@ def _build(client: IndexClient) -> float:
     return time.perf_counter() - begun_s
 
 
-async def _measure(server: Target, *, quick: bool) -> list[Row]:
+async def _measure_loads(server: Target, *, quick: bool) -> list[Row]:
     loads, seconds = (2, 1.0) if quick else (_LOADS, _SECONDS)
-    first = await _drive(server, [_tiles([0])])
-    second_sample = await _drive(server, [_tiles([0] * loads)])
+    first = await _drive(server, [_request_tiles([0])])
+    second_sample = await _drive(server, [_request_tiles([0] * loads)])
     numbers = itertools.count(1)
-    computed = await _drive(server, [_tiles(itertools.islice(numbers, loads))])
-    busy_sample = await _drive(server, [_tiles(numbers) for _ in range(_CLIENTS)], seconds)
-    repeated = await _drive(server, [_tiles(itertools.repeat(0)) for _ in range(_CLIENTS)], seconds)
+    computed = await _drive(server, [_request_tiles(itertools.islice(numbers, loads))])
+    busy_sample = await _drive(server, [_request_tiles(numbers) for _ in range(_CLIENTS)], seconds)
+    repeated = await _drive(server, [_request_tiles(itertools.repeat(0)) for _ in range(_CLIENTS)], seconds)
     return [
         Row("first load, groups not merged", "20 tiles", "ms", {OURS: sum(first.latencies_ms)}),
-        Row("a tile, loaded again", "p50", "ms", {OURS: second_sample.quantile(0.5)}),
-        Row("a tile, loaded again", "p99", "ms", {OURS: second_sample.quantile(0.99)}, goal=P99_GOAL_MS),
-        Row("a tile with new values", "p50", "ms", {OURS: computed.quantile(0.5)}),
-        Row("a tile with new values", "p99", "ms", {OURS: computed.quantile(0.99)}, goal=P99_GOAL_MS),
+        Row("a tile, loaded again", "p50", "ms", {OURS: second_sample.compute_quantile(0.5)}),
+        Row("a tile, loaded again", "p99", "ms", {OURS: second_sample.compute_quantile(0.99)}, goal=P99_GOAL_MS),
+        Row("a tile with new values", "p50", "ms", {OURS: computed.compute_quantile(0.5)}),
+        Row("a tile with new values", "p99", "ms", {OURS: computed.compute_quantile(0.99)}, goal=P99_GOAL_MS),
         Row("a tile, loaded again", "CPU of the server", "ms", {OURS: repeated.server_cpu_us / 1000}),
         Row("a tile with new values", "CPU of the server", "ms", {OURS: busy_sample.server_cpu_us / 1000}),
-        Row("new values, 4 clients", "p99", "ms", {OURS: busy_sample.quantile(0.99)}, goal=P99_GOAL_MS),
+        Row("new values, 4 clients", "p99", "ms", {OURS: busy_sample.compute_quantile(0.99)}, goal=P99_GOAL_MS),
         Row("new values, 4 clients", "requests", "/s", {OURS: busy_sample.rate}, lower_is_better=False, goal=RATE_GOAL),
         Row("loaded again, 4 clients", "requests", "/s", {OURS: repeated.rate}, lower_is_better=False, goal=RATE_GOAL),
     ]
 
 
 async def _measure_commit(server: Target) -> list[Row]:
-    sample = await _drive(server, [_tiles([0])])
+    sample = await _drive(server, [_request_tiles([0])])
     return [
         Row("first load after a commit", "20 tiles", "ms", {OURS: sum(sample.latencies_ms)}),
         Row("first load after a commit", "slowest tile", "ms", {OURS: max(sample.latencies_ms)}),
@@ -171,11 +171,11 @@ async def _drive(server: Target, workers: list[Worker], seconds: float = float("
     return sample
 
 
-def _tiles(numbers: Iterable[int]) -> Worker:
+def _request_tiles(numbers: Iterable[int]) -> Worker:
     """Yield the requests of the tiles of each number, and check that the server answers them from the cube."""
     for number in numbers:
         for tile in list_tiles(number):
-            answer = yield request("POST", "/api/v1/aggregate", tile)
+            answer = yield build_request("POST", "/api/v1/aggregate", tile)
             if answer.status == 200 and b'"engine":"cube"' not in answer.body:
                 raise AnswersDiffer(f"{tile}: {answer.body[:500]!r}")
 
@@ -190,7 +190,7 @@ async def _compare(server: Target, *, quick: bool) -> list[Row]:
         con.read_parquet(paths).create_view("events")
         for tile in list_tiles(0)[:: 20 if quick else 20 // _DUCKDB_TILES]:
             begun_s = time.perf_counter()
-            answer = (await server.call(request("POST", "/api/v1/aggregate", tile))).json()
+            answer = (await server.call(build_request("POST", "/api/v1/aggregate", tile))).json()
             took[OURS].append(1000 * (time.perf_counter() - begun_s))
             begun_s = time.perf_counter()
             rows = con.execute(_write_sql(tile)).fetchall()

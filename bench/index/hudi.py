@@ -25,7 +25,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bench.hudi import Peer, session
+from bench.hudi import Peer, open_session
 from bench.report import OURS, Report, Row
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.storage import Storage
@@ -95,12 +95,12 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     pq.write_table(table, rows)
     with (
         Seamark(folder / "seamark", env={"SEAMARK_LOG_LEVEL": "warning"}) as server,
-        session("bench.index.hudi_peer", folder / "hudi", str(rows), str(FILES)) as peer,
+        open_session("bench.index.hudi_peer", folder / "hudi", str(rows), str(FILES)) as peer,
         closing(IndexClient(server.base_url)) as client,
     ):
         answer = peer.answer()  # written and indexed
         seamark_index = SeamarkIndex(client, table)
-        _sizes(report, seamark_index, answer, count)
+        _report_sizes(report, seamark_index, answer, count)
         for batch in BATCHES:
             _measure_lookups(
                 report, seamark_index, peer, [draw.choice(keys, batch, replace=False) for _ in range(rounds + 1)]
@@ -115,10 +115,10 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     return report
 
 
-def _sizes(report: Report, seamark_index: SeamarkIndex, index: dict[str, Any], count: int) -> None:
-    built = {OURS: seamark_index.seconds, SQL: index["seconds"]}
+def _report_sizes(report: Report, seamark_index: SeamarkIndex, index: dict[str, Any], count: int) -> None:
+    build_s = {OURS: seamark_index.seconds, SQL: index["seconds"]}
     sizes = {OURS: seamark_index.index.size_bytes / count, SQL: index["index_bytes"] / count}
-    report.rows.append(Row("index", "built, by command", "s", built, peer=SQL))
+    report.rows.append(Row("index", "built, by command", "s", build_s, peer=SQL))
     report.rows.append(Row("index", "an entry", "B", sizes, peer=SQL))
 
 

@@ -68,7 +68,7 @@ class Peer:
             if path.suffix == ".hfile" or (".log." in path.name and path.suffix != ".crc")
         ]
         sizes = [path.stat().st_size for path in paths]
-        self.opened = self._reader()
+        self.opened = self._open_reader()
         return {"seconds": indexed, "write_seconds": wrote, "index_bytes": sum(sizes), "index_files": len(sizes)}
 
     def answer(self, way: str, keys: list[str]) -> dict[str, Any]:
@@ -82,10 +82,10 @@ class Peer:
             frame = self._spark.sql(f"SELECT _hoodie_file_name, k FROM t WHERE k {expected}")
             row_count = frame.collect()
             seconds = time.perf_counter() - started_s
-            return {"seconds": seconds, "found": len(row_count), "files": self._files_read(frame)}
+            return {"seconds": seconds, "found": len(row_count), "files": self._count_files_read(frame)}
         key_list = self._to_hoodie_list(keys)
         started_s = time.perf_counter()
-        reader = self.opened if way == "opened" else self._reader()
+        reader = self.opened if way == "opened" else self._open_reader()
         row_count = reader.readRecordIndexLocationsWithKeys(key_list).collectAsList().size()
         seconds = time.perf_counter() - started_s
         if way != "opened":
@@ -93,7 +93,7 @@ class Peer:
         return {"seconds": seconds, "found": row_count}
 
     @staticmethod
-    def _files_read(frame: Any) -> int:
+    def _count_files_read(frame: Any) -> int:
         """Return the number of data files that the scan of a query still reads after pruning."""
         leaf = frame._jdf.queryExecution().executedPlan().collectLeaves().head()
         return int(leaf.metrics().apply("numFiles").value())
@@ -104,7 +104,7 @@ class Peer:
         strings = self._jvm.java.nio.file.Files.readAllLines(self._jvm.java.io.File(str(self._given)).toPath())
         return self._jvm.org.apache.hudi.common.data.HoodieListData.eager(strings)
 
-    def _reader(self) -> Any:
+    def _open_reader(self) -> Any:
         hudi = self._jvm.org.apache.hudi
         conf = hudi.storage.hadoop.HadoopStorageConfiguration(
             self._spark._jsc.hadoopConfiguration()  # type: ignore[attr-defined]
@@ -118,7 +118,7 @@ class Peer:
         return hudi.metadata.HoodieBackedTableMetadata(context, storage, config, self._location, True)
 
 
-def session(folder: Path, jar: str) -> SparkSession:
+def open_session(folder: Path, jar: str) -> SparkSession:
     settings = {
         "spark.jars": jar,
         "spark.driver.memory": "6g",
@@ -154,7 +154,7 @@ def main() -> None:
     jar, folder, rows, files = sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # Messages of Spark and Hudi go to the log.
-    peer = Peer(session(folder, jar), folder)
+    peer = Peer(open_session(folder, jar), folder)
     print(json.dumps(peer.create(rows, files)), file=answers, flush=True)
     for line in sys.stdin:
         document = json.loads(line)

@@ -95,7 +95,7 @@ class DuckDB:
         table = pa.table({"k": keys, "query": np.arange(len(keys))})
         self._db.register("asked", table)
         result = self._db.execute("SELECT query, file, position FROM entries JOIN asked USING (k)").fetchnumpy()
-        return _in_order(result["query"], result["file"], result["position"])
+        return _sort_places(result["query"], result["file"], result["position"])
 
 
 class DataFusion:
@@ -121,7 +121,7 @@ class DataFusion:
         self._context.register_record_batches("asked", [[batch]])
         sql = "SELECT query, file, position FROM entries JOIN asked ON entries.k = asked.k"
         result = pa.Table.from_batches(self._context.sql(sql).collect())
-        return _in_order(*(result[name].to_numpy() for name in ("query", "file", "position")))
+        return _sort_places(*(result[name].to_numpy() for name in ("query", "file", "position")))
 
 
 class PyArrow:
@@ -141,7 +141,7 @@ class PyArrow:
         return np.stack([table[name].to_numpy()[positions] for name in ("file", "position")], axis=1)
 
 
-def _in_order(query: Any, file: Any, position: Any) -> Places:
+def _sort_places(query: Any, file: Any, position: Any) -> Places:
     places = np.empty((len(query), 2), np.int64)
     places[query, 0], places[query, 1] = file, position
     return places
@@ -155,11 +155,11 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     blob = _build_index(report, folder, keys)
     record = _map_record(blob)
     record.verify()  # Load and verify every page, so that the timed lookups do no other work.
-    path = _parquet(folder / "entries.parquet", keys)
+    path = _write_parquet(folder / "entries.parquet", keys)
     answerers = [SeamarkRecordIndex(record), DuckDB(path), DataFusion(path), PyArrow(path)]
-    _ones(report, answerers, keys, rounds)
-    _batches(report, answerers, keys, batch, rounds)
-    _cold(report, blob, keys, 200 if quick else 2_000)
+    _measure_single_keys(report, answerers, keys, rounds)
+    _measure_batches(report, answerers, keys, batch, rounds)
+    _measure_cold(report, blob, keys, 200 if quick else 2_000)
     size, stored_bytes = blob.stat().st_size, os.path.getsize(path)
     report.rows.append(
         Row("size", "an entry", "B", {OURS: size / rows, "parquet": stored_bytes / rows}, goal=BYTES_GOAL)
@@ -176,14 +176,14 @@ def _build_index(report: Report, folder: Path, keys: Values) -> Path:
     columns = [pa.array(part) for part in np.array_split(keys, FILES)]
     started_s = time.thread_time()
     entries = [build([keys_of(column, "long")]) for column in columns]
-    built = time.thread_time() - started_s
+    build_s = time.thread_time() - started_s
     data = folder / "column.parquet"
     pq.write_table(pa.table({"k": keys}), data, use_dictionary=False)
     started_s = time.thread_time()
     with pq.ParquetFile(data) as file:
         file.read(use_threads=False)
     read_s = time.thread_time() - started_s
-    rates = {OURS: len(keys) / built / 1e6, "parquet-read": len(keys) / read_s / 1e6}
+    rates = {OURS: len(keys) / build_s / 1e6, "parquet-read": len(keys) / read_s / 1e6}
     report.rows.append(Row("build", "from Arrow, one core", "M rows/s", rates, lower_is_better=False))
     parts = []
     for number, entry in enumerate(entries):
@@ -208,7 +208,7 @@ def _map_record(path: Path) -> RecordBlob:
         return RecordBlob(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
 
 
-def _parquet(path: Path, keys: Values) -> Path:
+def _write_parquet(path: Path, keys: Values) -> Path:
     """Write the keys to a Parquet file.
 
     The keys are sorted, so that only one row group and one page can have a key. The file is uncompressed, because
@@ -232,7 +232,7 @@ def _parquet(path: Path, keys: Values) -> Path:
     return path
 
 
-def _ones(report: Report, answerers: list[Answerer], keys: Values, rounds: int) -> None:
+def _measure_single_keys(report: Report, answerers: list[Answerer], keys: Values, rounds: int) -> None:
     durations: dict[str, list[float]] = {answerer.name: [] for answerer in answerers}
     draw = np.random.default_rng(9)
     for round_number in range(rounds):
@@ -246,7 +246,7 @@ def _ones(report: Report, answerers: list[Answerer], keys: Values, rounds: int) 
                 if results != _compute_expected_places(keys, row_numbers):
                     raise AnswersDiffer(f"{item.name}, one key")
     values_us = {name: statistics.median(times) for name, times in durations.items()}
-    best = _best(answerers, values_us)
+    best = _find_best(answerers, values_us)
     report.rows += [
         Row("one key", "lookup", "µs", values_us, peer=best, goal=ONE_GOAL_US),
         Row("one key", "against the peer", "µs", values_us, peer=best, goal=values_us[best] / ONE_GOAL),
@@ -260,11 +260,11 @@ def _compute_expected_places(keys: Values, row_numbers: npt.NDArray[np.int64]) -
     return list(zip(files.tolist(), (row_numbers - starts[files]).tolist(), strict=True))
 
 
-def _best(answerers: list[Answerer], values: dict[str, float]) -> str:
+def _find_best(answerers: list[Answerer], values: dict[str, float]) -> str:
     return min((answerer.name for answerer in answerers if answerer.name != OURS), key=lambda name: values[name])
 
 
-def _batches(report: Report, answerers: list[Answerer], keys: Values, batch: int, rounds: int) -> None:
+def _measure_batches(report: Report, answerers: list[Answerer], keys: Values, batch: int, rounds: int) -> None:
     durations: dict[str, list[float]] = {answerer.name: [] for answerer in answerers}
     worked: dict[str, list[float]] = {answerer.name: [] for answerer in answerers}
     draw = np.random.default_rng(10)
@@ -281,14 +281,14 @@ def _batches(report: Report, answerers: list[Answerer], keys: Values, batch: int
     case = f"{batch:,} keys"
     for measure, times in (("lookup", durations), ("lookup, CPU of all cores", worked)):
         values = {name: statistics.median(time) for name, time in times.items()}
-        best = _best(answerers, values)
+        best = _find_best(answerers, values)
         report.rows.append(Row(case, measure, "ms", values, peer=best, goal=values[best] / MANY_GOAL))
         rates = {name: batch / ms / 1000 for name, ms in values.items()}
         options: dict[str, Any] = {"lower_is_better": False, "peer": best, "goal": BATCH_GOAL}
         report.rows.append(Row(case, measure.replace("lookup", "rate"), "M keys/s", rates, **options))
 
 
-def _cold(report: Report, blob: Path, keys: Values, times: int) -> None:
+def _measure_cold(report: Report, blob: Path, keys: Values, times: int) -> None:
     """Measure lookups with the fences in memory and the pages on the disk.
 
     Before each lookup, the pages are removed from the page cache of the operating system.

@@ -38,7 +38,7 @@ DROPPED_COLUMN = "payload"
 async def run(folder: Path, *, quick: bool = False) -> Report:
     report = Report("parquet_copies", "What does it save to copy column chunks?", peer="pyarrow, reading and writing")
     count, rows = (QUICK_FILES, QUICK_ROWS) if quick else (FILES, ROWS)
-    paths = [data_file(folder / f"{number}.parquet", number, rows) for number in range(count)]
+    paths = [write_data_file(folder / f"{number}.parquet", number, rows) for number in range(count)]
     schema = pq.read_schema(paths[0])
     remaining_schema = pa.schema([field for field in schema if field.name != DROPPED_COLUMN])
     size_mb = sum(path.stat().st_size for path in paths) / 1e6
@@ -46,9 +46,9 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     for case, columns in (("merge", schema), (f"drop {DROPPED_COLUMN}, and merge", remaining_schema)):
         values = measure(
             {
-                OURS: lambda out, columns=columns: _copy(paths, out, columns),
+                OURS: lambda out, columns=columns: _copy_rows(paths, out, columns),
                 "pyarrow": lambda out, columns=columns: _rewrite(paths, out, columns),
-                "file copy": lambda out: _plain_copy(paths, out),
+                "file copy": lambda out: _copy_plainly(paths, out),
             },
             folder / "out.parquet",
             rounds,
@@ -58,12 +58,12 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         report.rows.append(
             Row(f"{case}, and a plain copy", "speed of a core", "MB/s", speeds, lower_is_better=False, peer="file copy")
         )
-    report.rows.append(_footer_row(rounds))
+    report.rows.append(_measure_footer(rounds))
     report.notes.append(f"{count} files, {size_mb:,.0f} MB together.")
     return report
 
 
-def data_file(path: Path, number: int, rows: int, encryption: Any = None) -> Path:
+def write_data_file(path: Path, number: int, rows: int, encryption: Any = None) -> Path:
     rng = np.random.default_rng(number)
     fields = [("id", pa.int64()), ("city", pa.string()), ("price", pa.float64()), (DROPPED_COLUMN, pa.string())]
     schema = pa.schema(
@@ -99,7 +99,7 @@ def measure(operations: dict[str, Callable[[Path], None]], out: Path, rounds: in
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
-def _copy(paths: Sequence[Path], out: Path, schema: pa.Schema) -> None:
+def _copy_rows(paths: Sequence[Path], out: Path, schema: pa.Schema) -> None:
     empty = out.with_suffix(".skeleton")
     with pq.ParquetWriter(empty, schema, store_schema=False):
         pass
@@ -122,7 +122,7 @@ def _rewrite(paths: Sequence[Path], out: Path, schema: pa.Schema) -> None:
                     writer.write_table(file.read_row_group(number, schema.names, use_threads=False))
 
 
-def _plain_copy(paths: Sequence[Path], out: Path) -> None:
+def _copy_plainly(paths: Sequence[Path], out: Path) -> None:
     """Copy the files as `cp` does: the kernel copies, and the result is made durable like our file."""
     with out.open("wb") as sink:
         for path in paths:
@@ -133,7 +133,7 @@ def _plain_copy(paths: Sequence[Path], out: Path) -> None:
         os.fsync(sink.fileno())
 
 
-def _footer_row(rounds: int) -> Row:
+def _measure_footer(rounds: int) -> Row:
     sink = pa.BufferOutputStream()
     table = pa.table({f"c{number}": [f"v{row}" for row in range(GROUPS_WIDE)] for number in range(CHUNKS_WIDE)})
     pq.write_table(table, sink, row_group_size=1, write_page_index=True)

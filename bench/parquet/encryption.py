@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pyarrow.parquet.encryption as pe
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from bench.parquet.copies import FILES, QUICK_FILES, QUICK_ROWS, ROWS, data_file, measure
+from bench.parquet.copies import FILES, QUICK_FILES, QUICK_ROWS, ROWS, measure, write_data_file
 from bench.report import OURS, Report, Row
 from seamark.connector.client.storage import Storage
 from seamark.connector.parquet.copy.assembly import FileAssembler, Pick
@@ -53,17 +53,17 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     count, rows = (QUICK_FILES, QUICK_ROWS) if quick else (FILES, ROWS)
     for algorithm in ("AES_GCM_V1", "AES_GCM_CTR_V1"):
         paths = [
-            data_file(folder / f"{algorithm}-{number}.parquet", number, rows, _properties(algorithm))
+            write_data_file(folder / f"{algorithm}-{number}.parquet", number, rows, _build_properties(algorithm))
             for number in range(count)
         ]
         total = sum(path.stat().st_size for path in paths)
         page = os.urandom(_PAGE_BYTES)
         values = measure(
             {
-                OURS: lambda out, paths=paths: _copy(paths, out),
+                OURS: lambda out, paths=paths: _copy_rows(paths, out),
                 "pyarrow": lambda out, paths=paths, name=algorithm: _rewrite(paths, out, name),
-                "AES": lambda out, total=total, page=page: _aes_only(total, page),
-                "AES and writing": lambda out, total=total, page=page: _aes_to_file(total, page, out),
+                "AES": lambda out, total=total, page=page: _encrypt_in_memory(total, page),
+                "AES and writing": lambda out, total=total, page=page: _encrypt_to_file(total, page, out),
             },
             folder / "out.parquet",
             1 if quick else 3,
@@ -78,7 +78,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     return report
 
 
-def _properties(algorithm: str) -> Any:
+def _build_properties(algorithm: str) -> Any:
     config = pe.EncryptionConfiguration(
         footer_key="footer",
         column_keys={name: [name] for name in COLUMNS},
@@ -89,7 +89,7 @@ def _properties(algorithm: str) -> Any:
     return factory.file_encryption_properties(pe.KmsConnectionConfig(), config)
 
 
-def _copy(paths: Sequence[Path], out: Path) -> None:
+def _copy_rows(paths: Sequence[Path], out: Path) -> None:
     with ExitStack() as stack:
         sources = [stack.enter_context(SourceFile(str(path), Storage(), keys=_KEYS)) for path in paths]
         first = sources[0]
@@ -106,14 +106,16 @@ def _copy(paths: Sequence[Path], out: Path) -> None:
 def _rewrite(paths: Sequence[Path], out: Path, algorithm: str) -> None:
     decryption = _KEYS.decryption_properties()
     schema = pq.read_schema(paths[0], decryption_properties=decryption)
-    with pq.ParquetWriter(out, schema, encryption_properties=_properties(algorithm), **writer_options_of({})) as writer:
+    with pq.ParquetWriter(
+        out, schema, encryption_properties=_build_properties(algorithm), **writer_options_of({})
+    ) as writer:
         for path in paths:
             with pq.ParquetFile(path, decryption_properties=decryption) as file:
                 for number in range(file.num_row_groups):
                     writer.write_table(file.read_row_group(number, use_threads=False))
 
 
-def _aes_only(total: int, page: bytes) -> None:
+def _encrypt_in_memory(total: int, page: bytes) -> None:
     """Decrypt and encrypt `total` bytes."""
     aes, nonce = AESGCM(os.urandom(16)), os.urandom(12)
     sealed = aes.encrypt(nonce, page, b"")
@@ -122,7 +124,7 @@ def _aes_only(total: int, page: bytes) -> None:
         aes.encrypt(nonce, page, b"")
 
 
-def _aes_to_file(total: int, page: bytes, out: Path) -> None:
+def _encrypt_to_file(total: int, page: bytes, out: Path) -> None:
     aes, nonce = AESGCM(os.urandom(16)), os.urandom(12)
     sealed = aes.encrypt(nonce, page, b"")
     with out.open("wb", buffering=0) as sink:

@@ -48,7 +48,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         spark.sql(f"CREATE NAMESPACE {CATALOG}.bench")
         tables = {OURS: "bench.ours", IN_PROCESS: "bench.process", IN_SPARK: "bench.spark"}
         for table in tables.values():
-            _fill(spark, table, files, rows)
+            _fill_table(spark, table, files, rows)
         size_mb = sum(client.files(tables[OURS])["file_size_in_bytes"].to_pylist()) / 1e6
         for case, statement, expected_status in (
             ("merge", "ALTER TABLE {} MERGE FILES", _rewrite),
@@ -56,10 +56,10 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         ):
             operations = {
                 OURS: lambda text=statement: sql(spark, text.format(f"{CATALOG}.{tables[OURS]}")),
-                IN_PROCESS: lambda text=statement: _run(client, text.format(tables[IN_PROCESS])),
+                IN_PROCESS: lambda text=statement: _run_statement(client, text.format(tables[IN_PROCESS])),
                 IN_SPARK: lambda theirs=expected_status: theirs(spark, tables[IN_SPARK]),
             }
-            seconds = _time(spark, tables, operations, rounds)
+            seconds = _measure_s(spark, tables, operations, rounds)
             for target in (OURS, IN_PROCESS):
                 values = {OURS: seconds[target], IN_SPARK: seconds[IN_SPARK]}
                 name = case if target == OURS else f"{case}, in one process"
@@ -71,7 +71,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     return report
 
 
-def _fill(spark: SparkSession, table: str, files: int, rows: int) -> None:
+def _fill_table(spark: SparkSession, table: str, files: int, rows: int) -> None:
     spark.sql(
         f"CREATE TABLE {CATALOG}.{table} ({COLUMNS}) USING iceberg PARTITIONED BY (part) "
         "TBLPROPERTIES ('write.parquet.compression-codec'='zstd', 'format-version'='2')"
@@ -86,7 +86,7 @@ def _fill(spark: SparkSession, table: str, files: int, rows: int) -> None:
             )
 
 
-def _run(client: IndexClient, text: str) -> None:
+def _run_statement(client: IndexClient, text: str) -> None:
     statement = parse_statement(text)
     assert statement is not None
     run_statement(client, statement, utc=True)
@@ -106,7 +106,7 @@ def _overwrite(spark: SparkSession, table: str) -> None:
     )
 
 
-def _time(
+def _measure_s(
     spark: SparkSession, tables: dict[str, str], operations: dict[str, Callable[[], object]], rounds: int
 ) -> dict[str, float]:
     """Return the seconds of each work: the medians of interleaved rounds after one that is not counted.
@@ -114,14 +114,14 @@ def _time(
     After each round the tables are in their earlier state.
     """
     seconds: dict[str, list[float]] = {name: [] for name in operations}
-    before = {name: _snapshot(spark, table) for name, table in tables.items()}
+    before = {name: _read_snapshot_id(spark, table) for name, table in tables.items()}
     for number in range(rounds + 1):
         results = {}
         for name in operations if number % 2 else reversed(operations):
             started_s = time.perf_counter()
             operations[name]()
             seconds[name].append(time.perf_counter() - started_s)
-            results[name] = _rows(spark, tables[name])
+            results[name] = _sum_rows(spark, tables[name])
             spark.sql(
                 f"CALL {CATALOG}.system.rollback_to_snapshot(table => '{tables[name]}', snapshot_id => {before[name]})"
             )
@@ -130,12 +130,12 @@ def _time(
     return {name: statistics.median(values[1:]) for name, values in seconds.items()}
 
 
-def _snapshot(spark: SparkSession, table: str) -> int:
+def _read_snapshot_id(spark: SparkSession, table: str) -> int:
     rows = spark.sql(f"SELECT snapshot_id FROM {CATALOG}.{table}.refs WHERE name = 'main'")
     return int(rows.collect()[0][0])
 
 
-def _rows(spark: SparkSession, table: str) -> tuple[int, ...]:
+def _sum_rows(spark: SparkSession, table: str) -> tuple[int, ...]:
     spark.sql(f"REFRESH TABLE {CATALOG}.{table}")
     sums = "count(*), count(payload), sum(xxhash64(id, part, city, price, payload) % 1000003)"
     return tuple(spark.sql(f"SELECT {sums} FROM {CATALOG}.{table}").collect()[0])

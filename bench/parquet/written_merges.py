@@ -47,7 +47,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     ):
         connect(spark, CATALOG, server.base_url)
         spark.sql(f"CREATE NAMESPACE {CATALOG}.bench")
-        frame = _frame(spark, rows)
+        frame = _build_frame(spark, rows)
         seconds: dict[str, list[float]] = {name: [] for name in ways}
         files: dict[str, int] = {}
         for number in range(rounds + 1):
@@ -59,7 +59,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
                 report_of_write = write(frame, table, client=client, **how)
                 seconds[name].append(time.perf_counter() - started_s)
                 files[name] = report_of_write.files
-                results.add(_sums(spark, table))
+                results.add(_read_sums(spark, table))
                 spark.sql(f"DROP TABLE {CATALOG}.{table} PURGE")
             if len(results) != 1:
                 raise AnswersDiffer(f"the tables have other rows: {results}")
@@ -73,7 +73,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     return report
 
 
-def _frame(spark: SparkSession, rows: int) -> DataFrame:
+def _build_frame(spark: SparkSession, rows: int) -> DataFrame:
     return spark.range(0, TASKS * rows, 1, TASKS).selectExpr(
         "id",
         "cast(id % 2 AS int) AS part",
@@ -83,6 +83,6 @@ def _frame(spark: SparkSession, rows: int) -> DataFrame:
     )
 
 
-def _sums(spark: SparkSession, table: str) -> tuple[int, ...]:
+def _read_sums(spark: SparkSession, table: str) -> tuple[int, ...]:
     sums = "count(*), sum(xxhash64(id, part, city, price, payload) % 1000003)"
     return tuple(spark.sql(f"SELECT {sums} FROM {CATALOG}.{table}").collect()[0])

@@ -21,7 +21,7 @@ from tests.services.process import ManagedProcess, free_port, is_http_ok
 BARE = "bare-aiohttp"
 
 
-def application(body: bytes) -> web.Application:
+def build_application(body: bytes) -> web.Application:
     async def answer(request: web.Request) -> web.Response:
         await request.read()
         return web.Response(body=body, content_type="application/json")
@@ -33,7 +33,7 @@ def application(body: bytes) -> web.Application:
 
 def serve(port: int, body: bytes) -> None:
     """Serve until the process is ended."""
-    app = application(body)
+    app = build_application(body)
     loop = uvloop.new_event_loop()
     web.run_app(
         app,

@@ -21,7 +21,7 @@ from pyiceberg.table import StaticTable
 
 from bench.planning import java_peer, pyiceberg_peer
 from bench.planning.filters import FILTERS, RANGES
-from bench.planning.java_peer import java_planner
+from bench.planning.java_peer import run_java_planner
 from bench.planning.ours import open_our_planner
 from bench.planning.pyiceberg_peer import PyIcebergPlanner
 from bench.planning.tables import Table, generate_table
@@ -44,12 +44,15 @@ async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZ
     report = Report(
         "planning_cold",
         "How long is a cold plan, and how fast is decode?",
-        peer=f"the first plan of Iceberg Java {java_peer.version()}; for decode, PyIceberg {pyiceberg_peer.version()}",
+        peer=(
+            f"the first plan of Iceberg Java {java_peer.read_version()}; for decode, PyIceberg"
+            f" {pyiceberg_peer.get_version()}"
+        ),
     )
     for files in (2_000,) if quick else sizes:
         generated_table = generate_table(files)
-        _into_page_cache(generated_table)
-        await _plans(report, folder, generated_table, rounds=1 if quick else 3)
+        _load_into_page_cache(generated_table)
+        await _measure_plans(report, folder, generated_table, rounds=1 if quick else 3)
     _decode(report, generate_table(2_000 if quick else 100_000), manifests=2 if quick else 50)
     report.notes.append(
         "The filter is the narrow range of the warm plans; no manifest can be left out by its partitions. First plan"
@@ -58,11 +61,11 @@ async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZ
     return report
 
 
-async def _plans(report: Report, folder: Path, table: Table, rounds: int) -> None:
+async def _measure_plans(report: Report, folder: Path, table: Table, rounds: int) -> None:
     expected = FILTERS[RANGES[0]].expression(table)
     seamark_durations, second_durations, java_durations = [], [], []
     for number in range(rounds if table.files < 1_000_000 else min(rounds, 2)):
-        with java_planner(table.metadata_location, table.files, folder / "java.log") as java:
+        with run_java_planner(table.metadata_location, table.files, folder / "java.log") as java:
             plan = java.plan(expected)
             java_durations.append(plan.ms)
         home = folder / f"home-{table.files}-{number}"
@@ -83,7 +86,7 @@ async def _plans(report: Report, folder: Path, table: Table, rounds: int) -> Non
     report.rows.append(Row(f"{table.files:,} files, first after a restart", "plan", "ms", restarted, peer=JAVA))
 
 
-def _into_page_cache(table: Table) -> None:
+def _load_into_page_cache(table: Table) -> None:
     for path in sorted((table.folder / "metadata").iterdir()):
         path.read_bytes()
 
@@ -92,14 +95,14 @@ def _decode(report: Report, table: Table, manifests: int) -> None:
     """Measure the entries per second: decoded to columns, to a finished block, and by the peers to their objects."""
     paths = sorted((table.folder / "metadata").glob("*-m0.avro"))[:manifests]
     contents = [(path.read_bytes(), f"file://{path}") for path in paths]
-    expected = {their_manifest.manifest_path for their_manifest in _their_manifests(table)}
+    expected = {their_manifest.manifest_path for their_manifest in _list_pyiceberg_manifests(table)}
     assert {location for _, location in contents} <= expected
     sample = contents[: max(1, manifests // 10)]
     with pin_to_core(LOAD_CORE):
-        columns = _rate(lambda data, at: decode_manifest(data, at).rows, contents)
-        inflated = _rate(_inflate, contents)
-        blocks = _rate(_to_block, contents)
-        peers = {FASTAVRO: _rate(_fastavro, sample), PYICEBERG: _pyiceberg(table, sample)}
+        columns = _measure_rate(lambda data, at: decode_manifest(data, at).rows, contents)
+        inflated = _measure_rate(_inflate, contents)
+        blocks = _measure_rate(_decode_to_block, contents)
+        peers = {FASTAVRO: _measure_rate(_count_with_fastavro, sample), PYICEBERG: _measure_pyiceberg(table, sample)}
     report.bounds["inflating alone, one thread"] = f"{inflated:,.0f} entries/s"
     for measure, rate in (("to columns", columns), ("to a block", blocks)):
         values = {OURS: rate, **peers}
@@ -109,7 +112,7 @@ def _decode(report: Report, table: Table, manifests: int) -> None:
         report.rows.append(row)
 
 
-def _rate(decode: Callable[[bytes, str], int], contents: list[tuple[bytes, str]]) -> float:
+def _measure_rate(decode: Callable[[bytes, str], int], contents: list[tuple[bytes, str]]) -> float:
     """Return the entries per second of CPU time.
 
     Other processes change the CPU time less than the elapsed time.
@@ -124,23 +127,25 @@ def _inflate(data: bytes, location: str) -> int:
     return int(read_container(data, location, inflated_limit_bytes=INFLATED_LIMIT_BYTES).counts.sum())
 
 
-def _to_block(data: bytes, location: str) -> int:
+def _decode_to_block(data: bytes, location: str) -> int:
     decoded_manifest = decode_manifest(data, location)
     b"".join(encode_block(decoded_manifest))
     return decoded_manifest.rows
 
 
-def _fastavro(data: bytes, _: str) -> int:
+def _count_with_fastavro(data: bytes, _: str) -> int:
     return sum(1 for _ in fastavro.reader(io.BytesIO(data)))
 
 
-def _their_manifests(table: Table) -> list[TheirManifestFile]:
+def _list_pyiceberg_manifests(table: Table) -> list[TheirManifestFile]:
     snapshot = StaticTable.from_metadata(table.metadata_location).current_snapshot()
     assert snapshot is not None
     return snapshot.manifests(PyArrowFileIO())
 
 
-def _pyiceberg(table: Table, contents: list[tuple[bytes, str]]) -> float:
+def _measure_pyiceberg(table: Table, contents: list[tuple[bytes, str]]) -> float:
     files = PyArrowFileIO()
-    manifests_by_path = {their_manifest.manifest_path: their_manifest for their_manifest in _their_manifests(table)}
-    return _rate(lambda _, location: len(manifests_by_path[location].fetch_manifest_entry(files)), contents)
+    manifests_by_path = {
+        their_manifest.manifest_path: their_manifest for their_manifest in _list_pyiceberg_manifests(table)
+    }
+    return _measure_rate(lambda _, location: len(manifests_by_path[location].fetch_manifest_entry(files)), contents)

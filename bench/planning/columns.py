@@ -18,11 +18,11 @@ from bench.planning.ragged import (
     Cells,
     Ints,
     Mask,
-    choice,
+    choose_words,
     encode_little_endian,
+    encode_unscaled_decimal,
     fill_cells,
     join_cells,
-    unscaled_decimal,
 )
 
 DAY_US = 86_400_000_000
@@ -66,7 +66,7 @@ class Batch:
         """Return the day of each file, in days since the epoch."""
         return START_DAY + self.number // self.files_per_day
 
-    def draw(self, high: int) -> Ints:
+    def draw_numbers(self, high: int) -> Ints:
         """Return uniform random numbers in 0 … high - 1."""
         return self.chance.integers(0, high, self.rows, dtype=np.int64)
 
@@ -96,7 +96,7 @@ class Column:
     make: Maker
     required: bool = False
 
-    def field(self) -> dict[str, object]:
+    def to_field(self) -> dict[str, object]:
         """Return its JSON in a schema."""
         return {"id": self.id, "name": self.name, "required": self.required, "type": self.type}
 
@@ -114,7 +114,7 @@ def build_columns(count: int) -> tuple[Column, ...]:
     return tuple(results)
 
 
-def event_time_us(number: int, files_per_day: int) -> int:
+def compute_event_time_us(number: int, files_per_day: int) -> int:
     """Return the earliest `ts` that file `number` may hold, µs since the epoch.
 
     A group of 16 files shares a slot of time.
@@ -128,30 +128,34 @@ def return_zeros(batch: Batch) -> Ints:
     return np.zeros(batch.rows, np.int64)
 
 
-def _ts(batch: Batch) -> Stats:
+def _make_ts(batch: Batch) -> Stats:
     groups = batch.files_per_day // BUCKETS
     slot = DAY_US // groups
     start = batch.day * DAY_US + batch.number // BUCKETS % groups * slot
-    lower = start + batch.draw(slot // 20)
-    upper = start + slot - 1 - batch.draw(slot // 20)
+    lower = start + batch.draw_numbers(slot // 20)
+    upper = start + slot - 1 - batch.draw_numbers(slot // 20)
     return Stats(encode_little_endian(lower), encode_little_endian(upper), return_zeros(batch))
 
 
-def _day(batch: Batch) -> Stats:
+def _make_day(batch: Batch) -> Stats:
     value = encode_little_endian(batch.day.astype(np.int32))
     return Stats(value, value, return_zeros(batch))
 
 
 def _draw_clustered_long(batch: Batch) -> Stats:
     """Return values that grow with the files, within a tenth of the range."""
-    lower = batch.number * (SPAN // batch.total) + batch.draw(SPAN // 10)
-    return Stats(encode_little_endian(lower), encode_little_endian(lower + batch.draw(SPAN // 50)), return_zeros(batch))
+    lower = batch.number * (SPAN // batch.total) + batch.draw_numbers(SPAN // 10)
+    return Stats(
+        encode_little_endian(lower), encode_little_endian(lower + batch.draw_numbers(SPAN // 50)), return_zeros(batch)
+    )
 
 
 def _draw_updated_at(batch: Batch) -> Stats:
     """Return times up to three days after the event, in random order within the three days."""
-    lower = batch.day * DAY_US + batch.draw(DAY_US)
-    return Stats(encode_little_endian(lower), encode_little_endian(lower + batch.draw(3 * DAY_US)), return_zeros(batch))
+    lower = batch.day * DAY_US + batch.draw_numbers(DAY_US)
+    return Stats(
+        encode_little_endian(lower), encode_little_endian(lower + batch.draw_numbers(3 * DAY_US)), return_zeros(batch)
+    )
 
 
 def _draw_overlapping_bounds(batch: Batch, spread: float) -> tuple[Ints, Ints]:
@@ -159,23 +163,23 @@ def _draw_overlapping_bounds(batch: Batch, spread: float) -> tuple[Ints, Ints]:
 
     About spread / 2 of the files contain a point.
     """
-    lower = batch.draw(SPAN)
-    return lower, lower + batch.draw(max(1, round(SPAN * spread)))
+    lower = batch.draw_numbers(SPAN)
+    return lower, lower + batch.draw_numbers(max(1, round(SPAN * spread)))
 
 
-def _numbers(spread: float, dtype: type[np.generic], divisor: int = 1, *, nulls: bool = False) -> Maker:
+def _build_number_maker(spread: float, dtype: type[np.generic], divisor: int = 1, *, nulls: bool = False) -> Maker:
     def make(batch: Batch) -> Stats:
         lower, upper = (bound // divisor for bound in _draw_overlapping_bounds(batch, spread))
-        absent_count = batch.draw(1000) * batch.records // 10_000 if nulls else return_zeros(batch)
+        absent_count = batch.draw_numbers(1000) * batch.records // 10_000 if nulls else return_zeros(batch)
         return Stats(encode_little_endian(lower.astype(dtype)), encode_little_endian(upper.astype(dtype)), absent_count)
 
     return make
 
 
-def _floats(spread: float, dtype: type[np.float32] | type[np.float64]) -> Maker:
+def _build_float_maker(spread: float, dtype: type[np.float32] | type[np.float64]) -> Maker:
     def make(batch: Batch) -> Stats:
         lower, upper = (bound / 1000 for bound in _draw_overlapping_bounds(batch, spread))
-        nans: NDArray[np.int64] = np.where(batch.draw(20) == 0, batch.draw(100), 0)
+        nans: NDArray[np.int64] = np.where(batch.draw_numbers(20) == 0, batch.draw_numbers(100), 0)
         return Stats(
             encode_little_endian(lower.astype(dtype)),
             encode_little_endian(upper.astype(dtype)),
@@ -186,54 +190,56 @@ def _floats(spread: float, dtype: type[np.float32] | type[np.float64]) -> Maker:
     return make
 
 
-def _decimals(spread: float, *, negative: bool = False) -> Maker:
+def _build_decimal_maker(spread: float, *, negative: bool = False) -> Maker:
     def make(batch: Batch) -> Stats:
         shift = SPAN // 2 if negative else 0
         lower, upper = (bound - shift for bound in _draw_overlapping_bounds(batch, spread))
-        nulls = batch.draw(100) * batch.records // 1000
-        return Stats(unscaled_decimal(lower), unscaled_decimal(upper), nulls)
+        nulls = batch.draw_numbers(100) * batch.records // 1000
+        return Stats(encode_unscaled_decimal(lower), encode_unscaled_decimal(upper), nulls)
 
     return make
 
 
-def _country(batch: Batch) -> Stats:
+def _make_country(batch: Batch) -> Stats:
     """Return the statistics of a column of which nearly every file holds nearly every value."""
-    low, high = batch.draw(6), len(COUNTRIES) - 1 - batch.draw(6)
-    return Stats(choice(COUNTRIES, low), choice(COUNTRIES, high), return_zeros(batch))
+    low, high = batch.draw_numbers(6), len(COUNTRIES) - 1 - batch.draw_numbers(6)
+    return Stats(choose_words(COUNTRIES, low), choose_words(COUNTRIES, high), return_zeros(batch))
 
 
-def _device(batch: Batch) -> Stats:
+def _make_device(batch: Batch) -> Stats:
     """Return the statistics of a column. A third of the files hold one device only."""
-    first, second = batch.draw(len(DEVICES)), batch.draw(len(DEVICES))
-    second = np.where(batch.draw(3) == 0, first, second)
+    first, second = batch.draw_numbers(len(DEVICES)), batch.draw_numbers(len(DEVICES))
+    second = np.where(batch.draw_numbers(3) == 0, first, second)
     return Stats(
-        choice(DEVICES, np.minimum(first, second)), choice(DEVICES, np.maximum(first, second)), return_zeros(batch)
+        choose_words(DEVICES, np.minimum(first, second)),
+        choose_words(DEVICES, np.maximum(first, second)),
+        return_zeros(batch),
     )
 
 
-def _letters(values: Ints) -> Cells:
+def _to_letters(values: Ints) -> Cells:
     """Return numbers up to 26⁷ as seven letters that sort like the numbers."""
     powers = 26 ** np.arange(6, -1, -1, dtype=np.int64)
     return Cells((values[:, None] // powers % 26 + ord("a")).astype(np.uint8))
 
 
-def _tail(batch: Batch, low: int, high: int) -> Cells:
+def _draw_tail(batch: Batch, low: int, high: int) -> Cells:
     """Return `low` to `high` random letters."""
     matrix = batch.chance.integers(ord("a"), ord("z") + 1, (batch.rows, high), dtype=np.uint8)
-    return Cells(matrix, np.arange(high) < (low + batch.draw(high - low + 1))[:, None])
+    return Cells(matrix, np.arange(high) < (low + batch.draw_numbers(high - low + 1))[:, None])
 
 
-def _email(batch: Batch) -> Stats:
+def _make_email(batch: Batch) -> Stats:
     """Return statistics of a column that is ordered by its first letters and has narrow ranges.
 
     Bounds have at most 16 characters, because writers truncate them.
     """
     lower, upper = _draw_overlapping_bounds(batch, 0.01)
-    first, last = (join_cells(_letters(bound), _tail(batch, 1, 9)) for bound in (lower, upper + 26))
+    first, last = (join_cells(_to_letters(bound), _draw_tail(batch, 1, 9)) for bound in (lower, upper + 26))
     return Stats(first, last, return_zeros(batch))
 
 
-def _url(batch: Batch) -> Stats:
+def _make_url(batch: Batch) -> Stats:
     """Return the statistics of addresses whose first 16 characters are equal.
 
     The lower bounds are equal, and the upper bound ends one letter higher.
@@ -243,37 +249,37 @@ def _url(batch: Batch) -> Stats:
     )
 
 
-def _comment(batch: Batch) -> Stats:
+def _make_comment(batch: Batch) -> Stats:
     """Return the statistics of a mostly empty column.
 
     Three of a hundred files hold nulls only and have no bounds.
     """
     lower, upper = _draw_overlapping_bounds(batch, 0.3)
-    presence = batch.draw(100) >= 3
+    presence = batch.draw_numbers(100) >= 3
     nulls = np.where(presence, batch.records * 3 // 4, batch.records)
-    first, last = (join_cells(_letters(bound), _tail(batch, 9, 9)) for bound in (lower, upper + 26))
+    first, last = (join_cells(_to_letters(bound), _draw_tail(batch, 9, 9)) for bound in (lower, upper + 26))
     return Stats(first, last, nulls, present=presence)
 
 
 _KINDS: tuple[tuple[str, str, Maker], ...] = (
-    ("ts", "timestamptz", _ts),
-    ("day", "date", _day),
+    ("ts", "timestamptz", _make_ts),
+    ("day", "date", _make_day),
     ("event_id", "long", _draw_clustered_long),
-    ("user_id", "long", _numbers(1.0, np.int64)),
-    ("session_id", "long", _numbers(0.1, np.int64)),
-    ("order_id", "long", _numbers(0.01, np.int64)),
-    ("quantity", "int", _numbers(0.5, np.int32, 10_000_000, nulls=True)),
-    ("status", "int", _numbers(1.0, np.int32, 200_000_000)),
-    ("store_id", "int", _numbers(0.02, np.int32, 1000)),
-    ("price", "double", _floats(0.1, np.float64)),
-    ("score", "double", _floats(0.5, np.float64)),
-    ("discount", "float", _floats(0.2, np.float32)),
-    ("amount", "decimal(12, 2)", _decimals(0.02)),
-    ("balance", "decimal(12, 2)", _decimals(0.3, negative=True)),
+    ("user_id", "long", _build_number_maker(1.0, np.int64)),
+    ("session_id", "long", _build_number_maker(0.1, np.int64)),
+    ("order_id", "long", _build_number_maker(0.01, np.int64)),
+    ("quantity", "int", _build_number_maker(0.5, np.int32, 10_000_000, nulls=True)),
+    ("status", "int", _build_number_maker(1.0, np.int32, 200_000_000)),
+    ("store_id", "int", _build_number_maker(0.02, np.int32, 1000)),
+    ("price", "double", _build_float_maker(0.1, np.float64)),
+    ("score", "double", _build_float_maker(0.5, np.float64)),
+    ("discount", "float", _build_float_maker(0.2, np.float32)),
+    ("amount", "decimal(12, 2)", _build_decimal_maker(0.02)),
+    ("balance", "decimal(12, 2)", _build_decimal_maker(0.3, negative=True)),
     ("updated_at", "timestamp", _draw_updated_at),
-    ("country", "string", _country),
-    ("device", "string", _device),
-    ("email", "string", _email),
-    ("url", "string", _url),
-    ("comment", "string", _comment),
+    ("country", "string", _make_country),
+    ("device", "string", _make_device),
+    ("email", "string", _make_email),
+    ("url", "string", _make_url),
+    ("comment", "string", _make_comment),
 )

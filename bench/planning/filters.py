@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from bench.planning.columns import DAY_US, SPAN, START_DAY, event_time_us
-from bench.planning.layout import day_text
+from bench.planning.columns import DAY_US, SPAN, START_DAY, compute_event_time_us
+from bench.planning.layout import format_day
 from bench.planning.tables import Table
 
 RANGES = ("narrow range", "wide range", "decimal range", "float range")
@@ -38,20 +38,20 @@ class Filter:
         return self.make(table, round_number)
 
 
-def comparison(op: str, column: str, value: Any) -> dict[str, Any]:
+def build_comparison(op: str, column: str, value: Any) -> dict[str, Any]:
     return {"type": op, "term": column, "value": value}
 
 
-def and_filter(left: Any, right: Any) -> dict[str, Any]:
+def build_conjunction(left: Any, right: Any) -> dict[str, Any]:
     return {"type": "and", "left": left, "right": right}
 
 
-def between_filter(column: str, low: Any, high: Any) -> dict[str, Any]:
+def build_range_filter(column: str, low: Any, high: Any) -> dict[str, Any]:
     """Return the filter low ≤ column < high."""
-    return and_filter(comparison("gt-eq", column, low), comparison("lt", column, high))
+    return build_conjunction(build_comparison("gt-eq", column, low), build_comparison("lt", column, high))
 
 
-def timestamp_text(at_us: int) -> str:
+def format_timestamp(at_us: int) -> str:
     """Return a timestamptz in UTC as Iceberg's JSON spells it.
 
     `at_us` is in µs since the epoch.
@@ -60,28 +60,28 @@ def timestamp_text(at_us: int) -> str:
     return moment.isoformat(timespec="microseconds") + "+00:00"
 
 
-def _middle_us(table: Table) -> int:
-    return event_time_us(table.files // 2, table.files_per_day)
+def _compute_middle_us(table: Table) -> int:
+    return compute_event_time_us(table.files // 2, table.files_per_day)
 
 
-def _hour(table: Table, round_number: int) -> Any:
-    start = _middle_us(table) + round_number * 1000
-    return between_filter("ts", timestamp_text(start), timestamp_text(start + HOUR_US))
+def _build_hour_filter(table: Table, round_number: int) -> Any:
+    start = _compute_middle_us(table) + round_number * 1000
+    return build_range_filter("ts", format_timestamp(start), format_timestamp(start + HOUR_US))
 
 
-def _one_day(table: Table, round_number: int) -> Any:
+def _build_day_filter(table: Table, round_number: int) -> Any:
     """Return a filter for one day.
 
     The filter has a second day, which is after every file. It makes each filter different and keeps no file.
     """
-    days = [day_text(_middle_us(table) // DAY_US), day_text(START_DAY + 100_000 + round_number)]
+    days = [format_day(_compute_middle_us(table) // DAY_US), format_day(START_DAY + 100_000 + round_number)]
     return {"type": "in", "term": "day", "values": days}
 
 
-def _three(table: Table, round_number: int) -> Any:
-    sessions = between_filter("session_id", SPAN // 4 + round_number, SPAN // 4 + 1000 + round_number)
-    orders = between_filter("order_id", SPAN // 3, SPAN // 3 + SPAN // 100)
-    return and_filter(comparison("gt", "user_id", SPAN // 2), and_filter(sessions, orders))
+def _build_three_conditions(table: Table, round_number: int) -> Any:
+    sessions = build_range_filter("session_id", SPAN // 4 + round_number, SPAN // 4 + 1000 + round_number)
+    orders = build_range_filter("order_id", SPAN // 3, SPAN // 3 + SPAN // 100)
+    return build_conjunction(build_comparison("gt", "user_id", SPAN // 2), build_conjunction(sessions, orders))
 
 
 FILTERS = {
@@ -90,51 +90,53 @@ FILTERS = {
         Filter(
             "narrow range",
             "order_id between two near values; files in any order, narrow bounds",
-            lambda table, turn: between_filter("order_id", SPAN // 2 + turn, SPAN // 2 + 10_000 + turn),
+            lambda table, turn: build_range_filter("order_id", SPAN // 2 + turn, SPAN // 2 + 10_000 + turn),
             (("order_id", "lower"), ("order_id", "upper")),
         ),
         Filter(
             "wide range",
             "price below a value; files in any order",
-            lambda table, turn: comparison("lt", "price", SPAN * 0.3 / 1000 + turn / 1000),
+            lambda table, turn: build_comparison("lt", "price", SPAN * 0.3 / 1000 + turn / 1000),
             (("price", "lower"),),
         ),
         Filter(
             "decimal range",
             "amount, a decimal, between two near values; files in any order",
-            lambda table, turn: between_filter("amount", f"{SPAN // 200 + turn}.00", f"{SPAN // 200 + 100 + turn}.00"),
+            lambda table, turn: build_range_filter(
+                "amount", f"{SPAN // 200 + turn}.00", f"{SPAN // 200 + 100 + turn}.00"
+            ),
             (("amount", "lower"), ("amount", "upper")),
         ),
         Filter(
             "float range",
             "discount above a value; files in any order",
-            lambda table, turn: comparison("gt", "discount", SPAN * 1.08 / 1000 + turn),
+            lambda table, turn: build_comparison("gt", "discount", SPAN * 1.08 / 1000 + turn),
             (("discount", "upper"),),
         ),
-        Filter(ORDERED_COLUMN, "one hour of ts, which grows with the files", _hour),
+        Filter(ORDERED_COLUMN, "one hour of ts, which grows with the files", _build_hour_filter),
         Filter(
             "clustered column",
             "event_id between two near values; roughly grows with the files",
-            lambda table, turn: between_filter("event_id", SPAN // 2 + turn, SPAN // 2 + 1000 + turn),
+            lambda table, turn: build_range_filter("event_id", SPAN // 2 + turn, SPAN // 2 + 1000 + turn),
         ),
         Filter(
             "string equality",
             "email equal to a text; files in any order",
-            lambda table, turn: comparison("eq", "email", f"bqxmaeab{turn}@m.io"),
+            lambda table, turn: build_comparison("eq", "email", f"bqxmaeab{turn}@m.io"),
         ),
-        Filter("partition value", "one day, an identity partition", _one_day),
+        Filter("partition value", "one day, an identity partition", _build_day_filter),
         Filter(
             "bucketed key",
             "user_id equal to a value: one bucket of 16, then wide bounds",
-            lambda table, turn: comparison("eq", "user_id", SPAN // 3 + turn),
+            lambda table, turn: build_comparison("eq", "user_id", SPAN // 3 + turn),
         ),
-        Filter("three columns", "ranges of user_id, session_id and order_id together", _three),
+        Filter("three columns", "ranges of user_id, session_id and order_id together", _build_three_conditions),
     )
 }
 
 
 def build_small_filter(table: Table, round_number: int = 0) -> Any:
     """Return a filter for one user in six hours, as a dashboard sends; it keeps a few files."""
-    start = _middle_us(table)
-    hours = between_filter("ts", timestamp_text(start), timestamp_text(start + 6 * HOUR_US))
-    return and_filter(comparison("eq", "user_id", SPAN // 3 + round_number), hours)
+    start = _compute_middle_us(table)
+    hours = build_range_filter("ts", format_timestamp(start), format_timestamp(start + 6 * HOUR_US))
+    return build_conjunction(build_comparison("eq", "user_id", SPAN // 3 + round_number), hours)

@@ -25,11 +25,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.measure import Sample, Worker, drive, median_of, repeat, run_alternately, warm_up
+from bench.measure import Sample, Worker, compute_median, drive, repeat, run_alternately, warm_up
 from bench.planning.bare import BARE, run_bare_server
 from bench.planning.filters import build_small_filter
 from bench.planning.pages import FILE
-from bench.planning.served import path_of, plan, register, seamark, seamark_here
+from bench.planning.served import build_path, register, request_plan, run_seamark, run_seamark_here
 from bench.planning.tables import CACHE, Table, generate_table
 from bench.report import OURS, Report, Row
 from bench.targets import LOAD_CORE, SERVER_CORE, Target, pin_to_core
@@ -47,10 +47,10 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     report = Report("planning_http", "What does a small plan cost over HTTP?", peer="a bare aiohttp handler on uvloop")
     generated_table = generate_table(2_000 if quick else 10_000)
     for workers in (1, 2):
-        await _small_plans(
+        await _measure_small_plans(
             report, folder, generated_table, workers, rounds=1 if quick else 4, seconds=0.4 if quick else 0.5
         )
-    await _pages(report, folder, generate_table(2_000 if quick else 100_000), rounds=1 if quick else 3)
+    await _measure_pages(report, folder, generate_table(2_000 if quick else 100_000), rounds=1 if quick else 3)
     report.notes.append(
         "One worker and the load have a core each. Two workers share both cores with the load, so that their rate is"
         " a lower bound. CPU is the server processes' own, by the scheduler's count."
@@ -58,11 +58,13 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     return report
 
 
-async def _small_plans(report: Report, folder: Path, table: Table, workers: int, rounds: int, seconds: float) -> None:
-    plan_result = plan(table, build_small_filter(table))
+async def _measure_small_plans(
+    report: Report, folder: Path, table: Table, workers: int, rounds: int, seconds: float
+) -> None:
+    plan_result = request_plan(table, build_small_filter(table))
     new_plans = _generate_new_plans(table)
     with ExitStack() as stack:
-        seamark_server = stack.enter_context(seamark(folder, CACHE, workers=workers))
+        seamark_server = stack.enter_context(run_seamark(folder, CACHE, workers=workers))
         await register(seamark_server, table)
         body = (await seamark_server.call(plan_result)).body
         bare_server = stack.enter_context(run_bare_server(folder, body, workers=workers))
@@ -88,21 +90,21 @@ async def _small_plans(report: Report, folder: Path, table: Table, workers: int,
             for clients in CONNECTIONS:
                 samples = await run_alternately(targets, rounds, functools.partial(piece, clients=clients))
                 case = f"{kind}, {_format_count(clients, 'connection')}, {_format_count(workers, 'worker')}"
-                _rows(report, case, samples, is_alone=clients == workers == 1)
+                _report_rows(report, case, samples, is_alone=clients == workers == 1)
     if workers == 1:
         report.notes.append(f"A small plan's answer: {body.count(FILE)} files, {len(body):,} bytes.")
 
 
-def _rows(report: Report, case: str, samples: dict[str, list[Sample]], *, is_alone: bool) -> None:
+def _report_rows(report: Report, case: str, samples: dict[str, list[Sample]], *, is_alone: bool) -> None:
     cpu, p50 = (CPU_GOAL_US, P50_GOAL_MS) if is_alone else (None, None)
     report.add(case, "server CPU", "µs", samples, lambda s: s.server_cpu_us, peer=BARE, goal=cpu)
-    report.add(case, "p50", "ms", samples, lambda s: s.quantile(0.5), peer=BARE, goal=p50)
-    report.add(case, "p99", "ms", samples, lambda s: s.quantile(0.99), peer=BARE)
+    report.add(case, "p50", "ms", samples, lambda s: s.compute_quantile(0.5), peer=BARE, goal=p50)
+    report.add(case, "p99", "ms", samples, lambda s: s.compute_quantile(0.99), peer=BARE)
     report.add(case, "requests", "/s", samples, lambda s: s.rate, lower_is_better=False, peer=BARE)
     report.add_failures(case, samples)
     report.add_generator(case, samples)
     if is_alone:
-        bare_cpu_us = median_of(samples[BARE], lambda s: s.server_cpu_us)
+        bare_cpu_us = compute_median(samples[BARE], lambda s: s.server_cpu_us)
         scaled = CPU_GOAL_US * bare_cpu_us / BARE_CPU_US
         report.bounds[
             f"{case}: {CPU_GOAL_US} µs where a bare handler takes {BARE_CPU_US}, at the speed of this run"
@@ -115,7 +117,7 @@ def _format_count(count: int, unit: str) -> str:
 
 def _generate_new_plans(table: Table) -> Iterator[Request]:
     """Yield requests without end, each with a new filter."""
-    return (plan(table, build_small_filter(table, turn)) for turn in itertools.count(1))
+    return (request_plan(table, build_small_filter(table, turn)) for turn in itertools.count(1))
 
 
 def _send_each(requests: Iterator[Request]) -> Worker:
@@ -124,26 +126,28 @@ def _send_each(requests: Iterator[Request]) -> Worker:
         yield next(requests)
 
 
-async def _pages(report: Report, folder: Path, table: Table, rounds: int) -> None:
+async def _measure_pages(report: Report, folder: Path, table: Table, rounds: int) -> None:
     """Measure the fetch of pages.
 
     The server runs in this process on its core; the client is a process on the other core.
     """
     with pin_to_core(SERVER_CORE):
-        async with seamark_here(folder, CACHE) as target:
+        async with run_seamark_here(folder, CACHE) as target:
             await register(target, table)
-            await _client(target, table)  # loads the blocks
+            await _build_client(target, table)  # loads the blocks
             async with _watch_pauses() as idle:
                 await asyncio.sleep(1.0)
             for coding in ("identity", "gzip"):
                 page_counts, pauses = [], []
                 for _ in range(rounds):
                     async with _watch_pauses() as lag:
-                        page_counts.append(await _client(target, table, *(["--gzip"] if coding == "gzip" else [])))
+                        page_counts.append(
+                            await _build_client(target, table, *(["--gzip"] if coding == "gzip" else []))
+                        )
                     pauses.append(lag)
                 if any(item["files"] != table.files for item in page_counts):
                     raise LoadError(f"{table.files} files were asked for, {page_counts[0]['files']} came")
-                _pages_rows(report, table, coding, page_counts, pauses)
+                _report_pages(report, table, coding, page_counts, pauses)
     report.notes.append(
         "Pauses are how late a timer of 1 ms fires on the server's loop; with nothing to do the longest was"
         f" {idle.late_ms:.1f} ms. What other processes take from the core counts; not so in the server's own part: the"
@@ -151,7 +155,7 @@ async def _pages(report: Report, folder: Path, table: Table, rounds: int) -> Non
     )
 
 
-def _pages_rows(
+def _report_pages(
     report: Report, table: Table, coding: str, page_rows: list[dict[str, Any]], pauses: list[_Pause]
 ) -> None:
     case = f"{table.files:,} files in pages, {coding}"
@@ -171,8 +175,8 @@ def _pages_rows(
     )
 
 
-async def _client(target: Target, table: Table, *flags: str) -> dict[str, Any]:
-    argv = [sys.executable, "-m", "bench.planning.pages", str(target.port), path_of(table), *flags]
+async def _build_client(target: Target, table: Table, *flags: str) -> dict[str, Any]:
+    argv = [sys.executable, "-m", "bench.planning.pages", str(target.port), build_path(table), *flags]
     with pin_to_core(LOAD_CORE):
         child = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE)
     try:
@@ -200,7 +204,7 @@ async def _watch_pauses() -> AsyncIterator[_Pause]:
     """Note how late the event loop wakes while the block runs."""
     longest = _Pause()
 
-    async def probe() -> None:
+    async def measure_pauses() -> None:
         while True:
             before, used = time.perf_counter(), time.process_time()
             await asyncio.sleep(0.001)
@@ -208,7 +212,7 @@ async def _watch_pauses() -> AsyncIterator[_Pause]:
             longest.late_ms = max(longest.late_ms, late_ms)
             longest.own_ms = max(longest.own_ms, min(late_ms, (time.process_time() - used) * 1000))
 
-    task = asyncio.create_task(probe())
+    task = asyncio.create_task(measure_pauses())
     try:
         yield longest
     finally:

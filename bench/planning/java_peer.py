@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.planning.plans import Plan
-from tests.services.java import find_java_17, rck_classpath
+from tests.services.java import find_java_17, read_rck_classpath
 from tests.services.process import CACHE, ServiceFailed
 
 SOURCE = Path(__file__).parent / "PlanFiles.java"
@@ -29,19 +29,19 @@ A task, with its statistics, stays alive while the answer is consumed. The value
 """
 
 
-def runtime_jar() -> Path:
+def find_runtime_jar() -> Path:
     paths = sorted((CACHE / "jars").glob("iceberg-spark-runtime-*.jar"))
     if not paths:
         raise ServiceFailed("no Iceberg runtime below .cache/jars: run `make jars`")
     return paths[-1]
 
 
-def version() -> str:
+def read_version() -> str:
     """Return the peer's version from the name of its jar."""
-    return runtime_jar().stem.rpartition("-")[2]
+    return find_runtime_jar().stem.rpartition("-")[2]
 
 
-def heap_mb(files: int) -> int:
+def choose_heap_mb(files: int) -> int:
     """Return the JVM's -Xmx in MB: 1 GB, and 8 GB at a million files."""
     return 1024 + files * HEAP_BYTES_A_FILE * 12 // 10 // 2**20
 
@@ -70,15 +70,15 @@ class JavaPlanner:
 
 
 @contextmanager
-def java_planner(metadata_location: str, files: int, log: Path) -> Iterator[JavaPlanner]:
+def run_java_planner(metadata_location: str, files: int, log: Path) -> Iterator[JavaPlanner]:
     """Run a JVM for one table, on every core that this process may use.
 
     The JVM ends with the block.
     """
     # slf4j alone is taken from the fixture's jars: the runtime jar brings everything else in its own version.
-    logging = [jar for jar in rck_classpath().split(os.pathsep) if Path(jar).name.startswith("slf4j-")]
-    argv = [find_java_17(), f"-Xmx{heap_mb(files)}m", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]
-    argv += ["-cp", os.pathsep.join([str(runtime_jar()), *logging]), str(SOURCE), metadata_location]
+    logging = [jar for jar in read_rck_classpath().split(os.pathsep) if Path(jar).name.startswith("slf4j-")]
+    argv = [find_java_17(), f"-Xmx{choose_heap_mb(files)}m", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]
+    argv += ["-cp", os.pathsep.join([str(find_runtime_jar()), *logging]), str(SOURCE), metadata_location]
     with log.open("wb") as errors:
         child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True)
     try:
@@ -102,7 +102,7 @@ def main() -> None:
     parser.add_argument("--files", type=int, default=1_000_000, help="files of the table, for the heap")
     parser.add_argument("--log", type=Path, default=Path("java_planner.log"))
     arguments = parser.parse_args()
-    with java_planner(arguments.metadata, arguments.files, arguments.log) as planner:
+    with run_java_planner(arguments.metadata, arguments.files, arguments.log) as planner:
         for _ in range(arguments.rounds):
             print(json.dumps(dataclasses.asdict(planner.plan(json.loads(arguments.filter)))), flush=True)
 

@@ -22,22 +22,22 @@ LAST_SNAPSHOT = 4_611_686_018_427_000_000
 """The first snapshot id. Ids count up from it, one for each manifest, so that they have the width of real ids."""
 
 
-def snapshot_id(manifest: int) -> int:
+def compute_snapshot_id(manifest: int) -> int:
     return LAST_SNAPSHOT + manifest * 7919
 
 
-def day_text(day: int) -> str:
+def format_day(day: int) -> str:
     return (datetime.date(1970, 1, 1) + datetime.timedelta(days=day)).isoformat()
 
 
-def schema(columns: tuple[Column, ...]) -> dict[str, Any]:
-    return {"type": "struct", "schema-id": 0, "fields": [column.field() for column in columns]}
+def build_schema(columns: tuple[Column, ...]) -> dict[str, Any]:
+    return {"type": "struct", "schema-id": 0, "fields": [column.to_field() for column in columns]}
 
 
-def manifest_header(columns: tuple[Column, ...]) -> dict[str, str]:
+def build_manifest_header(columns: tuple[Column, ...]) -> dict[str, str]:
     """Return the key-value metadata of every manifest."""
     return {
-        "schema": json.dumps(schema(columns), separators=(",", ":")),
+        "schema": json.dumps(build_schema(columns), separators=(",", ":")),
         "partition-spec": json.dumps(SPEC_FIELDS, separators=(",", ":")),
         "partition-spec-id": "0",
         "format-version": "2",
@@ -45,64 +45,64 @@ def manifest_header(columns: tuple[Column, ...]) -> dict[str, str]:
     }
 
 
-def _field(name: str, kind: Any, field_id: int, *, optional: bool = False) -> dict[str, Any]:
+def _build_field(name: str, kind: Any, field_id: int, *, optional: bool = False) -> dict[str, Any]:
     if optional:
         return {"name": name, "type": ["null", kind], "default": None, "field-id": field_id}
     return {"name": name, "type": kind, "field-id": field_id}
 
 
-def _map(key_id: int, value_id: int, value: str) -> dict[str, Any]:
+def _build_map(key_id: int, value_id: int, value: str) -> dict[str, Any]:
     """Return a map by column id, which Avro has only as an array of pairs."""
-    pair = [_field("key", "int", key_id), _field("value", value, value_id)]
+    pair = [_build_field("key", "int", key_id), _build_field("value", value, value_id)]
     items = {"type": "record", "name": f"k{key_id}_v{value_id}", "fields": pair}
     return {"type": "array", "items": items, "logicalType": "map"}
 
 
-def entry_schema() -> dict[str, Any]:
+def build_entry_schema() -> dict[str, Any]:
     """Return the Avro schema of a manifest's entries.
 
     `tables.py` encodes the fields in this order.
     """
     partition = [
-        _field("day", {"type": "int", "logicalType": "date"}, 1000, optional=True),
-        _field("user_id_bucket", "int", 1001, optional=True),
+        _build_field("day", {"type": "int", "logicalType": "date"}, 1000, optional=True),
+        _build_field("user_id_bucket", "int", 1001, optional=True),
     ]
-    data_file = [
-        _field("content", "int", 134),
-        _field("file_path", "string", 100),
-        _field("file_format", "string", 101),
-        _field("partition", {"type": "record", "name": "r102", "fields": partition}, 102),
-        _field("record_count", "long", 103),
-        _field("file_size_in_bytes", "long", 104),
-        _field("column_sizes", _map(117, 118, "long"), 108, optional=True),
-        _field("value_counts", _map(119, 120, "long"), 109, optional=True),
-        _field("null_value_counts", _map(121, 122, "long"), 110, optional=True),
-        _field("nan_value_counts", _map(138, 139, "long"), 137, optional=True),
-        _field("lower_bounds", _map(126, 127, "bytes"), 125, optional=True),
-        _field("upper_bounds", _map(129, 130, "bytes"), 128, optional=True),
-        _field("key_metadata", "bytes", 131, optional=True),
-        _field("split_offsets", {"type": "array", "items": "long", "element-id": 133}, 132, optional=True),
-        _field("equality_ids", {"type": "array", "items": "int", "element-id": 136}, 135, optional=True),
-        _field("sort_order_id", "int", 140, optional=True),
-        _field("referenced_data_file", "string", 143, optional=True),
+    data_file_fields = [
+        _build_field("content", "int", 134),
+        _build_field("file_path", "string", 100),
+        _build_field("file_format", "string", 101),
+        _build_field("partition", {"type": "record", "name": "r102", "fields": partition}, 102),
+        _build_field("record_count", "long", 103),
+        _build_field("file_size_in_bytes", "long", 104),
+        _build_field("column_sizes", _build_map(117, 118, "long"), 108, optional=True),
+        _build_field("value_counts", _build_map(119, 120, "long"), 109, optional=True),
+        _build_field("null_value_counts", _build_map(121, 122, "long"), 110, optional=True),
+        _build_field("nan_value_counts", _build_map(138, 139, "long"), 137, optional=True),
+        _build_field("lower_bounds", _build_map(126, 127, "bytes"), 125, optional=True),
+        _build_field("upper_bounds", _build_map(129, 130, "bytes"), 128, optional=True),
+        _build_field("key_metadata", "bytes", 131, optional=True),
+        _build_field("split_offsets", {"type": "array", "items": "long", "element-id": 133}, 132, optional=True),
+        _build_field("equality_ids", {"type": "array", "items": "int", "element-id": 136}, 135, optional=True),
+        _build_field("sort_order_id", "int", 140, optional=True),
+        _build_field("referenced_data_file", "string", 143, optional=True),
     ]
-    entry = [
-        _field("status", "int", 0),
-        _field("snapshot_id", "long", 1, optional=True),
-        _field("sequence_number", "long", 3, optional=True),
-        _field("file_sequence_number", "long", 4, optional=True),
-        _field("data_file", {"type": "record", "name": "r2", "fields": data_file}, 2),
+    entry_fields = [
+        _build_field("status", "int", 0),
+        _build_field("snapshot_id", "long", 1, optional=True),
+        _build_field("sequence_number", "long", 3, optional=True),
+        _build_field("file_sequence_number", "long", 4, optional=True),
+        _build_field("data_file", {"type": "record", "name": "r2", "fields": data_file_fields}, 2),
     ]
-    return {"type": "record", "name": "manifest_entry", "fields": entry}
+    return {"type": "record", "name": "manifest_entry", "fields": entry_fields}
 
 
-def manifest_file_schema() -> dict[str, Any]:
+def build_manifest_file_schema() -> dict[str, Any]:
     """Return the Avro schema of a manifest list's entries."""
     summary = [
-        _field("contains_null", "boolean", 509),
-        _field("contains_nan", "boolean", 518, optional=True),
-        _field("lower_bound", "bytes", 510, optional=True),
-        _field("upper_bound", "bytes", 511, optional=True),
+        _build_field("contains_null", "boolean", 509),
+        _build_field("contains_nan", "boolean", 518, optional=True),
+        _build_field("lower_bound", "bytes", 510, optional=True),
+        _build_field("upper_bound", "bytes", 511, optional=True),
     ]
     summaries = {
         "type": "array",
@@ -110,26 +110,26 @@ def manifest_file_schema() -> dict[str, Any]:
         "element-id": 508,
     }
     fields = [
-        _field("manifest_path", "string", 500),
-        _field("manifest_length", "long", 501),
-        _field("partition_spec_id", "int", 502),
-        _field("content", "int", 517),
-        _field("sequence_number", "long", 515),
-        _field("min_sequence_number", "long", 516),
-        _field("added_snapshot_id", "long", 503),
-        _field("added_files_count", "int", 504),
-        _field("existing_files_count", "int", 505),
-        _field("deleted_files_count", "int", 506),
-        _field("added_rows_count", "long", 512),
-        _field("existing_rows_count", "long", 513),
-        _field("deleted_rows_count", "long", 514),
-        _field("partitions", summaries, 507, optional=True),
-        _field("key_metadata", "bytes", 519, optional=True),
+        _build_field("manifest_path", "string", 500),
+        _build_field("manifest_length", "long", 501),
+        _build_field("partition_spec_id", "int", 502),
+        _build_field("content", "int", 517),
+        _build_field("sequence_number", "long", 515),
+        _build_field("min_sequence_number", "long", 516),
+        _build_field("added_snapshot_id", "long", 503),
+        _build_field("added_files_count", "int", 504),
+        _build_field("existing_files_count", "int", 505),
+        _build_field("deleted_files_count", "int", 506),
+        _build_field("added_rows_count", "long", 512),
+        _build_field("existing_rows_count", "long", 513),
+        _build_field("deleted_rows_count", "long", 514),
+        _build_field("partitions", summaries, 507, optional=True),
+        _build_field("key_metadata", "bytes", 519, optional=True),
     ]
     return {"type": "record", "name": "manifest_file", "fields": fields}
 
 
-def manifest_file(
+def build_manifest_file(
     number: int, path: str, length: int, files: int, rows: int, days: tuple[int, int], buckets: tuple[int, int]
 ) -> dict[str, Any]:
     """Return the manifest list's record of manifest `number`, which a separate append added.
@@ -152,7 +152,7 @@ def manifest_file(
         "content": 0,
         "sequence_number": number + 1,
         "min_sequence_number": number + 1,
-        "added_snapshot_id": snapshot_id(number),
+        "added_snapshot_id": compute_snapshot_id(number),
         "added_files_count": files,
         "existing_files_count": 0,
         "deleted_files_count": 0,
@@ -164,7 +164,7 @@ def manifest_file(
     }
 
 
-def table_metadata(
+def build_table_metadata(
     location: str, manifest_list: str, columns: tuple[Column, ...], manifests: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """Return the metadata.json of a version 2 table whose older snapshots have been expired."""
@@ -174,7 +174,7 @@ def table_metadata(
     rows = sum(manifest["added_rows_count"] for manifest in manifests)
     snapshot = {
         "sequence-number": last_manifest + 1,
-        "snapshot-id": snapshot_id(last_manifest),
+        "snapshot-id": compute_snapshot_id(last_manifest),
         "timestamp-ms": at_ms,
         "summary": {
             "operation": "append",
@@ -196,7 +196,7 @@ def table_metadata(
         "last-updated-ms": at_ms,
         "last-column-id": len(columns),
         "current-schema-id": 0,
-        "schemas": [schema(columns)],
+        "schemas": [build_schema(columns)],
         "default-spec-id": 0,
         "partition-specs": [{"spec-id": 0, "fields": SPEC_FIELDS}],
         "last-partition-id": SPEC_FIELDS[-1]["field-id"],

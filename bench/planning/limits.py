@@ -19,7 +19,7 @@ class Bandwidth:
     read: float
     copied: float
 
-    def floor_ms(self, size: int) -> float:
+    def compute_floor_ms(self, size: int) -> float:
         """Return the minimum milliseconds to read `size` bytes from memory."""
         return size / self.read / 1e6
 
@@ -27,19 +27,19 @@ class Bandwidth:
         return f"reads {self.read:.1f} GB/s, copies {self.copied:.1f} GB/s"
 
 
-def bandwidth(size: int = PROBE_BYTES, times: int = 3) -> Bandwidth:
+def measure_bandwidth(size: int = PROBE_BYTES, times: int = 3) -> Bandwidth:
     """Return the best of `times` sums and copies over `size` bytes.
 
     Reading is bound by memory, not by the addition.
     """
     source = np.ones(size // 8, np.uint64)
     target = np.empty_like(source)
-    read_s = min(_took(source.sum) for _ in range(times))
-    copied = min(_took(lambda: np.copyto(target, source)) for _ in range(times))
+    read_s = min(_measure_s(source.sum) for _ in range(times))
+    copied = min(_measure_s(lambda: np.copyto(target, source)) for _ in range(times))
     return Bandwidth(size / read_s / 1e9, size / copied / 1e9)
 
 
-def _took(work: Callable[[], object]) -> float:
+def _measure_s(work: Callable[[], object]) -> float:
     started_s = time.perf_counter()
     work()
     return time.perf_counter() - started_s

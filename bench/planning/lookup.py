@@ -25,11 +25,11 @@ import pyarrow as pa
 from bench.bounds import transfer_ms
 from bench.measure import Worker, drive
 from bench.planning.columns import START_DAY, build_columns
-from bench.planning.layout import day_text
-from bench.planning.lookup_peers import Avro, ComparedAnswer, DataFusion, DuckDB, Lmdb, Peer, stores
+from bench.planning.layout import format_day
+from bench.planning.lookup_peers import Avro, ComparedAnswer, DataFusion, DuckDB, Lmdb, Peer, create_stores
 from bench.planning.ours import OurPlanner, open_our_planner
 from bench.planning.plans import PlansDiffer
-from bench.planning.served import register, seamark, stats
+from bench.planning.served import register, request_stats, run_seamark
 from bench.planning.tables import CACHE, Table, generate_table
 from bench.report import OURS, Report, Row
 from bench.targets import LOAD_CORE, Target, pin_to_core
@@ -54,7 +54,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         if quick
         else generate_table(100_000, column_count=100, files_per_day=10_000)
     )
-    object_stores = stores(generated_table)
+    object_stores = create_stores(generated_table)
     indexed: list[Peer] = [DataFusion(object_stores), DuckDB(object_stores), Lmdb(object_stores)]
     async with open_our_planner(folder / "home", generated_table) as seamark_planner:
         rounds = 2 if quick else 30
@@ -62,11 +62,11 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             await _measure_before_encoding(
                 report, generated_table, seamark_planner, indexed, names=names, rounds=rounds
             )
-    with seamark(folder, CACHE) as target, pin_to_core(LOAD_CORE):
+    with run_seamark(folder, CACHE) as target, pin_to_core(LOAD_CORE):
         await register(target, generated_table)
         for row in tuple(report.rows):
             await _measure_over_http(report, generated_table, target, row, seconds=0.3 if quick else 3.0)
-    _avro(report, generated_table, Avro(object_stores))
+    _add_avro_lookup(report, generated_table, Avro(object_stores))
     for peer in indexed:
         peer.close()
     report.notes.append(
@@ -80,29 +80,31 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 async def _measure_before_encoding(
     report: Report, table: Table, seamark_planner: OurPlanner, peers: list[Peer], *, names: bool, rounds: int
 ) -> None:
-    column_id = _column_id(table)
+    column_id = _find_column_id(table)
     days = [START_DAY + number for number in range(table.files // table.files_per_day)]
     durations: dict[str, list[float]] = {OURS: [], **{peer.name: [] for peer in peers}}
     view = await seamark_planner.planner.view(seamark_planner.metadata, ScanRequest())
     column = RequestedColumn(column_id, "int")
 
-    def mine(day: int, slashes: int = 0) -> dict[str, Any]:
+    def look_up(day: int, slashes: int = 0) -> dict[str, Any]:
         """Return the answer for the prefix of a day. Slashes at its end make it a new prefix."""
-        lookup_result = lookup(view, parse_prefix(f"day={day_text(day)}" + "/" * slashes, seamark_planner.metadata))
-        return _answer(lookup_result, column, names=names)
+        lookup_result = lookup(view, parse_prefix(f"day={format_day(day)}" + "/" * slashes, seamark_planner.metadata))
+        return _build_answer(lookup_result, column, names=names)
 
     repeated: list[float] = []
 
     for number in range(rounds):
         day = days[number % len(days)]
-        expected = facts(mine(day))
+        expected = compute_facts(look_up(day))
         for second_number in range(OURS_A_ROUND):
             day_again = days[(number + second_number) % len(days)]
             question_number = number * OURS_A_ROUND + second_number
-            durations[OURS].append(_time(partial(mine, slashes=1 + question_number // len(days)), day_again)[0])
-            repeated.append(_time(mine, day_again)[0])
+            durations[OURS].append(
+                _measure_ms(partial(look_up, slashes=1 + question_number // len(days)), day_again)[0]
+            )
+            repeated.append(_measure_ms(look_up, day_again)[0])
         for peer in peers if number % 2 else reversed(peers):
-            ms, answer = _time(partial(peer.lookup, column_id, names=names), day)
+            ms, answer = _measure_ms(partial(peer.lookup, column_id, names=names), day)
             durations[peer.name].append(ms)
             if peer.facts(answer) != expected:
                 raise PlansDiffer(f"{peer.name} found {peer.facts(answer)}, ours {expected}")
@@ -113,7 +115,7 @@ async def _measure_before_encoding(
     report.rows.append(Row(case, "before encoding", "ms", values, peer=best, goal=goal))
     report.notes.append(
         f"{case}: the fastest peer is {best}; best single times "
-        + _best(durations)
+        + _format_best(durations)
         + "; ours of prefixes that were asked"
         f" before {statistics.median(repeated):.3g} ms, at best {min(repeated):.3g} ms."
     )
@@ -123,28 +125,29 @@ async def _measure_over_http(report: Report, table: Table, target: Target, befor
     """Add a row for Seamark over HTTP to the report. `before` has the figures of the peers for the same question."""
     fields = ("file-path" if before.case.endswith("names") else "file", *FIELDS)
     days = [START_DAY + number for number in range(table.files // table.files_per_day)]
-    expected = [stats(table, COLUMN, f"day={day_text(day)}", fields) for day in days]
+    expected = [request_stats(table, COLUMN, f"day={format_day(day)}", fields) for day in days]
     answer = await target.call(expected[0])
     rows = pa.ipc.open_stream(answer.body).read_all().num_rows
     if rows != table.files_per_day:
         raise PlansDiffer(f"over HTTP {rows} entries came, {table.files_per_day} match")
-    sample = await drive(target, [_for_ever(expected)], seconds=seconds)
-    values = {**before.values, OURS: sample.quantile(0.5)}
+    sample = await drive(target, [_repeat_forever(expected)], seconds=seconds)
+    values = {**before.values, OURS: sample.compute_quantile(0.5)}
     goal = None if before.goal is None else values[before.peer] / HTTP_GOAL
     report.rows.append(Row(before.case, "Arrow over HTTP, p50", "ms", values, peer=before.peer, goal=goal))
     report.notes.append(
         f"{before.case} over HTTP: {len(answer.body):,} bytes, server CPU {sample.server_cpu_us:.0f} µs,"
-        f" p99 {sample.quantile(0.99):.2f} ms; the bytes alone take {await transfer_ms(answer.body):.3f} ms from a bare"
+        f" p99 {sample.compute_quantile(0.99):.2f} ms; the bytes alone take"
+        f" {await transfer_ms(answer.body):.3f} ms from a bare"
         " socket."
     )
 
 
-def _for_ever(requests: Sequence[Request]) -> Worker:
+def _repeat_forever(requests: Sequence[Request]) -> Worker:
     # This is a generator because a cycle cannot receive the answers.
     yield from (item for item in itertools.cycle(requests))
 
 
-def _answer(found_files: FoundFiles, column: RequestedColumn, *, names: bool) -> dict[str, Any]:
+def _build_answer(found_files: FoundFiles, column: RequestedColumn, *, names: bool) -> dict[str, Any]:
     """Return arrays of all statistics of the column in the files found."""
     stats = found_files.stats(column)
     answer: dict[str, Any] = dict(zip(READ, stats.read(READ), strict=True))
@@ -152,27 +155,27 @@ def _answer(found_files: FoundFiles, column: RequestedColumn, *, names: bool) ->
     return answer
 
 
-def facts(answer: dict[str, Any]) -> ComparedAnswer:
+def compute_facts(answer: dict[str, Any]) -> ComparedAnswer:
     """Return the facts of Seamark's answer, as a peer's `facts`."""
     values, nulls = answer["value_counts"], answer["null_value_counts"]
     return ComparedAnswer(len(values), int(values.sum()), int(nulls.sum()))
 
 
-def _column_id(table: Table) -> int:
+def _find_column_id(table: Table) -> int:
     return next(column.id for column in build_columns(table.columns) if column.name == COLUMN)
 
 
-def _time(work: Callable[[int], Any], day: int) -> tuple[float, Any]:
+def _measure_ms(work: Callable[[int], Any], day: int) -> tuple[float, Any]:
     started_s = time.perf_counter()
     answer = work(day)
     return (time.perf_counter() - started_s) * 1000, answer
 
 
-def _best(durations: dict[str, list[float]]) -> str:
+def _format_best(durations: dict[str, list[float]]) -> str:
     return ", ".join(f"{name} {min(times):.3g} ms" for name, times in durations.items())
 
 
-def _avro(report: Report, table: Table, peer: Avro) -> None:
+def _add_avro_lookup(report: Report, table: Table, peer: Avro) -> None:
     """Add one lookup to the first row; the Avro reader reads the whole file."""
-    ms, _ = _time(partial(peer.lookup, _column_id(table), names=True), START_DAY)
+    ms, _ = _measure_ms(partial(peer.lookup, _find_column_id(table), names=True), START_DAY)
     report.rows[0].values[peer.name] = ms

@@ -39,7 +39,7 @@ from bench.planning.ragged import (
     encode_varints,
 )
 from bench.planning.tables import FORMAT as TABLE_FORMAT
-from bench.planning.tables import SYNC, Table, file_names, statistics
+from bench.planning.tables import SYNC, Table, build_file_names, read_statistics
 
 FORMAT = 1
 KEY = struct.Struct(">HiHI")
@@ -80,15 +80,15 @@ class Peer(Protocol):
     def close(self) -> None: ...
 
 
-def entries(table: Table) -> Iterator[Entries]:
+def list_entries(table: Table) -> Iterator[Entries]:
     """Yield the entries of one column after another."""
-    random_statistics = list(statistics(table))
+    random_statistics = list(read_statistics(table))
     day, bucket, number, records = (
         np.concatenate([getattr(item.batch, name) for item in random_statistics])
         for name in ("day", "bucket", "number", "records")
     )
     order = np.lexsort((number, bucket, day))
-    names = stack_cells([file_names(table, item.batch) for item in random_statistics])
+    names = stack_cells([build_file_names(table, item.batch) for item in random_statistics])
     for column_number, column in enumerate(build_columns(table.columns)):
         results = [item.stats[column_number] for item in random_statistics]
         nans = [result.nans for result in results if result.nans is not None]
@@ -119,7 +119,7 @@ def take_cells(part: Cells, order: Ints) -> Cells:
     return Cells(part.matrix[order], part.mask()[order])
 
 
-def stores(table: Table) -> Path:
+def create_stores(table: Table) -> Path:
     """Return the folder with the three files, and create the files if they do not exist in the table's folder."""
     folder = table.folder.parent / f"{table.folder.name}-lookup"
     expected = {"format": FORMAT, "table": TABLE_FORMAT}
@@ -143,9 +143,9 @@ def _write(table: Table, folder: Path) -> None:
     writer = None
     environment = lmdb.open(str(folder / "entries.lmdb"), map_size=1 << 34, sync=False, readahead=False)
     with (folder / "entries.avro").open("wb") as avro:
-        fastavro.writer(avro, _avro_schema(), [], sync_marker=SYNC)
-        for entry in entries(table):
-            batch = _arrow(entry)
+        fastavro.writer(avro, _build_avro_schema(), [], sync_marker=SYNC)
+        for entry in list_entries(table):
+            batch = _build_record_batch(entry)
             if writer is None:
                 # Files without compression and without dictionaries for rarely repeated values are fastest to read.
                 writer = pq.ParquetWriter(
@@ -159,8 +159,8 @@ def _write(table: Table, folder: Path) -> None:
                 )
             writer.write_batch(batch, row_group_size=batch.num_rows)
             with environment.begin(write=True) as transaction, transaction.cursor() as cursor:
-                cursor.putmulti(_pairs(entry), append=True)
-            data, _ = encode_records(_avro(entry))
+                cursor.putmulti(_encode_pairs(entry), append=True)
+            data, _ = encode_records(_encode_avro(entry))
             avro.write(encode_varint(len(entry.day)) + encode_varint(len(data)) + data.tobytes() + SYNC)
     if writer is not None:
         writer.close()
@@ -168,7 +168,7 @@ def _write(table: Table, folder: Path) -> None:
     environment.close()
 
 
-def _bytes(part: Cells, kind: pa.DataType, presence: Any = None) -> pa.Array:
+def _build_binary_array(part: Cells, kind: pa.DataType, presence: Any = None) -> pa.Array:
     """Return an Arrow array of texts or bytes without a Python object for each."""
     data, lengths = encode_records([part])
     offsets = np.zeros(len(lengths) + 1, np.int32)
@@ -177,7 +177,7 @@ def _bytes(part: Cells, kind: pa.DataType, presence: Any = None) -> pa.Array:
     return pa.Array.from_buffers(kind, len(lengths), [valid, pa.py_buffer(offsets), pa.py_buffer(data)])
 
 
-def _arrow(entries: Entries) -> pa.RecordBatch:
+def _build_record_batch(entries: Entries) -> pa.RecordBatch:
     rows, stats = len(entries.day), entries.stats
     nans = pa.nulls(rows, pa.int64()) if stats.nans is None else pa.array(stats.nans, pa.int64())
     return pa.RecordBatch.from_pydict(
@@ -186,17 +186,17 @@ def _arrow(entries: Entries) -> pa.RecordBatch:
             "day": pa.array(entries.day.astype(np.int32)),
             "bucket": pa.array(entries.bucket.astype(np.int32)),
             "file": pa.array(entries.file.astype(np.int32)),
-            "name": _bytes(entries.name, pa.string()),
+            "name": _build_binary_array(entries.name, pa.string()),
             "value_count": pa.array(entries.values),
             "null_count": pa.array(stats.nulls),
             "nan_count": nans,
-            "lower": _bytes(stats.lower, pa.binary(), stats.present),
-            "upper": _bytes(stats.upper, pa.binary(), stats.present),
+            "lower": _build_binary_array(stats.lower, pa.binary(), stats.present),
+            "upper": _build_binary_array(stats.upper, pa.binary(), stats.present),
         }
     )
 
 
-def _pairs(entries: Entries) -> Iterator[tuple[bytes, bytes]]:
+def _encode_pairs(entries: Entries) -> Iterator[tuple[bytes, bytes]]:
     """Yield LMDB's keys and values."""
     rows = len(entries.day)
     nans = np.full(rows, -1, np.int64) if entries.stats.nans is None else entries.stats.nans
@@ -209,14 +209,14 @@ def _pairs(entries: Entries) -> Iterator[tuple[bytes, bytes]]:
         offset += length
 
 
-def _avro_schema() -> dict[str, Any]:
+def _build_avro_schema() -> dict[str, Any]:
     ints = [{"name": name, "type": "int"} for name in ("column_id", "day", "bucket", "file")]
     longs = [{"name": name, "type": "long"} for name in ("value_count", "null_count", "nan_count")]
     texts = [{"name": "name", "type": "string"}, *({"name": name, "type": "bytes"} for name in ("lower", "upper"))]
     return {"type": "record", "name": "entry", "fields": [*ints, *longs, *texts]}
 
 
-def _avro(entries: Entries) -> list[Cells]:
+def _encode_avro(entries: Entries) -> list[Cells]:
     rows = len(entries.day)
     nans = np.full(rows, -1, np.int64) if entries.stats.nans is None else entries.stats.nans
     numbers = [
@@ -236,7 +236,7 @@ def _avro(entries: Entries) -> list[Cells]:
     ]
 
 
-def _sql(column_id: int, day: int, *, names: bool) -> str:
+def _format_sql(column_id: int, day: int, *, names: bool) -> str:
     file = "name" if names else "file"
     return f"SELECT {file}, {STATISTICS} FROM entries WHERE column_id = {column_id} AND day = {day}"
 
@@ -254,11 +254,11 @@ class DataFusion:
         self._context.register_parquet("entries", str(folder / "entries.parquet"))
 
     def lookup(self, column_id: int, day: int, *, names: bool) -> Any:
-        sql = _sql(column_id, day, names=names)
+        sql = _format_sql(column_id, day, names=names)
         return self._context.sql(sql).collect()
 
     def facts(self, answer: Any) -> ComparedAnswer:
-        return _facts_of(pa.Table.from_batches(answer))
+        return _compute_facts(pa.Table.from_batches(answer))
 
     def close(self) -> None:
         del self._context
@@ -273,11 +273,11 @@ class DuckDB:
         self._db.execute(f"CREATE VIEW entries AS FROM read_parquet('{folder / 'entries.parquet'}')")
 
     def lookup(self, column_id: int, day: int, *, names: bool) -> Any:
-        sql = _sql(column_id, day, names=names)
+        sql = _format_sql(column_id, day, names=names)
         return self._db.sql(sql).to_arrow_table()
 
     def facts(self, answer: Any) -> ComparedAnswer:
-        return _facts_of(answer)
+        return _compute_facts(answer)
 
     def close(self) -> None:
         self._db.close()
@@ -328,6 +328,6 @@ class Avro:
         """Do nothing: no file is open between lookups."""
 
 
-def _facts_of(answer: pa.Table) -> ComparedAnswer:
+def _compute_facts(answer: pa.Table) -> ComparedAnswer:
     values, nulls = (int(answer.column(name).to_numpy().sum()) for name in ("value_count", "null_count"))
     return ComparedAnswer(answer.num_rows, values, nulls)

@@ -52,10 +52,10 @@ async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZ
 
 def measure(table: Table, home: Path) -> MemoryMeasurement:
     """Load the table in a separate process, plan by every filter, and measure the memory."""
-    return asyncio.run(_measure(table, home))
+    return asyncio.run(_measure_memory(table, home))
 
 
-async def _measure(table: Table, home: Path) -> MemoryMeasurement:
+async def _measure_memory(table: Table, home: Path) -> MemoryMeasurement:
     process = psutil.Process()
     async with open_our_planner(home, table) as seamark_planner:
         gc.collect()

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from bench.planning.plans import Plan, fingerprint
+from bench.planning.plans import Plan, compute_fingerprint
 from bench.planning.tables import Table
 from seamark.formats.iceberg.expressions.expression import TRUE
 from seamark.formats.iceberg.expressions.expression_json import parse_expression
@@ -44,7 +44,7 @@ class OurPlanner:
             block, local = scan.view.locate(row)
             paths.append(block.raw("file_path", local) or b"")
             size += block.long("file_size_in_bytes", local) or 0
-        return Plan(elapsed_ms, len(paths), size, fingerprint(paths))
+        return Plan(elapsed_ms, len(paths), size, compute_fingerprint(paths))
 
 
 @asynccontextmanager

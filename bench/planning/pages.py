@@ -13,7 +13,7 @@ import time
 
 import uvloop
 
-from bench.wire import Connection, LoadError, Response, request
+from bench.wire import Connection, LoadError, Response, build_request
 
 FILE = b'"data-file":'
 
@@ -30,7 +30,7 @@ async def fetch_all(port: int, table: str, *, packed: bool) -> dict[str, float]:
 
     async def ask(path: str, body: object) -> Response:
         started_s = time.perf_counter()
-        answer = await connection.ask(request("POST", f"{table}/{path}", body, headers=headers))
+        answer = await connection.ask(build_request("POST", f"{table}/{path}", body, headers=headers))
         durations.append((time.perf_counter() - started_s) * 1000)
         if answer.status != 200:
             raise LoadError(f"{path}: {answer.status} {answer.body[:300]!r}")
@@ -50,7 +50,7 @@ async def fetch_all(port: int, table: str, *, packed: bool) -> dict[str, float]:
 
 
 def _decompress(answer: Response) -> bytes:
-    return gzip.decompress(answer.body) if answer.field("Content-Encoding") == "gzip" else answer.body
+    return gzip.decompress(answer.body) if answer.get_field("Content-Encoding") == "gzip" else answer.body
 
 
 def main() -> None:

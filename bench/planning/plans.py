@@ -37,6 +37,6 @@ class Plan:
             raise PlansDiffer(f"{note}: one planner keeps {self.files} files, and another keeps {other.files}")
 
 
-def fingerprint(paths: Iterable[bytes]) -> int:
+def compute_fingerprint(paths: Iterable[bytes]) -> int:
     """Return the fingerprint of the paths, as `Plan.paths` has it."""
     return sum(map(zlib.crc32, paths))

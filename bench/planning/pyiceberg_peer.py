@@ -16,10 +16,10 @@ import pyiceberg
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 from pyiceberg.table import StaticTable
 
-from bench.planning.plans import Plan, fingerprint
+from bench.planning.plans import Plan, compute_fingerprint
 
 
-def version() -> str:
+def get_version() -> str:
     return pyiceberg.__version__
 
 
@@ -37,7 +37,7 @@ class PyIcebergPlanner:
         elapsed_ms = (time.perf_counter() - started_s) * 1000
         files = [task.file for task in tasks]
         size = sum(file.file_size_in_bytes for file in files)
-        return Plan(elapsed_ms, len(files), size, fingerprint(file.file_path.encode() for file in files))
+        return Plan(elapsed_ms, len(files), size, compute_fingerprint(file.file_path.encode() for file in files))
 
 
 def main() -> None:

@@ -26,7 +26,7 @@ class Cells:
     def mask(self) -> Mask:
         return np.ones(self.matrix.shape, np.bool_) if self.used is None else self.used
 
-    def lengths(self) -> Ints:
+    def list_lengths(self) -> Ints:
         rows, width = self.matrix.shape
         return np.full(rows, width, np.int64) if self.used is None else self.used.sum(axis=1, dtype=np.int64)
 
@@ -73,7 +73,7 @@ def encode_varint(value: int) -> bytes:
     return cells.matrix[cells.mask()].tobytes()
 
 
-def unscaled_decimal(values: Ints) -> Cells:
+def encode_unscaled_decimal(values: Ints) -> Cells:
     """Encode Iceberg's decimal bounds: two's complement, big-endian, in the fewest bytes (spec, appendix D)."""
     matrix: Bytes = np.ascontiguousarray(values, ">i8").view(np.uint8).reshape(len(values), 8)
     magnitude = np.where(values < 0, ~values, values)
@@ -83,7 +83,7 @@ def unscaled_decimal(values: Ints) -> Cells:
     return Cells(matrix, used)
 
 
-def digits(values: Ints, width: int) -> Cells:
+def format_digits(values: Ints, width: int) -> Cells:
     """Return decimal digits, filled with zeros to `width`.
 
     Wider numbers would lose their first digits, so the function refuses them.
@@ -94,15 +94,15 @@ def digits(values: Ints, width: int) -> Cells:
     return Cells((values[:, None] // powers % 10 + ord("0")).astype(np.uint8))
 
 
-def decimal_text(values: Ints) -> Cells:
+def format_decimal(values: Ints) -> Cells:
     """Return non-negative numbers as text, without leading zeros."""
     width = len(str(int(values.max(initial=0))))
     used = values[:, None] >= 10 ** np.arange(width - 1, -1, -1, dtype=np.int64)
     used[:, -1] = True
-    return Cells(digits(values, width).matrix, used)
+    return Cells(format_digits(values, width).matrix, used)
 
 
-def choice(words: list[bytes], index: Ints) -> Cells:
+def choose_words(words: list[bytes], index: Ints) -> Cells:
     """Return `words[index]`, row by row."""
     width = max(map(len, words))
     table = np.frombuffer(b"".join(word.ljust(width, b"\0") for word in words), np.uint8).reshape(-1, width)
@@ -115,7 +115,7 @@ def add_lengths(part: Cells) -> Cells:
     if part.used is None:
         rows, width = part.matrix.shape
         return join_cells(fill_cells(encode_varint(width), rows), part)
-    return join_cells(encode_varints(part.lengths()), part)
+    return join_cells(encode_varints(part.list_lengths()), part)
 
 
 def encode_records(parts: list[Cells]) -> tuple[Bytes, Ints]:

@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 from bench.planning.tables import Table
 from bench.report import OURS
 from bench.targets import SERVER_CORE, Target, pin_to_core
-from bench.wire import Request, request
+from bench.wire import Request, build_request
 from seamark.commands.serving.extensions import EXTENSIONS
 from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.api.http.observability.logs import configure_logging
@@ -25,35 +25,35 @@ from tests.services.seamark import Seamark
 NAMESPACE = "planned"
 
 
-def name_of(table: Table) -> str:
+def build_name(table: Table) -> str:
     return f"files_{table.files}_columns_{table.columns}"
 
 
-def path_of(table: Table) -> str:
-    return f"/v1/namespaces/{NAMESPACE}/tables/{name_of(table)}"
+def build_path(table: Table) -> str:
+    return f"/v1/namespaces/{NAMESPACE}/tables/{build_name(table)}"
 
 
-def plan(table: Table, expression: Any) -> Request:
+def request_plan(table: Table, expression: Any) -> Request:
     """Return a scan of the current snapshot, as engines request it."""
-    return request("POST", f"{path_of(table)}/plan", {"filter": expression}, label="plan")
+    return build_request("POST", f"{build_path(table)}/plan", {"filter": expression}, label="plan")
 
 
 def fetch(table: Table, plan_task: str, *, gzip: bool = False) -> Request:
     headers = {"Accept-Encoding": "gzip"} if gzip else {}
-    return request("POST", f"{path_of(table)}/tasks", {"plan-task": plan_task}, headers=headers, label="page")
+    return build_request("POST", f"{build_path(table)}/tasks", {"plan-task": plan_task}, headers=headers, label="page")
 
 
-def stats(table: Table, column: str, partition: str, fields: Sequence[str]) -> Request:
+def request_stats(table: Table, column: str, partition: str, fields: Sequence[str]) -> Request:
     """Return a prefix lookup, answered as an Arrow IPC stream."""
-    stats_path = f"/api/v1/tables/{NAMESPACE}/{name_of(table)}/stats/{column}"
+    stats_path = f"/api/v1/tables/{NAMESPACE}/{build_name(table)}/stats/{column}"
     query = urlencode({"partition": partition, "fields": ",".join(fields)})
-    response = request("GET", f"{stats_path}?{query}", label="stats")
+    response = build_request("GET", f"{stats_path}?{query}", label="stats")
     accept = b"Accept: application/vnd.apache.arrow.stream"
     return dataclasses.replace(response, raw=response.raw.replace(b"Accept: application/json", accept))
 
 
 @contextmanager
-def seamark(folder: Path, warehouse: Path, *, workers: int = 1) -> Iterator[Target]:
+def run_seamark(folder: Path, warehouse: Path, *, workers: int = 1) -> Iterator[Target]:
     """Run `seamark serve`; a single worker runs on the servers' core, several run on any core."""
     flags = ("--workers", str(workers)) if workers > 1 else ()
     env = {"SEAMARK_LOG_LEVEL": "warning"}
@@ -67,7 +67,7 @@ def seamark(folder: Path, warehouse: Path, *, workers: int = 1) -> Iterator[Targ
 
 
 @asynccontextmanager
-async def seamark_here(folder: Path, warehouse: Path) -> AsyncIterator[Target]:
+async def run_seamark_here(folder: Path, warehouse: Path) -> AsyncIterator[Target]:
     """Run a worker on the event loop of this process, so that the bench can watch the loop."""
     home = folder / "seamark-here"
     settings = Settings(home=home, warehouse=f"file://{warehouse}", port=free_port(), log_level="warning")
@@ -81,7 +81,7 @@ async def seamark_here(folder: Path, warehouse: Path) -> AsyncIterator[Target]:
 async def register(target: Target, table: Table) -> None:
     """Register the table in the server under its name."""
     await target.call(
-        request("POST", "/v1/namespaces", {"namespace": [NAMESPACE]}, counted=(200, 409), label="namespace")
+        build_request("POST", "/v1/namespaces", {"namespace": [NAMESPACE]}, counted=(200, 409), label="namespace")
     )
-    body = {"name": name_of(table), "metadata-location": table.metadata_location}
-    await target.call(request("POST", f"/v1/namespaces/{NAMESPACE}/register", body, label="register"))
+    body = {"name": build_name(table), "metadata-location": table.metadata_location}
+    await target.call(build_request("POST", f"/v1/namespaces/{NAMESPACE}/register", body, label="register"))

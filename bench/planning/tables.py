@@ -35,13 +35,13 @@ from bench.planning.ragged import (
     Cells,
     Ints,
     add_lengths,
-    decimal_text,
-    digits,
     encode_records,
     encode_varint,
     encode_varints,
     fill_cells,
     filter_cells,
+    format_decimal,
+    format_digits,
     join_cells,
 )
 
@@ -156,18 +156,18 @@ class FileStatistics:
     stats: list[Stats]
 
 
-def statistics(table: Table) -> Iterator[FileStatistics]:
+def read_statistics(table: Table) -> Iterator[FileStatistics]:
     """Return the table's statistics as they were drawn, in the order of the files, without reading a manifest."""
-    plan = _plan_of(table)
+    plan = _build_plan(table)
     return (_draw_statistics(plan, first) for first in range(0, plan.manifests, BATCH_MANIFESTS))
 
 
-def file_names(table: Table, batch: Batch) -> Cells:
+def build_file_names(table: Table, batch: Batch) -> Cells:
     """Return the last part of each file's path."""
-    return _names(_plan_of(table), batch)
+    return _build_names(_build_plan(table), batch)
 
 
-def _plan_of(plan_columns: Table) -> _Plan:
+def _build_plan(plan_columns: Table) -> _Plan:
     return _Plan(
         "",
         f"file://{plan_columns.folder}",
@@ -186,7 +186,7 @@ def _draw_statistics(plan: _Plan, first: int) -> FileStatistics:
     chance = np.random.default_rng((FORMAT, plan.files, plan.columns, first))
     records = chance.integers(50_000, 4_000_000, len(number), dtype=np.int64)
     batch = Batch(number, plan.files, plan.files_per_day, records, chance)
-    size = records * 40 + batch.draw(1 << 20)
+    size = records * 40 + batch.draw_numbers(1 << 20)
     of = build_columns(plan.columns)
     return FileStatistics(batch, size, of, [column.make(batch) for column in of])
 
@@ -194,45 +194,47 @@ def _draw_statistics(plan: _Plan, first: int) -> FileStatistics:
 def _write(plan: _Plan, workers: int | None, progress: Callable[[int, int], None]) -> int:
     """Write all files of the table; return the bytes of its manifests."""
     manifests: list[dict[str, Any]] = []
-    for batch in _batches(plan, workers):
+    for batch in _write_batches(plan, workers):
         manifests += batch
         progress(len(manifests), plan.manifests)
     head = {
         "format-version": "2",
-        "snapshot-id": str(layout.snapshot_id(len(manifests) - 1)),
+        "snapshot-id": str(layout.compute_snapshot_id(len(manifests) - 1)),
         "sequence-number": str(len(manifests)),
     }
-    list_name = f"snap-{layout.snapshot_id(len(manifests) - 1)}-1-{uuid.uuid5(uuid.NAMESPACE_URL, plan.location)}.avro"
+    list_name = (
+        f"snap-{layout.compute_snapshot_id(len(manifests) - 1)}-1-{uuid.uuid5(uuid.NAMESPACE_URL, plan.location)}.avro"
+    )
     with (Path(plan.building) / "metadata" / list_name).open("wb") as file:
         # Newest first, as engines write manifest lists.
-        fastavro.writer(file, layout.manifest_file_schema(), reversed(manifests), codec="deflate", metadata=head)
-    document = layout.table_metadata(
+        fastavro.writer(file, layout.build_manifest_file_schema(), reversed(manifests), codec="deflate", metadata=head)
+    document = layout.build_table_metadata(
         plan.location, f"{plan.location}/metadata/{list_name}", build_columns(plan.columns), manifests
     )
     (Path(plan.building) / "metadata" / "v1.metadata.json").write_text(json.dumps(document, indent=1))
     return sum(manifest["manifest_length"] for manifest in manifests)
 
 
-def _batches(plan: _Plan, workers: int | None) -> Iterator[list[dict[str, Any]]]:
+def _write_batches(plan: _Plan, workers: int | None) -> Iterator[list[dict[str, Any]]]:
     starts = range(0, plan.manifests, BATCH_MANIFESTS)
     processes = min(len(starts), workers or os.cpu_count() or 1)
     if processes == 1:
         for start in starts:
-            yield _batch(plan, start)
+            yield _write_batch(plan, start)
         return
     # Not forked: the caller may have threads.
     with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-        yield from pool.map(_batch, [plan] * len(starts), starts)
+        yield from pool.map(_write_batch, [plan] * len(starts), starts)
 
 
-def _batch(plan: _Plan, first: int) -> list[dict[str, Any]]:
+def _write_batch(plan: _Plan, first: int) -> list[dict[str, Any]]:
     """Write up to eight manifests from the `first` on, and return their records for the manifest list, in order."""
     last = min(first + BATCH_MANIFESTS, plan.manifests)
     statistics = _draw_statistics(plan, first)
     batch, records = statistics.batch, statistics.batch.records
-    data, lengths = encode_records(_entries(plan, statistics))
+    data, lengths = encode_records(_encode_entries(plan, statistics))
     ends = np.concatenate([[0], np.cumsum(lengths)])
-    header = _header(statistics.columns)
+    header = _build_header(statistics.columns)
     results = []
     for manifest in range(first, last):
         first_entry = (manifest - first) * plan.manifest_entries
@@ -240,11 +242,11 @@ def _batch(plan: _Plan, first: int) -> list[dict[str, Any]]:
         name = f"{_commit_uuid(plan.location, manifest)}-m0.avro"
         places = ends[rows.start : rows.stop + 1]
         entries = data[places[0] : places[-1]].tobytes()
-        content = header + b"".join(_blocks(entries, places - places[0], plan.deflate_level))
+        content = header + b"".join(_encode_blocks(entries, places - places[0], plan.deflate_level))
         (Path(plan.building) / "metadata" / name).write_bytes(content)
         days, buckets = batch.day[rows], batch.bucket[rows]
         results.append(
-            layout.manifest_file(
+            layout.build_manifest_file(
                 manifest,
                 f"{plan.location}/metadata/{name}",
                 len(content),
@@ -261,16 +263,21 @@ def _commit_uuid(location: str, manifest: int) -> uuid.UUID:
     return uuid.uuid5(uuid.NAMESPACE_URL, f"{location}/{manifest}")
 
 
-def _header(columns: tuple[Column, ...]) -> bytes:
+def _build_header(columns: tuple[Column, ...]) -> bytes:
     """Return an Avro container's head: magic, metadata, sync marker."""
     head = io.BytesIO()
     fastavro.writer(
-        head, layout.entry_schema(), [], codec="deflate", metadata=layout.manifest_header(columns), sync_marker=SYNC
+        head,
+        layout.build_entry_schema(),
+        [],
+        codec="deflate",
+        metadata=layout.build_manifest_header(columns),
+        sync_marker=SYNC,
     )
     return head.getvalue()
 
 
-def _blocks(data: bytes, ends: Ints, level: int) -> Iterator[bytes]:
+def _encode_blocks(data: bytes, ends: Ints, level: int) -> Iterator[bytes]:
     """Yield Avro blocks. A block ends with the entry that fills it past 64,000 bytes.
 
     `ends` begins with 0.
@@ -284,8 +291,8 @@ def _blocks(data: bytes, ends: Ints, level: int) -> Iterator[bytes]:
         start = stop
 
 
-def _entries(plan: _Plan, statistics: FileStatistics) -> list[Cells]:
-    """Return the fields of the entries in the order of `layout.entry_schema`.
+def _encode_entries(plan: _Plan, statistics: FileStatistics) -> list[Cells]:
+    """Return the fields of the entries in the order of `layout.build_entry_schema`.
 
     Branches of unions: 0 null, 2 value.
     """
@@ -295,44 +302,46 @@ def _entries(plan: _Plan, statistics: FileStatistics) -> list[Cells]:
     status_added, inherited = b"\x02", b"\x00\x00"
     return [
         fill_cells(status_added + b"\x02", rows),
-        encode_varints(layout.snapshot_id(0) + manifest * 7919),
+        encode_varints(layout.compute_snapshot_id(0) + manifest * 7919),
         fill_cells(inherited + b"\x00", rows),  # both sequence numbers, and content 0: data
-        add_lengths(_paths(plan, batch)),
+        add_lengths(_build_paths(plan, batch)),
         fill_cells(b"\x0ePARQUET\x02", rows),
         encode_varints(batch.day),
         fill_cells(b"\x02", rows),
         encode_varints(batch.bucket),
         encode_varints(batch.records),
         encode_varints(size),
-        *_counts(drawn_columns, [size // len(drawn_columns) + batch.draw(1 << 16) for _ in drawn_columns]),
-        *_counts(drawn_columns, [batch.records] * len(drawn_columns)),
-        *_counts(drawn_columns, [column.nulls for column in stats]),
-        *_counts(*_with_nans(drawn_columns, stats)),
-        *_bounds(drawn_columns, stats, [column.lower for column in stats]),
-        *_bounds(drawn_columns, stats, [column.upper for column in stats]),
+        *_encode_counts(
+            drawn_columns, [size // len(drawn_columns) + batch.draw_numbers(1 << 16) for _ in drawn_columns]
+        ),
+        *_encode_counts(drawn_columns, [batch.records] * len(drawn_columns)),
+        *_encode_counts(drawn_columns, [column.nulls for column in stats]),
+        *_encode_counts(*_select_nan_columns(drawn_columns, stats)),
+        *_encode_bounds(drawn_columns, stats, [column.lower for column in stats]),
+        *_encode_bounds(drawn_columns, stats, [column.upper for column in stats]),
         fill_cells(b"\x00\x02", rows),  # no key metadata; split offsets
         *_split_offsets(size),
         fill_cells(b"\x00\x02\x00\x00", rows),  # no equality ids; sort order 0; no referenced data file
     ]
 
 
-def _paths(plan: _Plan, batch: Batch) -> Cells:
+def _build_paths(plan: _Plan, batch: Batch) -> Cells:
     """Return paths of the form …/data/day=2024-01-01/user_id_bucket=3/ and the file's name."""
     rows = batch.rows
     first_day = int(batch.day.min())
-    days = [layout.day_text(day).encode() for day in range(first_day, int(batch.day.max()) + 1)]
+    days = [layout.format_day(day).encode() for day in range(first_day, int(batch.day.max()) + 1)]
     day_words = np.frombuffer(b"".join(days), np.uint8).reshape(-1, 10)
     return join_cells(
         fill_cells(f"{plan.location}/data/day=".encode(), rows),
         Cells(day_words[batch.day - first_day]),
         fill_cells(b"/user_id_bucket=", rows),
-        decimal_text(batch.bucket),
+        format_decimal(batch.bucket),
         fill_cells(b"/", rows),
-        _names(plan, batch),
+        _build_names(plan, batch),
     )
 
 
-def _names(plan: _Plan, batch: Batch) -> Cells:
+def _build_names(plan: _Plan, batch: Batch) -> Cells:
     """Return names of the form 00012-34567-<uuid of the commit>-0-00001.parquet, as Spark names the files of a task."""
     rows = batch.rows
     manifest = plan.manifest_of(batch.number)
@@ -340,16 +349,16 @@ def _names(plan: _Plan, batch: Batch) -> Cells:
     commits = [str(_commit_uuid(plan.location, number)).encode() for number in range(first, last + 1)]
     commit_words = np.frombuffer(b"".join(commits), np.uint8).reshape(-1, 36)
     return join_cells(
-        digits(batch.number % plan.manifest_entries, 5),
+        format_digits(batch.number % plan.manifest_entries, 5),
         fill_cells(b"-", rows),
-        decimal_text(batch.number + 10_000),
+        format_decimal(batch.number + 10_000),
         fill_cells(b"-", rows),
         Cells(commit_words[manifest - first]),
         fill_cells(b"-0-00001.parquet", rows),
     )
 
 
-def _counts(columns: tuple[Column, ...], values: list[Ints]) -> list[Cells]:
+def _encode_counts(columns: tuple[Column, ...], values: list[Ints]) -> list[Cells]:
     """Return a map from column id to a number."""
     rows = len(values[0])
     parts = [fill_cells(b"\x02" + encode_varint(len(columns)), rows)]
@@ -358,12 +367,12 @@ def _counts(columns: tuple[Column, ...], values: list[Ints]) -> list[Cells]:
     return [*parts, fill_cells(b"\x00", rows)]
 
 
-def _with_nans(columns: tuple[Column, ...], stats: list[Stats]) -> tuple[tuple[Column, ...], list[Ints]]:
+def _select_nan_columns(columns: tuple[Column, ...], stats: list[Stats]) -> tuple[tuple[Column, ...], list[Ints]]:
     floats = [(column, stat.nans) for column, stat in zip(columns, stats, strict=True) if stat.nans is not None]
     return tuple(column for column, _ in floats), [nans for _, nans in floats]
 
 
-def _bounds(columns: tuple[Column, ...], stats: list[Stats], values: list[Cells]) -> list[Cells]:
+def _encode_bounds(columns: tuple[Column, ...], stats: list[Stats], values: list[Cells]) -> list[Cells]:
     """Return a map from column id to bytes; columns that hold only nulls are left out of it."""
     rows = values[0].matrix.shape[0]
     absent_count = sum(

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from bench.planning import java_peer, pyiceberg_peer
 from bench.planning.filters import FILTERS, ORDERED_COLUMN, RANGES, Filter
-from bench.planning.java_peer import JavaPlanner, java_planner
-from bench.planning.limits import Bandwidth, bandwidth
+from bench.planning.java_peer import JavaPlanner, run_java_planner
+from bench.planning.limits import Bandwidth, measure_bandwidth
 from bench.planning.ours import OurPlanner, open_our_planner
 from bench.planning.pyiceberg_peer import PyIcebergPlanner
 from bench.planning.tables import Table, generate_table
@@ -30,14 +30,14 @@ BYTE_OF_MASK = 1
 
 
 async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZES) -> Report:
-    report = Report("planning_warm", "How long is a warm plan?", peer=f"Iceberg Java {java_peer.version()}, warm")
-    memory = bandwidth(*((1 << 26,) if quick else ()))
+    report = Report("planning_warm", "How long is a warm plan?", peer=f"Iceberg Java {java_peer.read_version()}, warm")
+    memory = measure_bandwidth(*((1 << 26,) if quick else ()))
     report.bounds = {"memory of this machine, one core": memory.text()}
     ordered: dict[int, dict[str, float]] = {}
     for files in (2_000,) if quick else sizes:
         generated_table = generate_table(files)
         async with open_our_planner(folder / f"home-{files}", generated_table) as seamark_planner:
-            with java_planner(generated_table.metadata_location, files, folder / "java.log") as java:
+            with run_java_planner(generated_table.metadata_location, files, folder / "java.log") as java:
                 turns = 1 if quick else 2 if files >= 1_000_000 else 5
                 for _ in range(1 if files >= 1_000_000 else 3):  # The JVM compiles while it runs.
                     java.plan(True)
@@ -46,13 +46,14 @@ async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZ
                     if expected.name == ORDERED_COLUMN:
                         ordered[files] = filter_row
             if files <= 100_000:
-                _pyiceberg(report, generated_table)
+                _add_pyiceberg_plan(report, generated_table)
             if quick or files >= 100_000:  # Smaller tables fit into the caches of the core.
                 await _compare_with_memory(report, generated_table, seamark_planner, memory)
-    _growth(report, ordered)
+    _report_growth(report, ordered)
     report.notes += [f"{item.name}: {item.about}." for item in FILTERS.values()]
     report.notes.append(
-        f"Java {java_peer.version()} and PyIceberg {pyiceberg_peer.version()} decode the manifests for every plan, from"
+        f"Java {java_peer.read_version()} and PyIceberg {pyiceberg_peer.get_version()} decode the"
+        f" manifests for every plan, from"
         " the page cache, on both cores; the files kept are the same by every planner, or this bench fails."
     )
     return report
@@ -78,31 +79,32 @@ async def _filter(
     results = {OURS: statistics.median(seamark_ms), JAVA: statistics.median(java_ms)}
     goals = ORDERED_GOAL_MS if query_filter.name == ORDERED_COLUMN else GOALS_MS if query_filter.name in RANGES else {}
     report.rows.append(
-        Row(_case(table, query_filter.name), "plan", "ms", results, peer=JAVA, goal=goals.get(table.files))
+        Row(_format_case(table, query_filter.name), "plan", "ms", results, peer=JAVA, goal=goals.get(table.files))
     )
     report.notes.append(
-        f"{_case(table, query_filter.name)}: {first.files:,} files kept; ours p99 {_p99(seamark_ms):.3f} ms, "
+        f"{_format_case(table, query_filter.name)}: {first.files:,} files kept; ours p99"
+        f" {_compute_p99(seamark_ms):.3f} ms, "
         f"the first on these columns {first.ms:.1f} ms."
     )
     return results
 
 
-def _case(table: Table, name: str) -> str:
+def _format_case(table: Table, name: str) -> str:
     return f"{table.files:,} files, {name}"
 
 
-def _p99(values: list[float]) -> float:
+def _compute_p99(values: list[float]) -> float:
     return sorted(values)[int(0.99 * (len(values) - 1))]
 
 
-def _pyiceberg(report: Report, table: Table) -> None:
+def _add_pyiceberg_plan(report: Report, table: Table) -> None:
     """Add one plan of the first range to its row.
 
     PyIceberg takes seconds for a plan, and its time hardly differs by filter.
     """
     name = RANGES[0]
     plan = PyIcebergPlanner(table.metadata_location).plan(FILTERS[name].expression(table))
-    row = next(row for row in report.rows if row.case == _case(table, name))
+    row = next(row for row in report.rows if row.case == _format_case(table, name))
     row.values[PYICEBERG] = plan.ms
 
 
@@ -123,13 +125,13 @@ async def _compare_with_memory(report: Report, table: Table, seamark_planner: Ou
             stats = scan.view.stats(column.id, column.type)
             for packed in getattr(stats, side)[0].packed:
                 touched += packed.width * table.files // len(scan.view.blocks)
-        elapsed_ms, floor = statistics.median(spent), memory.floor_ms(touched)
-        report.bounds[f"{_case(table, name)}: {touched / 1e6:.1f} MB of bounds"] = (
+        elapsed_ms, floor = statistics.median(spent), memory.compute_floor_ms(touched)
+        report.bounds[f"{_format_case(table, name)}: {touched / 1e6:.1f} MB of bounds"] = (
             f"{floor:.3f} ms at that speed; the scan took {elapsed_ms:.3f} ms, {elapsed_ms / floor:.1f} times as long"
         )
 
 
-def _growth(report: Report, ordered: dict[int, dict[str, float]]) -> None:
+def _report_growth(report: Report, ordered: dict[int, dict[str, float]]) -> None:
     if not {100_000, 1_000_000} <= ordered.keys():
         return
     small_results, large_results = ordered[100_000], ordered[1_000_000]

@@ -1,13 +1,13 @@
-"""`python -m bench.recovery.run`: how fast is a catalog found again, and its database copied?"""
+"""`python -m bench.recovery.run`: how fast are names found again, a database copied, and another catalog imported?"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from bench.recovery import rebuild
+from bench.recovery import moving, rebuild
 from bench.run import Bench, build_parser, choose_names, run_benches
 
-BENCHES: dict[str, Bench] = {"rebuild": rebuild.run}
+BENCHES: dict[str, Bench] = {"rebuild": rebuild.run, "import": moving.run}
 
 
 def main() -> None:

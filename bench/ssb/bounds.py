@@ -19,7 +19,7 @@ from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.names import Name
 
 
-def data_paths(client: SeamarkClient, table: Name) -> list[str]:
+def list_data_paths(client: SeamarkClient, table: Name) -> list[str]:
     """Return the local paths of the data files in the current snapshot of a table."""
     return [urlsplit(path).path for path in client.files(table)["file_path"].to_pylist()]
 
@@ -33,7 +33,7 @@ def open_facts(paths: Sequence[str], data: Path) -> duckdb.DuckDBPyConnection:
     return db
 
 
-def files_with_rows(paths: Sequence[str], data: Path) -> dict[str, int]:
+def count_files_with_rows(paths: Sequence[str], data: Path) -> dict[str, int]:
     """Return for each query the number of files in `paths` that hold a row for which its whole WHERE clause is true."""
     results = {}
     with closing(open_facts(paths, data)) as db:

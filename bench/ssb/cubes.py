@@ -19,10 +19,10 @@ import pyarrow.parquet as pq
 from pyiceberg.catalog.rest import RestCatalog
 
 from bench.report import OURS, Report, Row
-from bench.ssb.bounds import data_paths, open_facts
+from bench.ssb.bounds import list_data_paths, open_facts
 from bench.ssb.generate import TABLES, generate, get_table_path
 from bench.ssb.queries import QUERIES
-from bench.targets import seamark
+from bench.targets import run_seamark
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index.builds import InProcessWorkers, build
 from seamark.connector.index.lookups import pin_attributes
@@ -71,12 +71,15 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         "ssb_cubes", "What do cubes save in the Star Schema Benchmark, and what do they cost?", peer=WITHOUT
     )
     data = generate(CACHE / "ssb", scale)
-    with seamark(folder, {"SEAMARK_SERVICES_WORKERS": "0"}) as server, closing(IndexClient(server.base_url)) as client:
+    with (
+        run_seamark(folder, {"SEAMARK_SERVICES_WORKERS": "0"}) as server,
+        closing(IndexClient(server.base_url)) as client,
+    ):
         rows = _load(server.base_url, data)
         _define(client)
         full_s = _build(client)
         report.rows += _compare(client, data, repeats)
-        report.rows.append(_share(client))
+        report.rows.append(_measure_share(client))
         _append_rows(server.base_url, data, rows, rows // 100)
         report.rows += _compare(client, data, 1, case=" after 1 % new rows")
         percent = 100 * _build(client) / full_s
@@ -132,7 +135,7 @@ def _build(client: IndexClient) -> float:
 
 def _compare(client: IndexClient, data: Path, repeats: int, case: str = "") -> list[Row]:
     rows = []
-    paths = data_paths(client, (NAMESPACE, FACT))
+    paths = list_data_paths(client, (NAMESPACE, FACT))
     with (
         SqlSession(client.url, schema=NAMESPACE) as session,
         SqlSession(client.url, schema=NAMESPACE, cubes=OFF) as plain_session,
@@ -142,9 +145,9 @@ def _compare(client: IndexClient, data: Path, repeats: int, case: str = "") -> l
             used = session.explain(text).cube
             cube = used.index if used is not None else None
             engines: dict[str, Callable[[str], list[Any]]] = {
-                OURS: lambda sql: _rows(session, sql),
-                WITHOUT: lambda sql: _rows(plain_session, sql),
-                DUCKDB: lambda sql: _duckdb_rows(db, sql),
+                OURS: lambda sql: _read_rows(session, sql),
+                WITHOUT: lambda sql: _read_rows(plain_session, sql),
+                DUCKDB: lambda sql: _read_duckdb_rows(db, sql),
             }
             took: dict[str, list[float]] = {who: [] for who in engines}
             answers = []
@@ -163,16 +166,16 @@ def _compare(client: IndexClient, data: Path, repeats: int, case: str = "") -> l
     return rows
 
 
-def _rows(session: SqlSession, text: str) -> list[Any]:
+def _read_rows(session: SqlSession, text: str) -> list[Any]:
     table = session.sql(text).to_arrow()
     return sorted(map(str, zip(*(column.to_pylist() for column in table.columns), strict=True)))
 
 
-def _duckdb_rows(db: duckdb.DuckDBPyConnection, text: str) -> list[Any]:
+def _read_duckdb_rows(db: duckdb.DuckDBPyConnection, text: str) -> list[Any]:
     return sorted(map(str, db.execute(text).fetchall()))
 
 
-def _share(client: IndexClient) -> Row:
+def _measure_share(client: IndexClient) -> Row:
     with RestCatalog("sea", uri=client.url) as catalog:
         sizes = catalog.load_table(f"{NAMESPACE}.{FACT}").inspect.files()["file_size_in_bytes"]
     stored_bytes = sum(client.index((NAMESPACE, FACT), name).size_bytes for name in CUBES)

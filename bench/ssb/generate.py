@@ -35,7 +35,7 @@ FORMAT = 1
 SOURCES = ("region", "nation", "supplier", "customer", "part", "orders", "lineitem")
 
 
-def dimension_rows(scale: float) -> dict[str, int]:
+def compute_dimension_rows(scale: float) -> dict[str, int]:
     """Return rows of customer, supplier and part at a scale factor, as the paper has them.
 
     Raises:
@@ -56,7 +56,7 @@ def generate(cache: Path, scale: float, progress: Callable[[str, int, int], None
 
     `progress(step, done, total)` is called as it goes. A folder appears whole or not at all.
     """
-    rows = dimension_rows(scale)
+    rows = compute_dimension_rows(scale)
     folder = cache / f"sf{scale:g}"
     marker = folder / "made.json"
     if marker.exists() and json.loads(marker.read_text()).get("format") == FORMAT:
@@ -67,7 +67,7 @@ def generate(cache: Path, scale: float, progress: Callable[[str, int, int], None
     try:
         (building / "tpch").mkdir(parents=True)
         progress("TPC-H", 0, total)
-        _tpch(scale, building / "tpch")
+        _generate_tpch(scale, building / "tpch")
         with duckdb.connect() as db:
             _define(db, building / "tpch", rows)
             for tables_done, table in enumerate(TABLES, start=1):
@@ -84,7 +84,7 @@ def generate(cache: Path, scale: float, progress: Callable[[str, int, int], None
     return folder
 
 
-def _tpch(scale: float, folder: Path) -> None:
+def _generate_tpch(scale: float, folder: Path) -> None:
     program = Path(sys.executable).parent / "tpchgen-cli"
     argv = [str(program), "parquet", "-s", f"{scale:g}", "-T", ",".join(SOURCES), "-o", str(folder), "--quiet"]
     completed = subprocess.run(argv, capture_output=True, text=True)

@@ -110,19 +110,19 @@ class Oracle:
         return self._db.execute(sql).fetchall()
 
     def prepare(self) -> None:
-        """Run all queries now, so that `difference` does not run them later."""
+        """Run all queries now, so that `describe_difference` does not run them later."""
         for sql in QUERIES.values():
             self._answer(sql)
 
     def _answer(self, sql: str) -> list[tuple[str, ...]]:
         if sql not in self._right:  # The files do not change, and a benchmark checks each query many times.
-            self._right[sql] = sorted(map(_comparable, self.rows(sql)))
+            self._right[sql] = sorted(map(_to_comparable, self.rows(sql)))
         return self._right[sql]
 
-    def difference(self, sql: str, answer: Iterable[Sequence[object]]) -> str:
+    def describe_difference(self, sql: str, answer: Iterable[Sequence[object]]) -> str:
         """Return a description of the difference to the right rows in any order, or an empty text if there is none."""
         right = self._answer(sql)
-        actual = sorted(map(_comparable, answer))
+        actual = sorted(map(_to_comparable, answer))
         if actual == right:
             return ""
         wrong_rows = [row for row in actual if row not in right][:3]
@@ -130,5 +130,5 @@ class Oracle:
         return f"{len(actual)} rows, {len(right)} expected; not right: {wrong_rows}; missing: {missing_rows}"
 
 
-def _comparable(row: Sequence[object]) -> tuple[str, ...]:
+def _to_comparable(row: Sequence[object]) -> tuple[str, ...]:
     return tuple("NULL" if value is None else str(value) for value in row)

@@ -68,7 +68,7 @@ def write_table(
     writer.create()
 
 
-def files_in(spark: SparkSession, target: str) -> int:
+def count_files(spark: SparkSession, target: str) -> int:
     """Return the number of data files in the current snapshot."""
     return int(spark.sql(f"SELECT count(*) FROM {target}.files").collect()[0][0])
 
@@ -80,14 +80,14 @@ def ask(run: Callable[[str], DataFrame], sql: str) -> Answer:
     rows = [tuple(row) for row in frame.collect()]
     seconds = time.perf_counter() - started_s
     read = {
-        name: _files(node)
-        for node in _scans(frame._jdf.queryExecution().executedPlan())
-        if (name := _table(node)) in TABLES
+        name: _count_files(node)
+        for node in _find_scans(frame._jdf.queryExecution().executedPlan())
+        if (name := _find_table_name(node)) in TABLES
     }
     return Answer(rows, seconds, read)
 
 
-def _scans(plan: Any) -> Iterator[Any]:
+def _find_scans(plan: Any) -> Iterator[Any]:
     """Yield every BatchScanExec of a plan.
 
     Of an adaptive plan the initial one is walked: the final one drops what turned out not to matter (a join whose other
@@ -97,19 +97,19 @@ def _scans(plan: Any) -> Iterator[Any]:
     if kind == "BatchScanExec":
         yield plan
     elif kind == "AdaptiveSparkPlanExec":
-        yield from _scans(plan.initialPlan())
+        yield from _find_scans(plan.initialPlan())
     else:
         children = plan.children()
         for index in range(children.size()):
-            yield from _scans(children.apply(index))
+            yield from _find_scans(children.apply(index))
 
 
-def _table(node: Any) -> str:
+def _find_table_name(node: Any) -> str:
     """Return the name of the scanned table; a plan table has the name of its planned table."""
     return str(node.table().name()).rsplit(".", 1)[-1].partition(PLAN_MARK)[0]
 
 
-def _files(node: Any) -> FilesRead:
+def _count_files(node: Any) -> FilesRead:
     """Return the data files of the scan.
 
     The metric `resultDataFiles` is 0 where a server planned.

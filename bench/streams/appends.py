@@ -17,10 +17,10 @@ from pathlib import Path
 import aiohttp
 import pyarrow as pa
 
-from bench.measure import cpu_seconds
+from bench.measure import read_cpu_s
 from bench.report import OURS, Report, Row
 from bench.streams.kafka import measure_producer
-from bench.streams.log import AppendMeasurements, bare
+from bench.streams.log import AppendMeasurements, measure_bare_log
 from seamark.connector.client.catalog import create_namespace, create_table
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.streams.writer import ARROW
@@ -41,16 +41,16 @@ _PAUSE_S = 0.02
 async def run(folder: Path, *, quick: bool = False) -> Report:
     seconds = QUICK_SECONDS if quick else SECONDS
     report = Report("streams_appends", "How fast does a server acknowledge rows over HTTP?", peer=PEER)
-    smallest = bare(folder, 1, seconds)
+    smallest = measure_bare_log(folder, 1, seconds)
     report.bounds = {
         "fdatasync of this disk after a write of 1 byte": f"{smallest.rate:,.0f} a second, p50 "
-        f"{smallest.quantile_ms(0.5):.2f} ms, p99 {smallest.quantile_ms(0.99):.2f} ms",
+        f"{smallest.compute_quantile_ms(0.5):.2f} ms, p99 {smallest.compute_quantile_ms(0.99):.2f} ms",
     }
     with kafka_broker(folder / "broker") as kafka, Seamark(folder / "home") as server:
         client = SeamarkClient(server.base_url)
         create_namespace(client, "bench", {})
         for row_bytes, rows in itertools.product(ROW_BYTES, ROWS[:2] if quick else ROWS):
-            disk = bare(folder, rows * row_bytes, seconds / 2)
+            disk = measure_bare_log(folder, rows * row_bytes, seconds / 2)
             for writers in WRITERS:
                 await _add_case(report, kafka, server, (rows, row_bytes, writers), disk, seconds)
     report.notes += [
@@ -77,7 +77,11 @@ async def _add_case(
     sizes = {OURS: measurements.rate * mib, PEER: peer.rate * mib, BARE: disk.rate * mib}
     add(Row(name, "acknowledged bytes", "MiB/s", sizes, False, PEER))
     for quantile, share in (("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999)):
-        values = {OURS: measurements.quantile_ms(share), PEER: peer.quantile_ms(share), BARE: disk.quantile_ms(share)}
+        values = {
+            OURS: measurements.compute_quantile_ms(share),
+            PEER: peer.compute_quantile_ms(share),
+            BARE: disk.compute_quantile_ms(share),
+        }
         add(Row(name, quantile, "ms", values, peer=PEER))
     add(
         Row(
@@ -123,9 +127,9 @@ async def _measure_requests(
                 latencies.append(time.perf_counter() - before)
 
         await append()
-        started_s, cpu_s = time.perf_counter(), cpu_seconds(server.pid)
+        started_s, cpu_s = time.perf_counter(), read_cpu_s(server.pid)
         await asyncio.gather(*(write() for _ in range(writers)))
-        seconds, cpu_s = time.perf_counter() - started_s, cpu_seconds(server.pid) - cpu_s
+        seconds, cpu_s = time.perf_counter() - started_s, read_cpu_s(server.pid) - cpu_s
     return AppendMeasurements(latencies, seconds, max(cpu_s, 0.01), len(latencies))
 
 

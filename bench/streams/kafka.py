@@ -64,7 +64,15 @@ def _add(
     add(Row(case, "acknowledged", "rows/s", {OURS: measurements.rate * rows, RAW: raw.rate * rows}, False, RAW))
     add(Row(case, "acknowledged bytes", "MiB/s", {OURS: measurements.rate * mib, RAW: raw.rate * mib}, False, RAW))
     for name, share in (("p50", 0.5), ("p99", 0.99)):
-        add(Row(case, name, "ms", {OURS: measurements.quantile_ms(share), RAW: raw.quantile_ms(share)}, peer=RAW))
+        add(
+            Row(
+                case,
+                name,
+                "ms",
+                {OURS: measurements.compute_quantile_ms(share), RAW: raw.compute_quantile_ms(share)},
+                peer=RAW,
+            )
+        )
     add(
         Row(
             case,
@@ -129,7 +137,7 @@ async def measure_producer(
 
     async def produce(partition: int) -> None:
         answer: asyncio.Future[None] = loop.create_future()
-        producer.produce(topic, value, partition=partition, on_delivery=partial(_end, loop, answer))
+        producer.produce(topic, value, partition=partition, on_delivery=partial(_set_answer, loop, answer))
         await answer
 
     async def write(partition: int) -> None:
@@ -152,6 +160,6 @@ def _poll(producer: Producer, is_ending: threading.Event) -> None:
         producer.poll(0.1)
 
 
-def _end(loop: asyncio.AbstractEventLoop, answer: asyncio.Future[None], error: object, _message: object) -> None:
+def _set_answer(loop: asyncio.AbstractEventLoop, answer: asyncio.Future[None], error: object, _message: object) -> None:
     assert error is None, error
     loop.call_soon_threadsafe(answer.set_result, None)

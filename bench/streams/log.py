@@ -45,7 +45,7 @@ class AppendMeasurements:
     cpu_s: float
     syncs: int
 
-    def quantile_ms(self, share: float) -> float:
+    def compute_quantile_ms(self, share: float) -> float:
         """Return a quantile of the latencies."""
         ordered = sorted(self.latencies_s)
         return 1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))]
@@ -59,19 +59,19 @@ class AppendMeasurements:
 async def run(folder: Path, *, quick: bool = False) -> Report:
     seconds = QUICK_SECONDS if quick else SECONDS
     report = Report("streams_log", "How fast does the log acknowledge rows?", peer="one writer with a bare fdatasync")
-    smallest = bare(folder, 1, seconds)
+    smallest = measure_bare_log(folder, 1, seconds)
     report.bounds = {
         "fdatasync of this disk after a write of 1 byte": f"{smallest.rate:,.0f} a second, p50 "
-        f"{smallest.quantile_ms(0.5):.2f} ms, p99 {smallest.quantile_ms(0.99):.2f} ms",
+        f"{smallest.compute_quantile_ms(0.5):.2f} ms, p99 {smallest.compute_quantile_ms(0.99):.2f} ms",
     }
     for row_bytes, rows in itertools.product(ROW_BYTES, ROWS):
-        disk = bare(folder, rows * row_bytes, seconds)
+        disk = measure_bare_log(folder, rows * row_bytes, seconds)
         for writers in WRITERS:
             measurements = await measure_appends(folder, rows, row_bytes, writers, seconds)
             _add(report, f"{rows:,} rows of {row_bytes:,} B, {writers} writers", rows, row_bytes, measurements, disk)
-    await _small_batches(report, folder, QUICK_SMALL_ROWS if quick else SMALL_ROWS)
+    await _measure_small_batches(report, folder, QUICK_SMALL_ROWS if quick else SMALL_ROWS)
     for rows, row_bytes in ((10, 1000), (1000, 1000)):
-        await _recovery(report, folder, rows, row_bytes, QUICK_RECOVERED_BYTES if quick else RECOVERED_BYTES)
+        await _measure_recovery(report, folder, rows, row_bytes, QUICK_RECOVERED_BYTES if quick else RECOVERED_BYTES)
     report.notes += [
         f"Each writer appends to a table of its own and waits for each answer; {seconds:g} s a case.",
         "CPU is that of the whole process, the writers included. Rows are opaque bytes here: the cost of Arrow and "
@@ -91,7 +91,15 @@ def _add(
     add(Row(case, "acknowledged", "rows/s", rates, lower_is_better=False, peer=BARE))
     add(Row(case, "acknowledged bytes", "MiB/s", {OURS: measurements.rate * mib, BARE: disk.rate * mib}, False, BARE))
     for name, share in (("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999)):
-        add(Row(case, name, "ms", {OURS: measurements.quantile_ms(share), BARE: disk.quantile_ms(share)}, peer=BARE))
+        add(
+            Row(
+                case,
+                name,
+                "ms",
+                {OURS: measurements.compute_quantile_ms(share), BARE: disk.compute_quantile_ms(share)},
+                peer=BARE,
+            )
+        )
     add(
         Row(
             case, "batches a sync", "batches", {OURS: len(measurements.latencies_s) / max(1, measurements.syncs)}, False
@@ -102,7 +110,7 @@ def _add(
     add(Row(case, "bytes a second of CPU", "MiB/s", {OURS: a_core}, False, goal=goal))
 
 
-def bare(folder: Path, size_bytes: int, seconds: float) -> AppendMeasurements:
+def measure_bare_log(folder: Path, size_bytes: int, seconds: float) -> AppendMeasurements:
     """Write and sync batches of this size without a log."""
     path = folder / "bare"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
@@ -145,7 +153,7 @@ async def measure_appends(folder: Path, rows: int, row_bytes: int, writers: int,
     return measured
 
 
-async def _small_batches(report: Report, folder: Path, rows: int) -> None:
+async def _measure_small_batches(report: Report, folder: Path, rows: int) -> None:
     """Measure DuckLake's test: batches of ten rows, by a writer with one batch in flight and a writer with 64."""
     batch = Batch(10, os.urandom(10 * 50))
     for in_flight in (1, 64):
@@ -168,7 +176,7 @@ async def _append_all(log: SegmentLog, batch: Batch, count: int, in_flight: int)
     await asyncio.gather(*(write() for _ in range(in_flight)))
 
 
-async def _recovery(report: Report, folder: Path, rows: int, row_bytes: int, size_bytes: int) -> None:
+async def _measure_recovery(report: Report, folder: Path, rows: int, row_bytes: int, size_bytes: int) -> None:
     """Measure the time to open a log whose process was killed."""
     argv = [sys.executable, "-m", "bench.streams.log", str(folder / "log"), str(size_bytes), str(rows), str(row_bytes)]
     filling = subprocess.Popen(argv, stdout=subprocess.PIPE)
@@ -189,7 +197,7 @@ async def _recovery(report: Report, folder: Path, rows: int, row_bytes: int, siz
     report.rows.append(Row(case, "until the first read", "s", {OURS: took}, goal=GOAL_RECOVERY_S))
 
 
-async def _fill(folder: Path, size_bytes: int, rows: int, row_bytes: int) -> None:
+async def _fill_log(folder: Path, size_bytes: int, rows: int, row_bytes: int) -> None:
     """Fill a log, print how many batches it has, and wait to be killed."""
     batch = Batch(rows, os.urandom(rows * row_bytes))
     async with open_segment_log(folder, SystemClock(), LIMITS) as log:
@@ -203,4 +211,4 @@ async def _fill(folder: Path, size_bytes: int, rows: int, row_bytes: int) -> Non
 
 
 if __name__ == "__main__":
-    asyncio.run(_fill(Path(sys.argv[1]), *map(int, sys.argv[2:])))
+    asyncio.run(_fill_log(Path(sys.argv[1]), *map(int, sys.argv[2:])))

@@ -81,21 +81,21 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 async def _add_cases(report: Report, cases: Sequence[Servers], seconds: float) -> None:
     """Measure the first case without readers, then each case with each number of readers."""
-    alone, _ = await _measure(cases[0], 0, seconds)
+    alone, _ = await _measure_readers(cases[0], 0, seconds)
     for servers in cases:
         for readers in READERS:
-            beside, scans = await _measure(servers, readers, seconds)
+            beside, scans = await _measure_readers(servers, readers, seconds)
             case = f"{readers} readers at full speed, {servers.label}"
             rates = {OURS: beside.rate * BATCH_ROWS, ALONE: alone.rate * BATCH_ROWS}
             goal = GOAL_SHARE * rates[ALONE]
             report.rows.append(Row(case, "acknowledged", "rows/s", rates, False, ALONE, goal))
             for name, share in (("p50", 0.5), ("p99", 0.99)):
-                values = {OURS: beside.quantile_ms(share), ALONE: alone.quantile_ms(share)}
+                values = {OURS: beside.compute_quantile_ms(share), ALONE: alone.compute_quantile_ms(share)}
                 report.rows.append(Row(case, name, "ms", values, peer=ALONE))
             report.notes.append(f"{case}: {scans:,} scans in {seconds:g} s")
 
 
-async def _measure(servers: Servers, readers: int, seconds: float) -> tuple[AppendMeasurements, int]:
+async def _measure_readers(servers: Servers, readers: int, seconds: float) -> tuple[AppendMeasurements, int]:
     """Return the acknowledged batches, and the number of scans meanwhile."""
     name = f"{servers.prefix}{readers}"
     catalog = RestCatalog("bench", uri=servers.writer_url)

@@ -47,7 +47,7 @@ def _run(folder: Path, size_bytes: int) -> Report:
     for number, (case, settings) in enumerate(CASES.items()):
         name = f"{size_bytes / 2**20:,.0f} MiB in the log, {case}"
         with Seamark(folder / str(number), env=settings) as server:
-            for measure, seconds in _measure(server, size_bytes).items():
+            for measure, seconds in _measure_recovery(server, size_bytes).items():
                 goal = GOAL_S if measure == "until the first scan" else None
                 report.rows.append(Row(name, measure, "s", {OURS: round(seconds, 2)}, goal=goal))
     report.notes.append(
@@ -58,7 +58,7 @@ def _run(folder: Path, size_bytes: int) -> Report:
     return report
 
 
-def _measure(server: Seamark, size_bytes: int) -> dict[str, float]:
+def _measure_recovery(server: Seamark, size_bytes: int) -> dict[str, float]:
     """Fill the log, kill and start the server; return the seconds until each step has succeeded."""
     catalog = RestCatalog("bench", uri=server.base_url, **{"rest-scan-planning-enabled": "true"})
     catalog.create_namespace("bench")

@@ -18,9 +18,9 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.rest import RestCatalog
 from pyspark.sql import SparkSession
 
-from bench.measure import cpu_seconds
+from bench.measure import read_cpu_s
 from bench.report import OURS, Report, Row
-from bench.streams.visible import SCHEMA, add_delays, follow, measure, read_by_pyiceberg
+from bench.streams.visible import SCHEMA, add_delays, follow, measure_visibility, read_by_pyiceberg
 from seamark.connector.client.client import SeamarkClient
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog, spark_session
@@ -97,11 +97,11 @@ def _measure_stream(
     properties = {"seamark.stream.enabled": "true", "format-version": "2"}
     catalog.create_table(f"bench.{name}", SCHEMA, properties=properties)
     client = SeamarkClient(server.base_url)
-    before_s = cpu_seconds(server.pid)
+    before_s = read_cpu_s(server.pid)
     by_name = read_by_pyiceberg(catalog, name) if read is None else partial(read, name)
-    delays, _ = measure(server.base_url, name, rate, seconds, by_name)
+    delays, _ = measure_visibility(server.base_url, name, rate, seconds, by_name)
     client._request_json("POST", f"/api/v1/tables/bench/{name}/flush")
-    cpu_s = (cpu_seconds(server.pid) - before_s) * MILLION / (rate * seconds)
+    cpu_s = (read_cpu_s(server.pid) - before_s) * MILLION / (rate * seconds)
     return Outcome(delays, _count_files(catalog, name), cpu_s)
 
 
@@ -111,7 +111,7 @@ def _measure_job(
     """Run a Structured Streaming job into a table, and read the table by PyIceberg."""
     spark.sql(f"CREATE TABLE {spark_catalog}.bench.job (id bigint, at double, payload string) USING iceberg")
     (jvm,) = [child for child in psutil.Process().children(recursive=True) if child.name() == "java"]
-    before_s = cpu_seconds(server.pid) + cpu_seconds(jvm.pid)
+    before_s = read_cpu_s(server.pid) + read_cpu_s(jvm.pid)
     rows = spark.readStream.format("rate").option("rowsPerSecond", rate).load()
     query = (
         rows.selectExpr("value AS id", "unix_micros(timestamp) / 1e6 AS at", "repeat('x', 80) AS payload")
@@ -125,7 +125,7 @@ def _measure_job(
     finally:
         query.stop()
     count = catalog.load_table("bench.job").scan().count()
-    cpu_s = (cpu_seconds(server.pid) + cpu_seconds(jvm.pid) - before_s) * MILLION / count
+    cpu_s = (read_cpu_s(server.pid) + read_cpu_s(jvm.pid) - before_s) * MILLION / count
     return Outcome(delays, _count_files(catalog, "job"), cpu_s)
 
 

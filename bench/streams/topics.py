@@ -80,7 +80,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
                 for rows in ROWS:
                     count = messages if rows == 1 else messages // 10
                     name = f"{kind}_{rows}".lower()
-                    rate = await asyncio.to_thread(_measure, kafka, client, name, encode, count, rows)
+                    rate = await asyncio.to_thread(_measure_topic, kafka, client, name, encode, count, rows)
                     case = f"{count:,} messages of {rows} rows, {kind}"
                     report.rows.append(Row(case, "appended", "rows/s", {OURS: round(rate)}, False))
     report.notes.append(
@@ -90,7 +90,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     return report
 
 
-def _measure(
+def _measure_topic(
     kafka: Kafka, client: SeamarkClient, name: str, encode: Callable[[Rows], bytes], messages: int, rows: int
 ) -> float:
     """Return the rows a second that the server appends to a table from its topic."""

@@ -44,7 +44,7 @@ Read = Callable[[int], pa.Table]
 """Reads the columns `id` and `at` of the rows after an id."""
 
 
-def measure(url: str, name: str, rate: int, seconds: float, read: Read) -> tuple[list[float], int]:
+def measure_visibility(url: str, name: str, rate: int, seconds: float, read: Read) -> tuple[list[float], int]:
     """Send rows to a stream table at a steady rate, and read them in a loop.
 
     Returns:
@@ -121,7 +121,7 @@ def _run(folder: Path, quick: bool) -> Report:
         for rate in QUICK_RATES if quick else RATES:
             name = f"t{rate}"
             catalog.create_table(f"bench.{name}", SCHEMA, properties={"seamark.stream.enabled": "true"})
-            delays, scans = measure(server.base_url, name, rate, seconds, read_by_pyiceberg(catalog, name))
+            delays, scans = measure_visibility(server.base_url, name, rate, seconds, read_by_pyiceberg(catalog, name))
             assert catalog.load_table(f"bench.{name}").scan().count() == int(rate * seconds)
             add_delays(report, f"{rate:,} rows/s", delays, {}, "")
             report.notes.append(f"{rate:,} rows/s: {scans:,} scans by PyIceberg, {len(delays):,} rows counted")

@@ -35,12 +35,12 @@ SECRET, REGION, STAMP = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", "us-east-1",
 
 
 def main() -> None:
-    _signatures()
-    _admission()
-    _footers()
+    _measure_signatures()
+    _measure_admission()
+    _measure_footers()
 
 
-def _signatures() -> None:
+def _measure_signatures() -> None:
     token = "t" * 400
     headers = {
         "host": "127.0.0.1:8182",
@@ -68,7 +68,7 @@ def _signatures() -> None:
         _show("verify a signature", name, f"{seconds / REQUESTS * 1e6:.1f} µs")
 
 
-def _admission() -> None:
+def _measure_admission() -> None:
     draw = random.Random(1)
     weights = [1 / (rank + 1) ** 0.8 for rank in range(KEYS)]
     keys = draw.choices(range(KEYS), weights, k=ACCESSES)
@@ -104,7 +104,7 @@ def _admission() -> None:
         _show("get, and put on a miss", name, f"{min(seconds) / len(keys) * 1e6:.2f} µs, {share}")
 
 
-def _footers() -> None:
+def _measure_footers() -> None:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "wide.parquet"
         table = pa.table({f"column_{number}": pa.array(range(GROUPS)) for number in range(COLUMNS)})

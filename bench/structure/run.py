@@ -26,7 +26,7 @@ import structlog
 
 from bench.report import Report, Row
 from bench.run import Bench, build_parser, choose_names, run_benches
-from bench.trino.upstream import upstream
+from bench.trino.upstream import run_upstream
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.write.appends import append
 from tests.connector.trino.rig import CATALOG, Rig, run_proxy
@@ -179,7 +179,7 @@ async def run(folder: Path, *, quick: bool = False, lists: bool = False) -> Repo
     try:
         async with AsyncExitStack() as stack:
             server = await stack.enter_async_context(running(folder / "home"))
-            trino = stack.enter_context(upstream(folder))
+            trino = stack.enter_context(run_upstream(folder))
             proxy = await stack.enter_async_context(run_proxy(trino.base_url, seamark=server.url, rules=False))
             fields = [{"id": 1, "name": "id", "type": "long", "required": False}]
             fields.append({"id": 2, "name": "city", "type": "string", "required": False})

@@ -26,9 +26,9 @@ from bench.commits import append_each, change_each, touch_each
 from bench.measure import Sample, Slice, Worker, drive, repeat
 from bench.planning import tables
 from bench.planning.filters import build_small_filter
-from bench.planning.served import plan, register
+from bench.planning.served import register, request_plan
 from bench.targets import LOAD_CORE, SERVER_CORE, Target, pin_to_core
-from bench.wire import Request, request
+from bench.wire import Request, build_request
 from tests.catalog.appender import Appender
 from tests.services.process import free_port
 from tests.services.seamark import Seamark
@@ -57,15 +57,17 @@ async def compare(folder: Path, checkout: Path, names: Sequence[str], rounds: in
     grid = Grid("case", "CPU, median", "CPU, minimum", "rate, median", "ms of CPU, here and there")
     table = tables.generate_table(PLANNED_FILES)
     with ExitStack() as stack:
-        current_server = stack.enter_context(_server("here", folder, Path.cwd()))
-        base_server = stack.enter_context(_server("there", folder, checkout))
+        current_server = stack.enter_context(_run_server("here", folder, Path.cwd()))
+        base_server = stack.enter_context(_run_server("there", folder, checkout))
         stack.enter_context(pin_to_core(LOAD_CORE))
         pair = (current_server, base_server)
         for target in pair:
             await target.call(bodies.create_namespace((NAMESPACE,)))
             await load_table.register_history(target)
             await register(target, table)
-        cases = {name: piece for name, piece in _cases(table).items() if not names or any(n in name for n in names)}
+        cases = {
+            name: piece for name, piece in _list_cases(table).items() if not names or any(n in name for n in names)
+        }
         for piece in cases.values():
             for target in pair:
                 await piece(target)
@@ -77,29 +79,29 @@ async def compare(folder: Path, checkout: Path, names: Sequence[str], rounds: in
             failures = [text for sample in itertools.chain(*samples.values()) for text in sample.failures]
             if failures:
                 raise RuntimeError(f"{name}: {failures[0]}")
-            cpu = {target: [_cpu_ms(sample) for sample in samples[target]] for target in pair}
+            cpu = {target: [_compute_cpu_ms(sample) for sample in samples[target]] for target in pair}
             rates = {target: [sample.rate for sample in samples[target]] for target in pair}
             grid.add_row(
                 name,
-                f"{_median_ratio(cpu[current_server], cpu[base_server]):.3f}",
+                f"{_compute_median_ratio(cpu[current_server], cpu[base_server]):.3f}",
                 f"{min(cpu[current_server]) / min(cpu[base_server]):.3f}",
-                f"{_median_ratio(rates[current_server], rates[base_server]):.3f}",
+                f"{_compute_median_ratio(rates[current_server], rates[base_server]):.3f}",
                 f"{statistics.median(cpu[current_server]):.3f} {statistics.median(cpu[base_server]):.3f}",
             )
     Console(width=120).print(grid)
 
 
-def _median_ratio(current_server: Sequence[float], base_server: Sequence[float]) -> float:
+def _compute_median_ratio(current_server: Sequence[float], base_server: Sequence[float]) -> float:
     return statistics.median(a / b for a, b in zip(current_server, base_server, strict=True))
 
 
-def _cpu_ms(sample: Sample) -> float:
+def _compute_cpu_ms(sample: Sample) -> float:
     """Return the CPU time of the server for each counted answer. The time of refused requests is included."""
     return sample.server_cpu_s * 1000 / max(1, len(sample.latencies_ms))
 
 
 @contextmanager
-def _server(name: str, folder: Path, checkout: Path) -> Iterator[Target]:
+def _run_server(name: str, folder: Path, checkout: Path) -> Iterator[Target]:
     """Run the server of a checkout on the servers' core."""
     server = Seamark(
         folder / name,
@@ -116,20 +118,24 @@ def _server(name: str, folder: Path, checkout: Path) -> Iterator[Target]:
         server.terminate()
 
 
-def _cases(table: tables.Table) -> dict[str, Slice]:
-    filters = (plan(table, build_small_filter(table, turn)) for turn in itertools.count(1))
-    path = bodies.table_path(load_table.NAMESPACE, "long")
+def _list_cases(table: tables.Table) -> dict[str, Slice]:
+    filters = (request_plan(table, build_small_filter(table, turn)) for turn in itertools.count(1))
+    path = bodies.build_table_path(load_table.NAMESPACE, "long")
     kinds = {"property": touch_each, "append": append_each, "append of manifests": _append_manifests}
     cases: dict[str, Slice] = {
         f"{kind}, {count} {'table, 1 client' if count == 1 else f'tables, {count} clients'}": partial(
-            _commit, kind=make, tables=count
+            _drive_commits, kind=make, tables=count
         )
         for kind, make in (*kinds.items(), ("change", change_each))
         for count in PARALLEL
     }
-    cases["load_table, references"] = partial(_drive, worker=lambda: repeat(request("GET", f"{path}?snapshots=refs")))
-    cases["load_table, all snapshots"] = partial(_drive, worker=lambda: repeat(request("GET", path)))
-    cases["plan, the same filter"] = partial(_drive, worker=lambda: repeat(plan(table, build_small_filter(table))))
+    cases["load_table, references"] = partial(
+        _drive, worker=lambda: repeat(build_request("GET", f"{path}?snapshots=refs"))
+    )
+    cases["load_table, all snapshots"] = partial(_drive, worker=lambda: repeat(build_request("GET", path)))
+    cases["plan, the same filter"] = partial(
+        _drive, worker=lambda: repeat(request_plan(table, build_small_filter(table)))
+    )
     cases["plan, a new filter"] = partial(_drive, worker=lambda: _send_each(filters))
     return cases
 
@@ -144,7 +150,7 @@ def _send_each(requests: Iterator[Request]) -> Worker:
         yield next(requests)
 
 
-async def _commit(target: Target, kind: Callable[[list[str]], Worker], tables: int) -> Sample:
+async def _drive_commits(target: Target, kind: Callable[[list[str]], Worker], tables: int) -> Sample:
     """Commit to new tables, so that no slice pays for the history of an earlier one."""
     number = next(_slices)
     names = [f"t{number}_{table}" for table in range(tables)]
@@ -156,11 +162,11 @@ async def _commit(target: Target, kind: Callable[[list[str]], Worker], tables: i
 def _append_manifests(names: list[str]) -> Worker:
     """Append a file to a table, with a manifest and a manifest list as engines write them."""
     (name,) = names
-    path = bodies.table_path(NAMESPACE, name)
-    metadata = (yield request("GET", path, counted=(), tolerated=(200,))).json()["metadata"]
+    path = bodies.build_table_path(NAMESPACE, name)
+    metadata = (yield build_request("GET", path, counted=(), tolerated=(200,))).json()["metadata"]
     for number in itertools.count():
         requirements, updates = Appender(metadata).commit({f"{metadata['location']}/data/{number}.parquet": 1})
-        answer = yield request("POST", path, {"requirements": requirements, "updates": updates}, label="append")
+        answer = yield build_request("POST", path, {"requirements": requirements, "updates": updates}, label="append")
         metadata = answer.json()["metadata"]
 
 

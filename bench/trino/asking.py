@@ -84,7 +84,7 @@ class Client:
         document: dict[str, Any] = json.loads(self._pool.request("GET", path, headers={"X-Trino-User": "bench"}).data)
         return document
 
-    def _files_of(self, schema: str, table: str) -> int:
+    def _count_files(self, schema: str, table: str) -> int:
         """Return the number of files of a table or plan table. The time of this request does not count."""
         if (schema, table) not in self._files:
             _, rows, _ = self._run(self._coordinator, f'SELECT count(*) FROM "{schema}"."{table}$files"', schema)
@@ -103,15 +103,15 @@ class Client:
         return Answer(
             rows,
             wall_ms,
-            _milliseconds(stats["planningTime"]),
-            self._files_of(facts["schema"], facts["table"]),
+            _parse_duration_ms(stats["planningTime"]),
+            self._count_files(facts["schema"], facts["table"]),
             sum(scan["totalDrivers"] for scan in scans),
             sum(float(scan["physicalInputDataSize"].removesuffix("B")) for scan in scans) / 1000,
             proxy_plan,
         )
 
 
-def _milliseconds(text: str) -> float:
+def _parse_duration_ms(text: str) -> float:
     """Return the milliseconds of a duration as Trino writes it, such as `343.47ms`."""
     match = _AMOUNT.fullmatch(text)
     if match is None:

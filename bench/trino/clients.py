@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from bench.wire import Connection, LoadError, Request, request
+from bench.wire import Connection, LoadError, Request, build_request
 
 SESSION = {"X-Trino-User": "bench", "X-Trino-Catalog": "seamark", "X-Trino-Schema": "bench", "X-Trino-Source": "bench"}
 _NEXT_URI_MARK = b'"nextUri":"'
@@ -26,7 +26,7 @@ class StatementMeasurement:
 
 
 def build_statement(sql: str, **headers: str) -> Request:
-    return request("POST", "/v1/statement", sql.encode(), headers={**SESSION, **headers}, label=sql[:60])
+    return build_request("POST", "/v1/statement", sql.encode(), headers={**SESSION, **headers}, label=sql[:60])
 
 
 async def follow(connection: Connection, posted: Request) -> StatementMeasurement:
@@ -37,7 +37,7 @@ async def follow(connection: Connection, posted: Request) -> StatementMeasuremen
     """
     started_s = time.perf_counter()
     answer = await connection.ask(posted)
-    plan, requests, size, last_size = answer.field("X-Seamark-Plan"), 1, len(answer.body), b""
+    plan, requests, size, last_size = answer.get_field("X-Seamark-Plan"), 1, len(answer.body), b""
     while True:
         if answer.status != 200 or _ERROR in answer.body[-1_000_000:]:
             raise LoadError(f"{posted.label}: {answer.status} {answer.body[-2000:]!r}")

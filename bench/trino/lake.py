@@ -83,7 +83,7 @@ LAYOUTS = (
 
 
 @contextmanager
-def lake(
+def open_lake(
     scratch: Path, scale: float, files: int, layouts: Sequence[Layout] = LAYOUTS
 ) -> Iterator[tuple[Seamark, Path]]:
     """Yield a server with these layouts, and the folder of the Parquet files that are their source."""
@@ -95,19 +95,19 @@ def lake(
     if not marker.exists() or json.loads(marker.read_text()) != expected:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        with _server(folder / "home", folder) as server:
+        with _build_server(folder / "home", folder) as server:
             _make(server, scratch, data, files, layouts)
         marker.write_text(json.dumps(expected))
     shutil.copytree(folder / "home", scratch / "home")
     try:
-        with _server(scratch / "home", folder) as server:
+        with _build_server(scratch / "home", folder) as server:
             yield server, data
     finally:
         for plans in (folder / "warehouse").glob("*/*/_seamark/plans"):
             shutil.rmtree(plans, ignore_errors=True)
 
 
-def _server(home: Path, folder: Path) -> Seamark:
+def _build_server(home: Path, folder: Path) -> Seamark:
     warehouse = (folder / "warehouse").as_uri()
     return Seamark(home, warehouse=warehouse, env={"SEAMARK_LOG_LEVEL": "warning"})
 
@@ -125,11 +125,11 @@ def _make(server: Seamark, scratch: Path, data: Path, files: int, layouts: Seque
             body = json.dumps({"namespace": [layout.name]}).encode()
             client._request("POST", "/v1/namespaces", {}, body)
             for table in TABLES:
-                _clone(client, (layout.of or BASE if table == FACT else BASE, table), (layout.name, table))
+                _clone_table(client, (layout.of or BASE if table == FACT else BASE, table), (layout.name, table))
             _lay(client, spark, layout, files)
 
 
-def _clone(client: IndexClient, source: tuple[str, str], target: tuple[str, str]) -> None:
+def _clone_table(client: IndexClient, source: tuple[str, str], target: tuple[str, str]) -> None:
     """Create another table with the same files. Neither table deletes files."""
     loaded_table = client.load_table(source, history=True)
     metadata = json.loads(loaded_table.metadata)

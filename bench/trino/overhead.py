@@ -19,9 +19,9 @@ from pathlib import Path
 from bench.report import OURS, Report, Row
 from bench.targets import LOAD_CORE, SERVER_CORE, Target, pin_to_core
 from bench.trino.clients import StatementMeasurement, build_statement, follow
-from bench.trino.points import points
-from bench.trino.served import TRINO, adapter, run_both_targets
-from bench.trino.upstream import upstream
+from bench.trino.points import run_points
+from bench.trino.served import TRINO, run_adapter, run_both_targets
+from bench.trino.upstream import run_upstream
 from bench.wire import Connection, LoadError
 from tests.services.seamark import Seamark
 
@@ -45,7 +45,7 @@ async def run(folder: Path, *, quick: bool = False, statements: int = 5000, talk
     runs, clients, size = (5, 20, PAGE_BYTES * 2) if quick else (RUNS, CLIENTS, RESULT_BYTES)
     if quick:
         statements, talked = 40, 200
-    with points(FILES, folder / "seamark") as server:
+    with run_points(FILES, folder / "seamark") as server:
         with run_both_targets(folder, server) as targets:
             for case, sql in CASES.items():
                 await _compare(report, case, sql, targets, runs)
@@ -70,15 +70,15 @@ async def _compare(report: Report, case: str, sql: str, targets: Sequence[Target
     posted, cpu_s = build_statement(sql), 0.0
     for number in range(-min(WARM, runs), runs):
         for target in targets if number % 2 else reversed(targets):
-            before_s = seamark_target.cpu_s()
+            before_s = seamark_target.read_cpu_s()
             measurement = await follow(connections[target.name], posted)
             if number >= 0:
-                cpu_s += seamark_target.cpu_s() - before_s
+                cpu_s += seamark_target.read_cpu_s() - before_s
                 results[target.name].append(measurement)
     for connection in connections.values():
         connection.close()
     for share in (0.5, 0.9, 0.99):
-        values = {name: _quantile([item.ms for item in result], share) for name, result in results.items()}
+        values = {name: _compute_quantile([item.ms for item in result], share) for name, result in results.items()}
         goal = max(GOAL_SHARE * values[TRINO], values[TRINO] + GOAL_MS) if share == 0.5 else None
         report.rows.append(Row(case, f"p{share * 100:g}", "ms", values, peer=TRINO, goal=goal))
     pairs = zip(results[OURS], results[TRINO], strict=True)
@@ -89,7 +89,7 @@ async def _compare(report: Report, case: str, sql: str, targets: Sequence[Target
     report.notes.append(f"{case}: {results[OURS][-1].plan.partition('; ms=')[0]}.")
 
 
-def _quantile(values: list[float], share: float) -> float:
+def _compute_quantile(values: list[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
@@ -101,10 +101,10 @@ async def _measure_many_clients(report: Report, targets: Sequence[Target], clien
     case = f"{clients:,} clients at once"
     values: dict[str, dict[str, float]] = {}
     seamark_target = targets[-1]
-    before_mb = seamark_target.rss_mb()
+    before_mb = seamark_target.read_rss_mb()
     for target in targets:
-        latencies, failures = await _together(target, clients, [CASES["SELECT 1"]] * 3)
-        values[target.name] = {"p50": _quantile(latencies, 0.5), "p99": _quantile(latencies, 0.99)}
+        latencies, failures = await _run_together(target, clients, [CASES["SELECT 1"]] * 3)
+        values[target.name] = {"p50": _compute_quantile(latencies, 0.5), "p99": _compute_quantile(latencies, 0.99)}
         values[target.name]["failed"] = len(failures)
         if failures:
             report.notes.append(f"{case}: {target.name} failed {len(failures)}, such as {failures[0]}")
@@ -112,10 +112,10 @@ async def _measure_many_clients(report: Report, targets: Sequence[Target], clien
         row = {name: value[measure] for name, value in values.items()}
         report.rows.append(Row(case, measure, unit, row, peer=TRINO, goal=0.0 if measure == "failed" else None))
     report.rows.append(Row(case, "adapter's memory, before", "MB", {OURS: before_mb}))
-    report.rows.append(Row(case, "adapter's memory, after", "MB", {OURS: seamark_target.rss_mb()}))
+    report.rows.append(Row(case, "adapter's memory, after", "MB", {OURS: seamark_target.read_rss_mb()}))
 
 
-async def _together(target: Target, clients: int, sqls: Sequence[str]) -> tuple[list[float], list[str]]:
+async def _run_together(target: Target, clients: int, sqls: Sequence[str]) -> tuple[list[float], list[str]]:
     latencies: list[float] = []
     failures: list[str] = []
 
@@ -144,7 +144,7 @@ async def _measure_repeats(report: Report, behind: str, seamark_target: Target, 
         connection = await Connection.open(seamark_target.port)
         for number in remaining_statements:
             if number % step == 0:
-                resident.append(seamark_target.rss_mb())
+                resident.append(seamark_target.read_rss_mb())
             sql = CASES["SELECT 1"] if number % 10 else f"SELECT price FROM points WHERE note LIKE '%{number}%'"
             await follow(connection, build_statement(sql))
         connection.close()
@@ -157,7 +157,7 @@ async def _measure_repeats(report: Report, behind: str, seamark_target: Target, 
     report.rows.append(Row(case, "memory after a tenth", "MB", {OURS: resident[1]}))
     report.rows.append(Row(case, "memory after half", "MB", {OURS: half_mb}))
     report.rows.append(
-        Row(case, "memory at the end", "MB", {OURS: seamark_target.rss_mb()}, goal=MEMORY_RATIO_MAX * half_mb)
+        Row(case, "memory at the end", "MB", {OURS: seamark_target.read_rss_mb()}, goal=MEMORY_RATIO_MAX * half_mb)
     )
     return statements / took_s
 
@@ -169,12 +169,12 @@ async def _measure_protocol(report: Report, folder: Path, server: Seamark, state
     """Measure the adapter on one core, while all other processes use the other core."""
     with ExitStack() as stack:
         with pin_to_core(LOAD_CORE):
-            talker = stack.enter_context(upstream(folder))
+            talker = stack.enter_context(run_upstream(folder))
         with pin_to_core(SERVER_CORE):
             # The simulated coordinator has no access rules.
-            adapter_url = stack.enter_context(adapter(folder, talker, server.base_url, "--no-rules"))
+            adapter_url = stack.enter_context(run_adapter(folder, talker, server.base_url, "--no-rules"))
         stack.enter_context(pin_to_core(LOAD_CORE))
-        await _per_request(report, (talker, adapter_url), runs=200 if statements < 1000 else 5000)
+        await _report_per_request(report, (talker, adapter_url), runs=200 if statements < 1000 else 5000)
         for pages in (size // PAGE_BYTES, 1):
             await _measure_pages(report, (talker, adapter_url), pages, size // pages)
         rate = await _measure_repeats(report, "a talker", adapter_url, statements, clients=8)
@@ -183,7 +183,7 @@ async def _measure_protocol(report: Report, folder: Path, server: Seamark, state
     )
 
 
-async def _per_request(report: Report, targets: Sequence[Target], runs: int) -> None:
+async def _report_per_request(report: Report, targets: Sequence[Target], runs: int) -> None:
     case, posted = "SELECT 1, a talker behind", build_statement("SELECT 1")
     values: dict[str, float] = {}
     cpu_us = 0.0
@@ -191,11 +191,11 @@ async def _per_request(report: Report, targets: Sequence[Target], runs: int) -> 
         connection = await Connection.open(target.port)
         for _ in range(runs // 10):
             await follow(connection, posted)
-        before_s = target.cpu_s()
+        before_s = target.read_cpu_s()
         results = [await follow(connection, posted) for _ in range(runs)]
         requests = sum(result.requests for result in results)
         values[target.name] = 1000 * sum(result.ms for result in results) / requests
-        cpu_us = 1e6 * (target.cpu_s() - before_s) / requests
+        cpu_us = 1e6 * (target.read_cpu_s() - before_s) / requests
         connection.close()
     report.rows.append(Row(case, "a request", "µs", values, peer=targets[0].name))
     report.rows.append(Row(case, "adapter's CPU a request", "µs", {OURS: cpu_us}))
@@ -205,7 +205,7 @@ async def _measure_pages(report: Report, targets: Sequence[Target], pages: int, 
     case = f"{pages * page_bytes >> 20:,} MB in {pages} page{'s' * (pages > 1)}"
     rates: dict[str, float] = {}
     for target in targets:
-        async with _peak_mb(target) as peak_mb:
+        async with _watch_peak_mb(target) as peak_mb:
             seconds, size = await _drain(target, f"{pages} {page_bytes}")
         if size < pages * page_bytes:
             raise LoadError(f"{target.name} gave {size} bytes of {pages * page_bytes}")
@@ -225,7 +225,7 @@ async def _drain(target: Target, sql: str) -> tuple[float, int]:
         writer.write(raw)
         head = (await reader.readuntil(b"\r\n\r\n")).lower()
         first, last = b"", b""
-        async for chunk in _chunks(reader, head):
+        async for chunk in _read_chunks(reader, head):
             first = first or chunk[:4096]
             last = (last + chunk)[-8:]
             size += len(chunk)
@@ -239,7 +239,7 @@ async def _drain(target: Target, sql: str) -> tuple[float, int]:
     return loop.time() - started_s, size
 
 
-async def _chunks(reader: asyncio.StreamReader, head: bytes) -> AsyncIterator[bytes]:
+async def _read_chunks(reader: asyncio.StreamReader, head: bytes) -> AsyncIterator[bytes]:
     if b"chunked" not in head:
         length = int(head.partition(b"content-length:")[2].split(b"\r\n")[0])
         while length:
@@ -253,14 +253,14 @@ async def _chunks(reader: asyncio.StreamReader, head: bytes) -> AsyncIterator[by
 
 
 @asynccontextmanager
-async def _peak_mb(target: Target) -> AsyncIterator[Callable[[], float]]:
+async def _watch_peak_mb(target: Target) -> AsyncIterator[Callable[[], float]]:
     """Yield a function that returns the maximum growth of the memory in MB."""
-    before = peak = target.rss_mb()
+    before = peak = target.read_rss_mb()
 
     async def watch() -> None:
         nonlocal peak
         while True:
-            peak = max(peak, target.rss_mb())
+            peak = max(peak, target.read_rss_mb())
             await asyncio.sleep(0.01)
 
     watching = asyncio.create_task(watch())

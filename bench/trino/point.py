@@ -19,9 +19,9 @@ import numpy as np
 from bench.report import OURS, Report, Row
 from bench.targets import Target
 from bench.trino.clients import StatementMeasurement, build_statement, follow
-from bench.trino.points import ALONE, INDEX_KIND_BY_COLUMN, NAMESPACE, ORDERED, ROWS, TABLE, key_of, points
+from bench.trino.points import ALONE, INDEX_KIND_BY_COLUMN, NAMESPACE, ORDERED, ROWS, TABLE, compute_key, run_points
 from bench.trino.served import TRINO, run_both_targets
-from bench.wire import Connection, LoadError, request
+from bench.wire import Connection, LoadError, build_request
 
 FILES, KEYS, PLANS = 10_000, 12, 200
 WARM = 3
@@ -39,7 +39,7 @@ class AnswersDiffer(Exception):
 async def run(folder: Path, *, quick: bool = False) -> Report:
     files, keys, plans = (40, 2, 3) if quick else (FILES, KEYS, PLANS)
     report = Report("trino_point", f"How long does one row of {files:,} files take?", peer="Trino alone")
-    with points(files, folder / "seamark") as server:
+    with run_points(files, folder / "seamark") as server:
         target = Target(OURS, server.base_url, (server.pid,), folder)
         with run_both_targets(folder, server) as targets:
             for column, case in COLUMNS.items():
@@ -62,7 +62,7 @@ async def _measure_lookup(
     results: dict[str, list[StatementMeasurement]] = {target.name: [] for target in targets}
     numbers = np.random.default_rng([len(case), files]).choice(files * ROWS, WARM + keys, replace=False).tolist()
     for round_number, number in enumerate(numbers):
-        sql = f"SELECT {ORDERED}, note FROM {TABLE} WHERE {column} = {key_of(column, number, files)}"
+        sql = f"SELECT {ORDERED}, note FROM {TABLE} WHERE {column} = {compute_key(column, number, files)}"
         for target in targets if round_number % 2 else reversed(targets):
             measurement = await follow(connections[target.name], build_statement(sql))
             rows = json.loads(measurement.last)["data"] if measurement.last else []
@@ -93,21 +93,22 @@ async def _measure_plan(report: Report, case: str, column: str, files: int, targ
     path = f"/api/v1/tables/{NAMESPACE}/{TABLE}/plan-tables"
     # No statement uses these keys: they are every other number from the end.
     queries = [
-        {"predicate": f"{column} = {key_of(column, files * ROWS - 1 - 2 * number, files)}"} for number in range(plans)
+        {"predicate": f"{column} = {compute_key(column, files * ROWS - 1 - 2 * number, files)}"}
+        for number in range(plans)
     ]
     for measure, goal in (("a plan table, new", PLAN_GOAL_MS), ("the same again", None)):
-        before_s = target.cpu_s()
-        durations = [await _time(connection, path, body) for body in queries]
-        cpu_ms = 1000 * (target.cpu_s() - before_s) / plans
+        before_s = target.read_cpu_s()
+        durations = [await _measure_ms(connection, path, body) for body in queries]
+        cpu_ms = 1000 * (target.read_cpu_s() - before_s) / plans
         report.rows.append(Row(case, f"{measure}, p50", "ms", {OURS: statistics.median(durations)}, goal=goal))
         report.rows.append(Row(case, f"{measure}, p90", "ms", {OURS: sorted(durations)[int(0.9 * plans)]}))
         report.rows.append(Row(case, f"{measure}, server CPU", "ms", {OURS: cpu_ms}))
     connection.close()
 
 
-async def _time(connection: Connection, path: str, body: dict[str, Any]) -> float:
+async def _measure_ms(connection: Connection, path: str, body: dict[str, Any]) -> float:
     started_s = time.perf_counter()
-    answer = await connection.ask(request("POST", path, body))
+    answer = await connection.ask(build_request("POST", path, body))
     took_ms = 1000 * (time.perf_counter() - started_s)
     if answer.status != 200 or not answer.json()["name"]:
         raise LoadError(f"{body}: {answer.status} {answer.body[:500]!r}")

@@ -50,12 +50,12 @@ _STEPS = dict(zip(INDEX_KIND_BY_COLUMN, (7_368_787, 5_915_587, 8_460_769), stric
 """Primes. Their multiples, modulo the number of rows, are each number exactly once."""
 
 
-def key_of(column: str, number: int, files: int) -> int:
+def compute_key(column: str, number: int, files: int) -> int:
     """Return the value of a column in the row with this number. Each row has another value."""
     return number if column == ORDERED else number * _STEPS[column] % (files * ROWS)
 
 
-def rows_of(file: int, files: int) -> pa.RecordBatch:
+def build_rows(file: int, files: int) -> pa.RecordBatch:
     numbers = np.arange(file * ROWS, (file + 1) * ROWS)
     columns = {column: pa.array(numbers * step % (files * ROWS)) for column, step in _STEPS.items()}
     other_points = [
@@ -70,23 +70,23 @@ def rows_of(file: int, files: int) -> pa.RecordBatch:
 
 
 @contextmanager
-def points(files: int, home: Path) -> Iterator[Seamark]:
+def run_points(files: int, home: Path) -> Iterator[Seamark]:
     """Run a server over the table."""
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(prefix="seamark-bench-", dir=memory if memory.is_dir() else None) as folder:
         env = {"SEAMARK_LOG_LEVEL": "warning"}
         with Seamark(home, warehouse=f"file://{folder}", env=env) as server:
-            _fill(server, files)
+            _fill_table(server, files)
             yield server
 
 
-def _fill(server: Seamark, files: int) -> None:
+def _fill_table(server: Seamark, files: int) -> None:
     with closing(IndexClient(server.base_url)) as client:
         client._request("POST", "/v1/namespaces", {}, json.dumps({"namespace": [NAMESPACE]}).encode())
         for table in (TABLE, ALONE):
             _create(client, table)
         destination = open_destination(client, (NAMESPACE, ALONE))
-        destination.commit(client, write_batches(destination.target, [rows_of(0, files)]))
+        destination.commit(client, write_batches(destination.target, [build_rows(0, files)]))
         for column, kind in INDEX_KIND_BY_COLUMN.items():
             fpp = FPP if kind == "bloom" else None
             client.put_index((NAMESPACE, TABLE), column, kind=kind, columns=[column], fpp=fpp)
@@ -109,5 +109,5 @@ def _create(client: IndexClient, table: str) -> None:
 
 def _write(target: WriteTarget, files: int, start: int) -> WrittenFiles:
     return write_batches(
-        target, (rows_of(number, files) for number in range(start, min(start + FILES_A_COMMIT, files)))
+        target, (build_rows(number, files) for number in range(start, min(start + FILES_A_COMMIT, files)))
     )

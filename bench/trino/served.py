@@ -10,7 +10,7 @@ from bench.report import OURS
 from bench.targets import Target
 from tests.services.seamark import Seamark
 from tests.services.trino import trino_server
-from tests.services.trino_proxy import trino_proxy
+from tests.services.trino_proxy import run_trino_proxy
 
 TRINO = "trino"
 _QUEUE = {"query.max-concurrent-queries": "16", "query.max-queued-queries": "5000"}
@@ -18,9 +18,11 @@ _QUEUE = {"query.max-concurrent-queries": "16", "query.max-queued-queries": "500
 
 
 @contextmanager
-def adapter(folder: Path, target: Target, seamark: str, *flags: str) -> Iterator[Target]:
+def run_adapter(folder: Path, target: Target, seamark: str, *flags: str) -> Iterator[Target]:
     """Run `seamark trino-proxy` before `target`, with its default log file."""
-    with trino_proxy(folder / f"proxy-of-{target.name}", "--trino", target.base_url, *flags, seamark=seamark) as proxy:
+    with run_trino_proxy(
+        folder / f"proxy-of-{target.name}", "--trino", target.base_url, *flags, seamark=seamark
+    ) as proxy:
         yield Target(OURS, proxy.url, (proxy.process.pid,), folder)
 
 
@@ -29,5 +31,5 @@ def run_both_targets(folder: Path, server: Seamark) -> Iterator[tuple[Target, Ta
     """Run Trino and the adapter, and yield both as targets."""
     with trino_server(folder / "trino", uri=server.base_url, jvm=(), properties=_QUEUE) as trino:
         direct_target = Target(TRINO, trino.base_url, (trino.process.pid,), folder)
-        with adapter(folder, direct_target, server.base_url) as adapter_url:
+        with run_adapter(folder, direct_target, server.base_url) as adapter_url:
             yield direct_target, adapter_url

@@ -15,14 +15,14 @@ from math import exp, log
 from pathlib import Path
 
 from bench.report import OURS, Report, Row
-from bench.ssb.bounds import data_paths, files_with_rows
+from bench.ssb.bounds import count_files_with_rows, list_data_paths
 from bench.ssb.queries import QUERIES, Oracle
 from bench.ssb.spark import FACT
 from bench.trino.asking import Answer, Client
-from bench.trino.lake import LAYOUTS, Layout, lake
+from bench.trino.lake import LAYOUTS, Layout, open_lake
 from seamark.connector.client.client import SeamarkClient
 from tests.services.trino import trino_server
-from tests.services.trino_proxy import trino_proxy
+from tests.services.trino_proxy import run_trino_proxy
 
 DIRECT, BOUND = "direct", "bound"
 OVER_BOUND_MAX = 1.05
@@ -54,7 +54,7 @@ class Case:
     bound: int
     answers: dict[str, list[Answer]] = field(default_factory=lambda: {OURS: [], DIRECT: []})
 
-    def median(self, client_name: str, description: str) -> float:
+    def compute_median(self, client_name: str, description: str) -> float:
         return statistics.median(getattr(item, description) for item in self.answers[client_name])
 
     @property
@@ -72,22 +72,22 @@ class Case:
 
         Without the proxy, Trino also leaves out some files while joins run.
         """
-        return max(1.0, self.median(DIRECT, "splits")) / max(1.0, self.median(OURS, "splits"))
+        return max(1.0, self.compute_median(DIRECT, "splits")) / max(1.0, self.compute_median(OURS, "splits"))
 
     @property
     def less_read(self) -> float:
         """Return how many times fewer bytes Trino reads, the speed-up of a query that only reads."""
-        return max(1.0, self.median(DIRECT, "kilobytes")) / max(1.0, self.median(OURS, "kilobytes"))
+        return max(1.0, self.compute_median(DIRECT, "kilobytes")) / max(1.0, self.compute_median(OURS, "kilobytes"))
 
     @property
     def faster(self) -> float:
-        return self.median(DIRECT, "wall_ms") / self.median(OURS, "wall_ms")
+        return self.compute_median(DIRECT, "wall_ms") / self.compute_median(OURS, "wall_ms")
 
     @property
     def slower_ms(self) -> float:
         """Return the milliseconds by which the query is slower than tolerated."""
-        direct = self.median(DIRECT, "wall_ms")
-        return max(0.0, self.median(OURS, "wall_ms") - max(direct * SLOWER_MAX, direct + SLOWER_MS_MAX))
+        direct = self.compute_median(DIRECT, "wall_ms")
+        return max(0.0, self.compute_median(OURS, "wall_ms") - max(direct * SLOWER_MAX, direct + SLOWER_MS_MAX))
 
 
 async def run(folder: Path, *, quick: bool = False, scale: float = 1.0, files: int = 1000, rounds: int = 3) -> Report:
@@ -114,17 +114,17 @@ def _run_queries(
     bench: str, folder: Path, layouts: Sequence[Layout], scale: float, files: int, rounds: int, *flags: str
 ) -> Report:
     with ExitStack() as stack:
-        server, data = stack.enter_context(lake(folder, scale, files, layouts))
+        server, data = stack.enter_context(open_lake(folder, scale, files, layouts))
         oracle = stack.enter_context(closing(Oracle(data)))
         client = stack.enter_context(closing(SeamarkClient(server.base_url)))
         trino = stack.enter_context(trino_server(folder / "trino", uri=server.base_url, jvm=()))
         arguments = ("--trino", trino.base_url, *flags)
-        proxy = stack.enter_context(trino_proxy(folder / "proxy", *arguments, seamark=server.base_url))
+        proxy = stack.enter_context(run_trino_proxy(folder / "proxy", *arguments, seamark=server.base_url))
         clients = {
             name: stack.enter_context(closing(Client(url, trino.base_url)))
             for name, url in ((DIRECT, trino.base_url), (OURS, proxy.url))
         }
-        bounds = {layout.name: bounds_of(client, layout, data) for layout in layouts if layout.of is None}
+        bounds = {layout.name: compute_bounds(client, layout, data) for layout in layouts if layout.of is None}
         cases = []
         for layout in (layout for layout in layouts if layout.of is None):
             same = [item for item in layouts if layout.name in (item.name, item.of)]
@@ -142,13 +142,13 @@ def _run_queries(
                     _ask_in_turns(
                         query_cases, QUERIES[query], clients, oracle, backwards=number % 2 == 1, is_counted=True
                     )
-    return _report(bench, layouts, cases, scale, rounds)
+    return _build_report(bench, layouts, cases, scale, rounds)
 
 
-def bounds_of(client: SeamarkClient, layout: Layout, data: Path) -> tuple[int, dict[str, int]]:
+def compute_bounds(client: SeamarkClient, layout: Layout, data: Path) -> tuple[int, dict[str, int]]:
     """Return the number of all files of the facts, and for each query the number of files with a row that it needs."""
-    paths = data_paths(client, (layout.name, FACT))
-    return len(paths), files_with_rows(paths, data)
+    paths = list_data_paths(client, (layout.name, FACT))
+    return len(paths), count_files_with_rows(paths, data)
 
 
 def _ask_in_turns(
@@ -158,7 +158,7 @@ def _ask_in_turns(
     turns = [(DIRECT, cases[0]), *((OURS, case) for case in cases)]
     for client_name, case in reversed(turns) if backwards else turns:
         answer = clients[client_name].ask(sql, case.layout.name)
-        if difference := oracle.difference(sql, answer.rows):
+        if difference := oracle.describe_difference(sql, answer.rows):
             raise AnswersDiffer(f"{case.query} on {case.layout.label}, {client_name}: {difference}")
         for item in (case,) if client_name == OURS else cases:
             if is_counted:
@@ -168,7 +168,7 @@ def _ask_in_turns(
 # The report
 
 
-def _report(bench: str, layouts: Sequence[Layout], cases: Sequence[Case], scale: float, rounds: int) -> Report:
+def _build_report(bench: str, layouts: Sequence[Layout], cases: Sequence[Case], scale: float, rounds: int) -> Report:
     report = Report(
         bench,
         "How near do SSB's queries come to reading only the files that they need, and what is it worth to Trino?",
@@ -176,9 +176,9 @@ def _report(bench: str, layouts: Sequence[Layout], cases: Sequence[Case], scale:
     )
     by_layout = {layout.name: [case for case in cases if case.layout == layout] for layout in layouts}
     for layout in layouts:
-        report.rows += _summary(layout, by_layout[layout.name])
+        report.rows += _summarize(layout, by_layout[layout.name])
     for case in cases:
-        report.rows += _rows(case)
+        report.rows += _list_rows(case)
     total = max(case.total for case in cases)
     report.notes += [
         f"SSB at scale {scale:g}; lineorder in up to {total:,} files; medians of {rounds} rounds, direct and by the "
@@ -193,29 +193,33 @@ def _report(bench: str, layouts: Sequence[Layout], cases: Sequence[Case], scale:
     return report
 
 
-def _summary(layout: Layout, cases: Sequence[Case]) -> list[Row]:
+def _summarize(layout: Layout, cases: Sequence[Case]) -> list[Row]:
     worst = max(cases, key=lambda one: one.over_bound)
     slowest = max(cases, key=lambda one: one.slower_ms)
     bound_goal = OVER_BOUND_MAX if layout.index == "bitmap" else None
     wall_goal = WALL_BETTER_MIN if layout.name == CLUSTERED else None
     return [
         Row(layout.label, "files over the bound, worst", "×", {OURS: worst.over_bound}, goal=bound_goal),
-        Row(layout.label, "files over the bound, mean", "×", {OURS: mean([case.over_bound for case in cases])}),
+        Row(layout.label, "files over the bound, mean", "×", {OURS: compute_mean([case.over_bound for case in cases])}),
         Row(
-            layout.label, "fewer files, mean", "×", {OURS: mean([case.fewer for case in cases])}, lower_is_better=False
+            layout.label,
+            "fewer files, mean",
+            "×",
+            {OURS: compute_mean([case.fewer for case in cases])},
+            lower_is_better=False,
         ),
         Row(
             layout.label,
             "less read, mean",
             "×",
-            {OURS: mean([case.less_read for case in cases])},
+            {OURS: compute_mean([case.less_read for case in cases])},
             lower_is_better=False,
         ),
         Row(
             layout.label,
             "faster, mean",
             "×",
-            {OURS: mean([case.faster for case in cases])},
+            {OURS: compute_mean([case.faster for case in cases])},
             lower_is_better=False,
             goal=wall_goal,
         ),
@@ -223,12 +227,12 @@ def _summary(layout: Layout, cases: Sequence[Case]) -> list[Row]:
     ]
 
 
-def mean(ratios: Sequence[float]) -> float:
+def compute_mean(ratios: Sequence[float]) -> float:
     """Return the geometric mean."""
     return exp(statistics.fmean(log(ratio) for ratio in ratios))
 
 
-def _rows(case: Case) -> list[Row]:
+def _list_rows(case: Case) -> list[Row]:
     name = f"{case.layout.label}, {case.query}"
     rows = [Row(name, "files", "files", {OURS: float(case.files), BOUND: float(case.bound)}, peer=BOUND)]
     for measure, unit, description in (
@@ -238,7 +242,9 @@ def _rows(case: Case) -> list[Row]:
         ("read", "kB", "kilobytes"),
     ):
         rows.append(
-            Row(name, measure, unit, {who: case.median(who, description) for who in (OURS, DIRECT)}, peer=DIRECT)
+            Row(
+                name, measure, unit, {who: case.compute_median(who, description) for who in (OURS, DIRECT)}, peer=DIRECT
+            )
         )
     return rows
 

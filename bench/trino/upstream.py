@@ -75,28 +75,28 @@ class _Exchange(asyncio.Protocol):
             _, _, _, _, id_, _, last_part = path.split(b"/")
             step = int(last_part)
         pages, size = map(int, id_.split(b"_"))
-        before, after = _page(base, id_, step, pages)
+        before, after = _encode_page(base, id_, step, pages)
         if 2 <= step < 2 + pages and size > _PIECE:
-            self._talking = asyncio.get_running_loop().create_task(self._rows(before, size, after))
+            self._talking = asyncio.get_running_loop().create_task(self._write_rows(before, size, after))
         else:
             rows = b"x" * size if 2 <= step < 2 + pages else b""
-            self._transport.write(_HEAD + _chunk(before + rows + after)[:-2])
+            self._transport.write(_HEAD + _encode_chunk(before + rows + after)[:-2])
             asyncio.get_running_loop().call_soon(self._transport.write, b"\r\n0\r\n\r\n")
 
-    async def _rows(self, before: bytes, size: int, after: bytes) -> None:
-        self._transport.write(_HEAD + _chunk(before))
-        piece = _chunk(b"x" * _PIECE)
+    async def _write_rows(self, before: bytes, size: int, after: bytes) -> None:
+        self._transport.write(_HEAD + _encode_chunk(before))
+        piece = _encode_chunk(b"x" * _PIECE)
         for _ in range(size // _PIECE):
             self._transport.write(piece)
             await self._writable.wait()
-        self._transport.write(_chunk(after) + b"0\r\n\r\n")
+        self._transport.write(_encode_chunk(after) + b"0\r\n\r\n")
 
 
-def _chunk(data: bytes) -> bytes:
+def _encode_chunk(data: bytes) -> bytes:
     return b"%x\r\n%s\r\n" % (len(data), data)
 
 
-def _page(base: bytes, id_: bytes, step: int, pages: int) -> tuple[bytes, bytes]:
+def _encode_page(base: bytes, id_: bytes, step: int, pages: int) -> tuple[bytes, bytes]:
     """Return the bytes of a page before its rows, and the bytes after them.
 
     The steps are the POST, the queue, the pages with rows, and the end.
@@ -114,7 +114,7 @@ def _page(base: bytes, id_: bytes, step: int, pages: int) -> tuple[bytes, bytes]
 
 
 @contextmanager
-def upstream(folder: Path) -> Iterator[Target]:
+def run_upstream(folder: Path) -> Iterator[Target]:
     port = free_port()
     process = ManagedProcess([sys.executable, "-m", "bench.trino.upstream", str(port)], log=folder / "upstream.log")
     with process:

@@ -25,7 +25,7 @@ BATCHES = 100
 REWRITE = "map('delete-file-threshold', '1', 'rewrite-all', 'true')"
 
 
-def measure(
+def measure_ageing(
     report: Report, lake: Lake, rows: int, batches: int, bases: Path, *, layout: str, strategy: str | None, rounds: int
 ) -> None:
     name = f"aged_{layout}"
@@ -34,7 +34,7 @@ def measure(
     read_s = {"before": _read(lake.spark, name, rounds)}
     durations = []
     for _ in range(batches):
-        batch = drawn_batches.next_batch()
+        batch = drawn_batches.draw_batch()
         started_s = time.perf_counter()
         writer.upsert(batch)
         durations.append(time.perf_counter() - started_s)
@@ -42,7 +42,7 @@ def measure(
     read_s["after"] = _read(lake.spark, name, rounds)
     lake.spark.sql(f"CALL {CATALOG}.system.rewrite_data_files(table => '{NAMESPACE}.{name}', options => {REWRITE})")
     read_s["rewritten"] = _read(lake.spark, name, rounds)
-    if (versions := writer.versions()) != (expected := drawn_batches.expected_rows(range(1, batches + 1))):
+    if (versions := writer.versions()) != (expected := drawn_batches.count_expected_rows(range(1, batches + 1))):
         raise AnswersDiffer(f"the aged table has {versions} rows by version, the batches make {expected}")
     delete_kind = "deletion vectors" if strategy is None else "equality deletes"
     case, part = f"{rows:,} rows, after {batches} batches, {delete_kind}", max(1, batches // 5)

@@ -42,7 +42,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         for name, layout in (("left", BUCKETED), ("right", BUCKETED), ("flat", FLAT)):
             new_lake.table(open_base(rows, layout, bases=bases), name, mode=MERGE_ON_READ, is_indexed=False)
         left, right, flat_table = (f"{CATALOG}.{NAMESPACE}.{name}" for name in ("left", "right", "flat"))
-        _equalities(report, spark, rows, {OURS: left, UNBUCKETED: flat_table}, equals)
+        _measure_equalities(report, spark, rows, {OURS: left, UNBUCKETED: flat_table}, equals)
         for case, query in (
             ("join of two bucketed tables", JOIN.format(left, right)),
             ("join of a bucketed and an unbucketed table", JOIN.format(left, flat_table)),
@@ -56,7 +56,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     return report
 
 
-def _equalities(report: Report, spark: SparkSession, rows: int, tables: Mapping[str, str], count: int) -> None:
+def _measure_equalities(report: Report, spark: SparkSession, rows: int, tables: Mapping[str, str], count: int) -> None:
     numbers = np.random.default_rng(5).choice(rows, count + 1, replace=False)
     durations: dict[str, list[float]] = {name: [] for name in tables}
     files: dict[str, list[int]] = {name: [] for name in tables}
@@ -64,11 +64,11 @@ def _equalities(report: Report, spark: SparkSession, rows: int, tables: Mapping[
         results = set()
         for name, table in tables.items():
             frame = spark.sql(f"SELECT customer, city FROM {table} WHERE {KEY} = '{key}'")
-            seconds, answer = _time(frame)
+            seconds, answer = _measure_s(frame)
             results.add(len(answer))
             if round_number:
                 durations[name].append(seconds)
-                files[name].append(_files(frame))
+                files[name].append(_count_files(frame))
         if results != {1}:
             raise AnswersDiffer(f"{key} has {results} rows")
     for measure, unit, bucket_values in (("time", "s", durations), ("files read", "", files)):
@@ -84,9 +84,9 @@ def _compare(report: Report, spark: SparkSession, case: str, query: str, rounds:
         for name in WAYS if round_number % 2 else reversed(WAYS):
             with configure(spark, WAYS[name]):
                 frame = spark.sql(query)
-                seconds, answer = _time(frame)
+                seconds, answer = _measure_s(frame)
                 answers.add(tuple(answer[0]))
-                exchanges[name] = _exchanges(frame)
+                exchanges[name] = _count_exchanges(frame)
             if round_number:
                 durations[name].append(seconds)
     if len(answers) != 1:
@@ -99,19 +99,19 @@ def _compare(report: Report, spark: SparkSession, case: str, query: str, rounds:
     ]
 
 
-def _time(frame: DataFrame) -> tuple[float, Sequence[Any]]:
+def _measure_s(frame: DataFrame) -> tuple[float, Sequence[Any]]:
     started_s = time.perf_counter()
     rows = frame.collect()
     return time.perf_counter() - started_s, rows
 
 
-def _exchanges(frame: DataFrame) -> int:
+def _count_exchanges(frame: DataFrame) -> int:
     """Return the number of exchanges of rows by key or bucket, without the exchange of a global aggregate."""
     final = frame._jdf.queryExecution().executedPlan().toString().split("== Initial Plan ==")[0]
     return len(re.findall(r"\bExchange (?!SinglePartition)", final))
 
 
-def _files(frame: DataFrame) -> int:
+def _count_files(frame: DataFrame) -> int:
     """Return the number of data files that the tasks of the only scan received."""
     leaves = frame._jdf.queryExecution().executedPlan().collectLeaves()
     partitions = leaves.head().inputPartitions()

@@ -29,7 +29,7 @@ from pyiceberg.exceptions import CommitFailedException
 
 from bench.report import OURS, Report, Row
 from bench.writing.session import serve
-from bench.writing.tables import COLUMNS, KEY, NAMESPACE, compute_keys, create, rows_of
+from bench.writing.tables import COLUMNS, KEY, NAMESPACE, build_rows, compute_keys, create
 from bench.writing.writers import INDEX, MERGE_ON_READ, MODES, AnswersDiffer
 from seamark.connector.arrow.partitions import apply_transform
 from seamark.connector.client.client import SeamarkClient
@@ -140,10 +140,10 @@ def _prepare(client: IndexClient, kind: str, name: str, writers: int, times: int
     if kind != UPSERTS:  # PyIceberg cannot write version 3.
         create(client, name, 0, {**properties, "format-version": "2"})
         numbers = np.arange(writers * times * ROWS).reshape(writers, times, ROWS)
-        return _jobs(kind, client.url, name, [[rows_of(item, 1) for item in part] for part in numbers]), 0
+        return _build_jobs(kind, client.url, name, [[build_rows(item, 1) for item in part] for part in numbers]), 0
     create(client, name, BUCKETS, properties)
     stored_keys = np.arange(STORED_ROWS)
-    append(client, (NAMESPACE, name), rows_of(stored_keys, 0))
+    append(client, (NAMESPACE, name), build_rows(stored_keys, 0))
     client.put_index((NAMESPACE, name), INDEX, kind="record", columns=[KEY])
     with closing(InProcessWorkers()) as workers:
         build(client, (NAMESPACE, name), INDEX, workers)
@@ -153,23 +153,23 @@ def _prepare(client: IndexClient, kind: str, name: str, writers: int, times: int
     for writer in range(writers):
         draw = np.random.default_rng(writer)
         own_rows = stored_keys[bucket % writers == writer]
-        batches.append([rows_of(draw.choice(own_rows, ROWS, replace=False), number + 1) for number in range(times)])
-    return _jobs(kind, client.url, name, batches), STORED_ROWS
+        batches.append([build_rows(draw.choice(own_rows, ROWS, replace=False), number + 1) for number in range(times)])
+    return _build_jobs(kind, client.url, name, batches), STORED_ROWS
 
 
-def _jobs(kind: str, url: str, name: str, batches: Sequence[Sequence[pa.Table]]) -> list[Job]:
+def _build_jobs(kind: str, url: str, name: str, batches: Sequence[Sequence[pa.Table]]) -> list[Job]:
     return [Job(kind, url, name, tuple(batch)) for batch in batches]
 
 
 def _run_at_once(pool: ProcessPoolExecutor, manager: SyncManager, jobs: Sequence[Job]) -> list[Outcome]:
-    return list(pool.map(partial(_work, manager.Barrier(len(jobs))), jobs))
+    return list(pool.map(partial(_run_job, manager.Barrier(len(jobs))), jobs))
 
 
-def _work(barrier: Barrier, job: Job) -> Outcome:
+def _run_job(barrier: Barrier, job: Job) -> Outcome:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyIceberg leaves sockets to the garbage collector.
         logging.getLogger("pyiceberg").setLevel(logging.ERROR)  # PyIceberg logs each retry.
-        write = _stock(job) if job.kind in (REBASED, RETRYING) else _ours(job)
+        write = _build_stock_writer(job) if job.kind in (REBASED, RETRYING) else _build_our_writer(job)
         first, *other_writes = (partial(write, batch) for batch in job.batches)
         rows = ROWS * (_try_commit(first) > 0)
         barrier.wait(300)
@@ -188,7 +188,7 @@ def _try_commit(commit: Callable[[], int]) -> int:
         return 0
 
 
-def _ours(job: Job) -> Callable[[pa.Table], int]:
+def _build_our_writer(job: Job) -> Callable[[pa.Table], int]:
     client, table_name = SeamarkClient(job.url), (NAMESPACE, job.table)
 
     def upsert_batch(rows: pa.Table) -> int:
@@ -201,7 +201,7 @@ def _ours(job: Job) -> Callable[[pa.Table], int]:
     return upsert_batch if job.kind == UPSERTS else append_batch
 
 
-def _stock(job: Job) -> Callable[[pa.Table], int]:
+def _build_stock_writer(job: Job) -> Callable[[pa.Table], int]:
     table = RestCatalog("bench", uri=job.url).load_table((NAMESPACE, job.table))
 
     def append_batch(rows: pa.Table) -> int:

@@ -50,11 +50,11 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     tables, seconds = (QUICK_TABLES, QUICK_SECONDS) if quick else (TABLES, SECONDS)
     async with running(folder, services_workers=0, log_level="warning") as server:
         await _create(server, tables)
-        before_bytes = _peak_bytes()
+        before_bytes = _read_peak_bytes()
         cpu_s, decisions, jobs = await _ScheduledTables(server).look(seconds)
         watch = _ScheduledTables(server)
         whole_s, _, all_jobs = await watch.look(None)
-        grown_bytes = _peak_bytes() - before_bytes
+        grown_bytes = _read_peak_bytes() - before_bytes
         again_s, looked, _ = await watch.look(None)
     case = f"{tables:,} tables"
     report.rows += [
@@ -143,5 +143,5 @@ class _ScheduledTables:
         return recheck_after_s
 
 
-def _peak_bytes() -> int:
+def _read_peak_bytes() -> int:
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

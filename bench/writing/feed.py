@@ -112,7 +112,7 @@ class Feed:
     def rows(self) -> pa.Table:
         return pa.concat_tables(self.batches)
 
-    def conditions(self) -> dict[str, str]:
+    def build_conditions(self) -> dict[str, str]:
         """Return conditions for one row, for a customer with rows, and for two ranges."""
         batch = self.batches[int(self.rng.integers(len(self.batches)))]
         row = batch.slice(int(self.rng.integers(ROWS)), 1).to_pylist()[0]
@@ -150,19 +150,19 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             began_s = time.perf_counter()
             batch = feed.append_batch()
             for name, table in tables.items():
-                append_s[name].append(_time(partial(_append, table, batch, failures)))
+                append_s[name].append(_measure_s(partial(_append, table, batch, failures)))
             if number % query_every == 0:
-                _look(folder, client, catalog, feed, measurements, number, plans)
+                _measure_looks(folder, client, catalog, feed, measurements, number, plans)
             elif not quick:
                 time.sleep(max(0.0, PAUSE_S - (time.perf_counter() - began_s)))
-        settled_s = _time(lambda: _settle(client))
-        _look(folder, client, catalog, feed, measurements, commits, plans)
+        settled_s = _measure_s(lambda: _settle(client))
+        _measure_looks(folder, client, catalog, feed, measurements, commits, plans)
         if failures:
             raise AnswersDiffer(f"{len(failures)} appends failed, the first: {failures[0]}")
         _check(client, catalog, feed)
         runs = [run.summary for run in client.timeline(TABLES[OURS], action="maintenance")]
-        fed_bytes = _data_bytes(client, TABLES[UNKEPT])
-    _fill(report, measurements, append_s)
+        fed_bytes = _sum_data_bytes(client, TABLES[UNKEPT])
+    _fill_report(report, measurements, append_s)
     totals = [run["totals"] for run in runs if run.get("totals")]
     written_bytes = sum(total.get("bytes_after", 0) for total in totals)
     case = f"{commits} commits of {ROWS:,} rows"
@@ -177,7 +177,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     return report
 
 
-def _time(work: Callable[[], object]) -> float:
+def _measure_s(work: Callable[[], object]) -> float:
     """Return the seconds that the work takes."""
     began_s = time.perf_counter()
     work()
@@ -211,7 +211,7 @@ def _settle(client: IndexClient) -> None:
 # The measurements
 
 
-def _look(
+def _measure_looks(
     folder: Path,
     client: IndexClient,
     catalog: Catalog,
@@ -220,32 +220,32 @@ def _look(
     commits: int,
     plans: int,
 ) -> None:
-    measurements = {name: _shape(folder, client, table, commits) for name, table in TABLES.items()}
+    measurements = {name: _measure_shape(folder, client, table, commits) for name, table in TABLES.items()}
     depths: dict[str, list[int]] = {name: [] for name in TABLES}
     durations: dict[str, dict[str, list[float]]] = {name: {"point": [], "range": []} for name in TABLES}
     for round_number in range(plans):
-        for kind, condition in feed.conditions().items():
+        for kind, condition in feed.build_conditions().items():
             # The order alternates, so that the plan of no table always comes first.
             for name in list(TABLES)[:: 1 if round_number % 2 else -1]:
-                tasks, total_bytes, seconds = _plan(client, TABLES[name], condition)
+                tasks, total_bytes, seconds = _plan_as_reader(client, TABLES[name], condition)
                 measurements[name].plan_ms.setdefault(kind, []).append(1000 * seconds)
                 if kind == "row":
                     depths[name].append(len(tasks))
                 else:
                     durations[name][kind].append(100 * sum(task.size_bytes for task in tasks) / total_bytes)
     counts = {name: scan(client, table, ["id"], condition).to_arrow().num_rows for name, table in TABLES.items()}
-    expected = _count(feed.rows, condition)
+    expected = _count_matches(feed.rows, condition)
     if any(count != expected for count in counts.values()):
         raise AnswersDiffer(f"{expected:,} rows match {condition}; the tables have {counts}")
     for name, look in measurements.items():
         table = catalog.load_table(TABLES[name])
-        look.pyiceberg_ms = 1000 * _time(lambda table=table: list(table.scan("customer = 7").plan_files()))
+        look.pyiceberg_ms = 1000 * _measure_s(lambda table=table: list(table.scan("customer = 7").plan_files()))
         look.depth = statistics.fmean(depths[name])
         look.opened = {kind: statistics.fmean(shares) for kind, shares in durations[name].items()}
         looks_by_table[name].append(look)
 
 
-def _shape(folder: Path, client: IndexClient, table: str, commits: int) -> TableMeasurement:
+def _measure_shape(folder: Path, client: IndexClient, table: str, commits: int) -> TableMeasurement:
     health = client.health(table)
     sizes = np.array(client.files(table)["file_size_in_bytes"].to_pylist())
     metadata = list((folder / "warehouse").glob(f"{table.replace('.', '/')}*/metadata/*.metadata.json"))
@@ -261,7 +261,7 @@ def _shape(folder: Path, client: IndexClient, table: str, commits: int) -> Table
     )
 
 
-def _plan(client: IndexClient, table: str, where: str) -> tuple[list[ScanTask], int, float]:
+def _plan_as_reader(client: IndexClient, table: str, where: str) -> tuple[list[ScanTask], int, float]:
     """Plan as a reader does, including the load of the table.
 
     Returns:
@@ -275,11 +275,11 @@ def _plan(client: IndexClient, table: str, where: str) -> tuple[list[ScanTask], 
     return tasks, int(snapshot.summary_map()["total-files-size"]), seconds
 
 
-def _data_bytes(client: IndexClient, table: str) -> int:
+def _sum_data_bytes(client: IndexClient, table: str) -> int:
     return sum(client.files(table)["file_size_in_bytes"].to_pylist())
 
 
-def _count(rows: pa.Table, where: str) -> int:
+def _count_matches(rows: pa.Table, where: str) -> int:
     """Count the rows that meet a condition of two ranges, with numpy."""
     matching = np.ones(rows.num_rows, dtype=np.bool_)
     words = where.split()
@@ -304,7 +304,9 @@ def _check(client: IndexClient, catalog: Catalog, feed: Feed) -> None:
 # The report
 
 
-def _fill(report: Report, measurements: dict[str, list[TableMeasurement]], append_s: dict[str, list[float]]) -> None:
+def _fill_report(
+    report: Report, measurements: dict[str, list[TableMeasurement]], append_s: dict[str, list[float]]
+) -> None:
     fed = {name: of[:-1] for name, of in measurements.items()}
     fifth = max(1, len(fed[OURS]) // 5)
 

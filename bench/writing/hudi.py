@@ -26,11 +26,11 @@ class HudiWriter:
         self.name, self.folder = name, folder
         self._peer = peer
         self._kind = "COPY_ON_WRITE" if mode == COPY_ON_WRITE else "MERGE_ON_READ"
-        base_folder = self._base(base, bases)
+        base_folder = self._copy_base(base, bases)
         # Files that Hudi changes in place are copied. Other files get a hard link.
-        shutil.copytree(base_folder, folder, copy_function=_link)
+        shutil.copytree(base_folder, folder, copy_function=_copy_file)
 
-    def _base(self, base: Base, bases: Path) -> Path:
+    def _copy_base(self, base: Base, bases: Path) -> Path:
         base_folder = bases / f"{base.rows}-hudi-{self._kind.lower()}"
         marker = base_folder.with_suffix(".json")
         expected = json.dumps({"format": FORMAT, "of": base.metadata["table-uuid"]})
@@ -60,7 +60,7 @@ class HudiWriter:
                     path.unlink()
 
 
-def _link(source: str, target: str) -> None:
+def _copy_file(source: str, target: str) -> None:
     if source.endswith(".parquet"):
         with suppress(OSError):  # The target is on another file system.
             os.link(source, target)

@@ -20,7 +20,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from bench.index.hudi_peer import NO_STATISTICS, session
+from bench.index.hudi_peer import NO_STATISTICS, open_session
 
 BUCKETS = 16
 OPTIONS = {
@@ -73,7 +73,7 @@ class Peer:
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # Messages of Spark and Hudi go to the log.
-    peer = Peer(session(Path(sys.argv[2]), sys.argv[1]))
+    peer = Peer(open_session(Path(sys.argv[2]), sys.argv[1]))
     for line in sys.stdin:
         document = json.loads(line)
         started_s = time.perf_counter()

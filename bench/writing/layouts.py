@@ -54,13 +54,13 @@ def _draw_skewed(rng: Rng, rows: int) -> dict[str, Any]:
     }
 
 
-def _strings(rng: Rng, rows: int) -> dict[str, Any]:
-    def paths(folder: str, numbers: Any) -> list[str]:
+def _draw_strings(rng: Rng, rows: int) -> dict[str, Any]:
+    def build_paths(folder: str, numbers: Any) -> list[str]:
         return [f"https://shop.example.com/catalogue/{folder}/items/{number:07d}" for number in numbers.tolist()]
 
     return {
-        "a": paths("garden", rng.integers(0, 100_000, rows)),
-        "b": paths("kitchen", (100_000 * rng.random(rows) ** 3).astype(np.int64)),
+        "a": build_paths("garden", rng.integers(0, 100_000, rows)),
+        "b": build_paths("kitchen", (100_000 * rng.random(rows) ** 3).astype(np.int64)),
     }
 
 
@@ -77,7 +77,7 @@ def _draw_correlated(rng: Rng, rows: int) -> dict[str, Any]:
 SETS = (
     Rows("uniform, 2 columns", ("a", "b"), lambda rng, n: {"a": rng.integers(0, 1 << 40, n), "b": rng.random(n)}),
     Rows("skewed, 3 columns", ("a", "b", "c"), _draw_skewed),
-    Rows("strings with a long common prefix, 2 columns", ("a", "b"), _strings),
+    Rows("strings with a long common prefix, 2 columns", ("a", "b"), _draw_strings),
     Rows("correlated, 4 columns", ("a", "b", "c", "d"), _draw_correlated),
 )
 _TYPES = {pa.int64(): "long", pa.float64(): "double", pa.string(): "string"}
@@ -90,7 +90,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     with open_lake(folder) as new_lake:
         create_namespace(new_lake.client, "bench", {})
         for number, column_set in enumerate(SETS):
-            _measure(report, new_lake.client, new_lake.spark, column_set, f"bench.t{number}", rows)
+            _measure_layout(report, new_lake.client, new_lake.spark, column_set, f"bench.t{number}", rows)
     report.notes += [
         f"{rows:,} rows in about {FILES} files. Bytes of the planned files, the mean over {PREDICATES} predicates.",
         "Ours runs in one process without a JVM; Iceberg's in a warm local Spark session with 2 cores.",
@@ -98,14 +98,16 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     return report
 
 
-def _measure(report: Report, client: IndexClient, spark: SparkSession, row_source: Rows, name: str, rows: int) -> None:
+def _measure_layout(
+    report: Report, client: IndexClient, spark: SparkSession, row_source: Rows, name: str, rows: int
+) -> None:
     rng = np.random.default_rng(1)
     base_table = pa.table({**row_source.make(rng, rows), "payload": rng.integers(0, 1 << 62, rows)})
-    predicates = [_predicate(rng, base_table, row_source.columns) for _ in range(PREDICATES)]
+    predicates = [_draw_predicate(rng, base_table, row_source.columns) for _ in range(PREDICATES)]
     columns = ", ".join(row_source.columns)
     layouts: dict[str, Callable[[str], None]] = {
-        OURS: lambda table: _cluster(client, table, columns, "hilbert"),
-        OUR_ZORDER: lambda table: _cluster(client, table, columns, "zorder"),
+        OURS: lambda table: _cluster_table(client, table, columns, "hilbert"),
+        OUR_ZORDER: lambda table: _cluster_table(client, table, columns, "zorder"),
         SORT: lambda table: _rewrite(spark, table, columns),
         ZORDER: lambda table: _rewrite(spark, table, f"zorder({columns})"),
     }
@@ -141,7 +143,7 @@ def _create(client: IndexClient, table: str, layout: pa.Table) -> None:
     change_table_properties(client, table, {"write.target-file-size-bytes": str(size_bytes // FILES)}, ())
 
 
-def _cluster(client: IndexClient, table: str, columns: str, curve: str) -> None:
+def _cluster_table(client: IndexClient, table: str, columns: str, curve: str) -> None:
     properties = {"seamark.clustering.columns": columns, "seamark.clustering.curve": curve}
     # The service of the server must not do it before the clock runs.
     change_table_properties(client, table, {**properties, "seamark.clustering.enabled": "false"}, ())
@@ -157,22 +159,22 @@ def _rewrite(spark: SparkSession, table: str, order: str) -> None:
     ).collect()
 
 
-def _predicate(rng: Rng, table: pa.Table, columns: Sequence[str]) -> str:
+def _draw_predicate(rng: Rng, table: pa.Table, columns: Sequence[str]) -> str:
     """Return a point, a range of a hundredth of the rows, or two ranges of a twentieth."""
     kind = rng.integers(3)
     column_numbers = rng.choice(columns, 2 if kind == 2 else 1, replace=False)
     share = (0.0, 0.01, 0.05)[kind]
-    return " AND ".join(_range(rng, table, str(column), share) for column in column_numbers)
+    return " AND ".join(_draw_range(rng, table, str(column), share) for column in column_numbers)
 
 
-def _range(rng: Rng, table: pa.Table, column: str, share: float) -> str:
+def _draw_range(rng: Rng, table: pa.Table, column: str, share: float) -> str:
     values = table[column].take(pa.array(rng.integers(0, table.num_rows, 10_000))).combine_chunks().sort()
     first = int(rng.integers(0, len(values) - int(share * len(values))))
     low, high = values[first].as_py(), values[first + int(share * (len(values) - 1))].as_py()
-    return f"{column} BETWEEN {_literal(low)} AND {_literal(high)}"
+    return f"{column} BETWEEN {_format_literal(low)} AND {_format_literal(high)}"
 
 
-def _literal(value: Any) -> str:
+def _format_literal(value: Any) -> str:
     return f"'{value}'" if isinstance(value, str) else repr(value)
 
 

@@ -69,10 +69,10 @@ async def run(folder: Path, *, quick: bool = False, commits: int | None = None) 
                 f"USING iceberg PARTITIONED BY (part) TBLPROPERTIES ({PROPERTIES})"
             )
             for number in range(appends):
-                append(client, table, _rows(number * ROWS))
-        _add(report, commits, _statistics(client, spark, trino, rounds, commits))
-        _add(report, commits, _manifests(client, spark))
-        measured = upkeep.measure(
+                append(client, table, _build_rows(number * ROWS))
+        _add(report, commits, _measure_statistics(client, spark, trino, rounds, commits))
+        _add(report, commits, _measure_manifests(client, spark))
+        measured = upkeep.measure_upkeep(
             client, spark, trino, TABLES, SMALL, (CATALOG, TRINO), url=server.base_url, folder=folder
         )
         _add(report, commits, measured)
@@ -87,7 +87,7 @@ async def run(folder: Path, *, quick: bool = False, commits: int | None = None) 
     return report
 
 
-def _rows(first: int) -> pa.Table:
+def _build_rows(first: int) -> pa.Table:
     ids = range(first, first + ROWS)
     columns = {
         "id": pa.array(ids, pa.int64()),
@@ -112,7 +112,7 @@ def _add(report: Report, commits: int, measured: dict[str, dict[str, float]]) ->
             )
 
 
-def _statistics(
+def _measure_statistics(
     client: IndexClient, spark: SparkSession, trino: Trino, rounds: int, commits: int
 ) -> dict[str, dict[str, float]]:
     """Measure statistics of the whole table, and after one more commit.
@@ -126,7 +126,7 @@ def _statistics(
         ).collect(),
         IN_TRINO: lambda: trino.rows(f"ANALYZE {TABLES[IN_TRINO]}", catalog=TRINO),
     }
-    total_s = _time(operations, rounds, lambda: None)
+    total_s = _measure_ms(operations, rounds, lambda: None)
     counts = {name: _read_distinct_counts(client, table) for name, table in TABLES.items()}
     for name, actual_count in counts.items():
         for column, count in actual_count.items():
@@ -134,19 +134,21 @@ def _statistics(
                 raise AnswersDiffer(f"{name} counts {count:,} distinct values of {column}, we {counts[OURS][column]:,}")
     number = [commits]
 
-    def commit() -> None:
+    def commit_rows() -> None:
         number[0] += 1
         for table in TABLES.values():
-            append(client, table, _rows(number[0] * ROWS))
+            append(client, table, _build_rows(number[0] * ROWS))
 
     fresh_works = {**operations, OURS: lambda: compute_statistics(client, TABLES[OURS])}
     return {
         "statistics of the whole table": total_s,
-        "statistics after one more commit": _time(fresh_works, rounds, commit),
+        "statistics after one more commit": _measure_ms(fresh_works, rounds, commit_rows),
     }
 
 
-def _time(operations: dict[str, Callable[[], object]], rounds: int, before: Callable[[], None]) -> dict[str, float]:
+def _measure_ms(
+    operations: dict[str, Callable[[], object]], rounds: int, before: Callable[[], None]
+) -> dict[str, float]:
     """Return the median milliseconds of each work."""
     durations: dict[str, list[float]] = {name: [] for name in operations}
     for number in range(rounds + 1):
@@ -167,7 +169,7 @@ def _read_distinct_counts(client: IndexClient, table: str) -> dict[str, int]:
     return {COLUMNS[blob["fields"][0] - 1]: int(blob["properties"]["ndv"]) for blob in file["blob-metadata"]}
 
 
-def _manifests(client: IndexClient, spark: SparkSession) -> dict[str, dict[str, float]]:
+def _measure_manifests(client: IndexClient, spark: SparkSession) -> dict[str, dict[str, float]]:
     """Measure one rewrite of manifests, because a second rewrite has nothing to do.
 
     Spark is warm, because it has run its procedures before.

@@ -14,15 +14,15 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from bench.writing.tables import BUCKETED, FLAT, KEY, NAMESPACE, Base, Batch, clone
+from bench.writing.tables import BUCKETED, FLAT, KEY, NAMESPACE, Base, Batch, clone_table
 from bench.writing.writers import (
     COPY_ON_WRITE,
     MERGE_ON_READ,
     MODES,
-    batch_frame,
+    build_frame,
     configure,
+    count_versions_of,
     forget,
-    versions_of,
 )
 from seamark.connector.client.engines import CATALOG_CLASS
 from seamark.connector.spark.session import SHUFFLE_FREE, add_catalog
@@ -57,18 +57,18 @@ class MergeWriter:
         self.folder = warehouse / NAMESPACE / name
         self._spark = spark
         self._table = f"{CATALOG}.{NAMESPACE}.{name}"
-        clone(base, self.folder, {**dict.fromkeys(MODES, tuning.mode), "write.merge.distribution-mode": "none"})
+        clone_table(base, self.folder, {**dict.fromkeys(MODES, tuning.mode), "write.merge.distribution-mode": "none"})
 
     def upsert(self, batch: Batch) -> None:
         with configure(self._spark, self.tuning.conf):
-            batch_frame(self._spark, batch).createOrReplaceTempView("batch")
+            build_frame(self._spark, batch).createOrReplaceTempView("batch")
             self._spark.sql(
                 f"MERGE INTO {self._table} t USING batch s ON t.{KEY} = s.{KEY}"
                 " WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
             )
 
     def versions(self) -> dict[int, int]:
-        return versions_of(self._spark.table(self._table))
+        return count_versions_of(self._spark.table(self._table))
 
     def tidy(self) -> None:
         if self.tuning.mode == COPY_ON_WRITE:
@@ -76,6 +76,6 @@ class MergeWriter:
             forget(self.folder, {row[0] for row in live})
 
 
-def hadoop_catalog(spark: SparkSession, warehouse: Path) -> None:
+def add_hadoop_catalog(spark: SparkSession, warehouse: Path) -> None:
     prefix = f"spark.sql.catalog.{CATALOG}"
     add_catalog(spark, {prefix: CATALOG_CLASS, f"{prefix}.type": "hadoop", f"{prefix}.warehouse": warehouse.as_uri()})

@@ -35,15 +35,15 @@ from bench.writing.tables import (
     ARROW,
     BASES,
     NAMESPACE,
-    at_once,
-    clone,
+    clone_table,
     create,
     make_once,
-    metadata_of,
+    read_metadata,
     register,
     run_server,
+    write_at_once,
 )
-from bench.writing.writers import AnswersDiffer, read_since, reads
+from bench.writing.writers import AnswersDiffer, count_read_bytes, read_since
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.values import CURRENT
 from seamark.connector.index.builds import InProcessWorkers, build
@@ -102,7 +102,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     with open_lake(folder, bases) as new_lake:
         for size in QUICK if quick else SIZES:
             table = _fill_table(new_lake, size, bases)
-            turns = [_compare(report, new_lake, table, size, case, where) for case, where in _queries(size)]
+            turns = [_compare(report, new_lake, table, size, case, where) for case, where in _list_queries(size)]
             report.notes.append(f"{size.label}{_describe_even_fraction(turns)}")
     report.notes += [
         f"Ours is taken below {BREAK_EVEN_FRACTION:.0%}, less {BREAK_EVEN_ROWS:,} rows.",
@@ -112,7 +112,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     return report
 
 
-def _queries(size: Size) -> Iterator[tuple[str, str | None]]:
+def _list_queries(size: Size) -> Iterator[tuple[str, str | None]]:
     for share in size.shares:
         yield f"one row of {share:,}", f"k{share} = 3"
         if share == PAGES:
@@ -138,7 +138,7 @@ def _describe_even_fraction(turns: Sequence[tuple[float, float]]) -> str:
 def _fill_table(lake: Lake, size: Size, bases: Path) -> str:
     base = make_once(size.rows, "read", partial(_write_files, size=size), bases=bases)
     name = f"read{size.rows}"
-    register(lake.client, name, clone(base, lake.folder / "warehouse" / NAMESPACE / name, {}))
+    register(lake.client, name, clone_table(base, lake.folder / "warehouse" / NAMESPACE / name, {}))
     table = f"{NAMESPACE}.{name}"
     for column in (*(f"k{share}" for share in size.shares), "clustered"):
         lake.client.put_index(table, f"by_{column}", kind="bitmap", columns=[column])
@@ -151,16 +151,16 @@ def _write_files(folder: Path, size: Size) -> tuple[WrittenFiles, dict[str, Any]
     with run_server(folder) as client:
         create(client, "base", 0, {"write.parquet.row-group-size-bytes": str(size.group_bytes)}, size.columns)
         destination = open_destination(client, (NAMESPACE, "base"))
-        written_files = at_once(partial(_write_file, destination.target, size), range(size.files))
+        written_files = write_at_once(partial(_write_file, destination.target, size), range(size.files))
         destination.commit(client, written_files)
-        return written_files, metadata_of(client, "base")
+        return written_files, read_metadata(client, "base")
 
 
 def _write_file(target: WriteTarget, size: Size, number: int) -> WrittenFiles:
-    return write_batches(target, _batches(size, number))
+    return write_batches(target, _build_batches(size, number))
 
 
-def _batches(size: Size, number: int) -> Iterator[pa.RecordBatch]:
+def _build_batches(size: Size, number: int) -> Iterator[pa.RecordBatch]:
     rows, draw = size.rows // size.files, np.random.default_rng(number)
     schema = pa.schema([(name, ARROW[kind]) for name, kind in size.columns.items()])
     clustered_files = np.sort(draw.integers(0, CLUSTERED_FILES, rows, dtype=np.int32))
@@ -183,8 +183,8 @@ def _batches(size: Size, number: int) -> Iterator[pa.RecordBatch]:
 
 def _compare(report: Report, lake: Lake, table: str, size: Size, case: str, where: str | None) -> tuple[float, float]:
     ways: dict[str, Callable[[], DataFrame]] = {
-        OURS: partial(_ours, lake, table, where),
-        ICEBERG: partial(_native, lake, table, where),
+        OURS: partial(_read_with_seamark, lake, table, where),
+        ICEBERG: partial(_read_natively, lake, table, where),
         CHOSEN: partial(read, lake.spark, f"{CATALOG}.{table}", where, columns=READ),
     }
     durations: dict[str, list[float]] = {name: [] for name in ways}
@@ -193,8 +193,8 @@ def _compare(report: Report, lake: Lake, table: str, size: Size, case: str, wher
     case = size.label + case
     for round_number in range(size.rounds + 1):
         for name in ways if round_number % 2 else reversed(ways):
-            before, started_s = reads(), time.perf_counter()
-            answers.add(_answer(ways[name]().select(*READ)))
+            before, started_s = count_read_bytes(), time.perf_counter()
+            answers.add(_collect_answer(ways[name]().select(*READ)))
             seconds, bytes_read = time.perf_counter() - started_s, read_since(before)
             if round_number:
                 durations[name].append(seconds)
@@ -214,7 +214,7 @@ def _compare(report: Report, lake: Lake, table: str, size: Size, case: str, wher
         f"of the {row_numbers.planned:,} "
         f"in the files that are left; the reading function takes {reader}."
     )
-    return (row_numbers.touched / row_numbers.planned if row_numbers.planned else 1.0), time_row.ratio() or 0.0
+    return (row_numbers.touched / row_numbers.planned if row_numbers.planned else 1.0), time_row.compute_ratio() or 0.0
 
 
 def _find_rows(client: SeamarkClient, table: str, where: str | None) -> RemainingRows:
@@ -222,18 +222,18 @@ def _find_rows(client: SeamarkClient, table: str, where: str | None) -> Remainin
     return estimate_remaining_rows(client, opened_table, bind_filter(where, opened_table))
 
 
-def _ours(lake: Lake, table: str, where: str | None) -> DataFrame:
+def _read_with_seamark(lake: Lake, table: str, where: str | None) -> DataFrame:
     options = {"uri": lake.server.base_url, "table": table, "columns": ",".join(READ)}
     options |= {} if where is None else {"where": where}
     return lake.spark.read.format("seamark").options(**options).load()
 
 
-def _native(lake: Lake, table: str, where: str | None) -> DataFrame:
+def _read_natively(lake: Lake, table: str, where: str | None) -> DataFrame:
     frame = lake.spark.table(f"{CATALOG}.{table}")
     return frame if where is None else frame.where(where)
 
 
-def _answer(frame: DataFrame) -> tuple[int, int, float, int, int]:
+def _collect_answer(frame: DataFrame) -> tuple[int, int, float, int, int]:
     sums = sf.sum("id"), sf.sum("price"), sf.sum("quantity"), sf.sum(sf.length("name"))
     (row,) = frame.agg(sf.count("*"), *sums).collect()
     return row[0], row[1], round(row[2] or 0, 2), row[3], row[4]

@@ -99,7 +99,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     outcomes: dict[str, Outcome] = {}
     with spark_session(folder / "spark", SPARK) as spark:
         for name, workers in ((QUIET, "0"), (OURS, "1")):
-            outcomes[name] = _measure(folder / name, spark, name, workers, appends)
+            outcomes[name] = _measure_service(folder / name, spark, name, workers, appends)
     quiet, busy_outcome = outcomes[QUIET], outcomes[OURS]
     if (quiet.rows, quiet.ids) != (busy_outcome.rows, busy_outcome.ids):
         raise AnswersDiffer(f"the quiet table has {quiet.rows:,} rows, the maintained one {busy_outcome.rows:,}")
@@ -125,7 +125,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     return report
 
 
-def _measure(folder: Path, spark: SparkSession, name: str, workers: str, appends: int) -> Outcome:
+def _measure_service(folder: Path, spark: SparkSession, name: str, workers: str, appends: int) -> Outcome:
     env = {"SEAMARK_LOG_LEVEL": "warning", "SEAMARK_SERVICES_WORKERS": workers}
     with (
         Seamark(folder, env=env) as server,

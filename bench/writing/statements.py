@@ -20,7 +20,7 @@ from bench.report import OURS, Report, Row
 from bench.writing.merge import HASH_JOIN
 from bench.writing.session import CATALOG, Lake, open_lake
 from bench.writing.tables import BASES, COLUMNS, FLAT, KEY, NAMESPACE, Batches, open_base
-from bench.writing.writers import COPY_ON_WRITE, MERGE_ON_READ, AnswersDiffer, batch_frame, configure
+from bench.writing.writers import COPY_ON_WRITE, MERGE_ON_READ, AnswersDiffer, build_frame, configure
 from seamark.spark import execute
 
 ROWS, QUICK_ROWS = 10_000_000, 40_000
@@ -54,13 +54,13 @@ async def run(folder: Path, *, quick: bool = False, sizes: Sequence[int] = (ROWS
     with open_lake(folder, bases) as new_lake:
         batches = Batches(rows, folder)
         for mode in (MERGE_ON_READ, COPY_ON_WRITE):
-            pair = _pair(new_lake, bases, rows, mode)
+            pair = _create_pair(new_lake, bases, rows, mode)
             for name, text in STATEMENTS.items():
                 if mode == MERGE_ON_READ or name in COPYING_STATEMENTS:
-                    values = _measure(new_lake, pair, text, batches, rounds if mode == MERGE_ON_READ else 1)
+                    values = _measure_statements(new_lake, pair, text, batches, rounds if mode == MERGE_ON_READ else 1)
                     goal = None if quick else values[ICEBERG] / GOAL
                     report.rows.append(Row(f"{rows:,} rows, {mode}", name, "s", values, peer=ICEBERG, goal=goal))
-            if _rows(new_lake, pair.ours) != _rows(new_lake, pair.theirs):
+            if _summarize_rows(new_lake, pair.ours) != _summarize_rows(new_lake, pair.theirs):
                 raise AnswersDiffer(f"the tables of {mode} differ")
     report.notes = [
         f"{rows:,} rows of ten columns in 16 files; the keys of a batch are spread over all files, and nine of ten are "
@@ -70,7 +70,7 @@ async def run(folder: Path, *, quick: bool = False, sizes: Sequence[int] = (ROWS
     return report
 
 
-def _pair(lake: Lake, bases: Path, rows: int, mode: str) -> Pair:
+def _create_pair(lake: Lake, bases: Path, rows: int, mode: str) -> Pair:
     names = []
     for engine, is_indexed in ((OURS, True), (ICEBERG, False)):
         table = lake.table(
@@ -80,7 +80,7 @@ def _pair(lake: Lake, bases: Path, rows: int, mode: str) -> Pair:
     return Pair(*names)
 
 
-def _measure(lake: Lake, pair: Pair, text: str, batches: Batches, rounds: int) -> dict[str, float]:
+def _measure_statements(lake: Lake, pair: Pair, text: str, batches: Batches, rounds: int) -> dict[str, float]:
     """Return the median seconds of each statement."""
     seconds: dict[str, list[float]] = {OURS: [], ICEBERG: []}
     runs: dict[str, Callable[[], object]] = {
@@ -88,7 +88,7 @@ def _measure(lake: Lake, pair: Pair, text: str, batches: Batches, rounds: int) -
         ICEBERG: lambda: lake.spark.sql(text.format(t=pair.theirs, k=KEY)),
     }
     for number in range(WARM + rounds):
-        batch_frame(lake.spark, batches.next_batch()).createOrReplaceTempView("batch")
+        build_frame(lake.spark, batches.draw_batch()).createOrReplaceTempView("batch")
         for engine in (OURS, ICEBERG) if number % 2 else (ICEBERG, OURS):
             with configure(lake.spark, HASH_JOIN if engine == ICEBERG else {}):
                 started_s = time.perf_counter()
@@ -104,7 +104,7 @@ def _check_located(lake: Lake, text: str) -> None:
         raise AnswersDiffer(f"a statement was not located: {rows.reason}")
 
 
-def _rows(lake: Lake, table: str) -> list[tuple[int, ...]]:
+def _summarize_rows(lake: Lake, table: str) -> list[tuple[int, ...]]:
     """Return the number of rows of each version, and the sum of their hashes."""
     frame: DataFrame = lake.spark.table(table)
     hashed = frame.groupBy("version").agg(

@@ -92,7 +92,7 @@ def _mix_bits(numbers: Numbers, half: int) -> npt.NDArray[np.uint64]:
     return positions ^ (positions >> np.uint64(31))
 
 
-def rows_of(numbers: Numbers, version: int) -> pa.Table:
+def build_rows(numbers: Numbers, version: int) -> pa.Table:
     count = len(numbers)
     draw = np.random.default_rng([version, int(numbers[0]) if count else 0])
     columns = [
@@ -134,7 +134,7 @@ class Batches:
     drawn: int = 0
     _versions: dict[int, Numbers] = field(default_factory=dict)
 
-    def next_batch(self) -> Batch:
+    def draw_batch(self) -> Batch:
         """Return the next batch. Its row numbers are distinct, and in no order."""
         self.drawn += 1
         draw = np.random.default_rng([self.base_rows, self.drawn])
@@ -143,13 +143,13 @@ class Batches:
             self.base_rows + (self.drawn - 1) * (self.batch_rows - updated) + np.arange(self.batch_rows - updated)
         )
         numbers = np.concatenate([draw.choice(self.base_rows, updated, replace=False), new_numbers])
-        rows = rows_of(draw.permutation(numbers), self.drawn)
+        rows = build_rows(draw.permutation(numbers), self.drawn)
         self._versions[self.drawn] = numbers
         path = self.folder / f"batch-{self.base_rows}-{self.drawn}.parquet"
         pq.write_table(rows, path)
         return Batch(self.drawn, numbers, rows, path)
 
-    def expected_rows(self, applied: Iterable[int]) -> dict[int, int]:
+    def count_expected_rows(self, applied: Iterable[int]) -> dict[int, int]:
         """Return the number of rows of each version after some of the batches, in the order of their numbers."""
         last_values: dict[int, int] = {}
         for number in applied:
@@ -209,11 +209,13 @@ def _write_files(folder: Path, rows: int, layout: str) -> tuple[WrittenFiles, di
         ends = np.linspace(0, rows, FILES + 1).astype(int).tolist()
         parts = list(pairwise(ends))
         if layout == FLAT:
-            written_files = at_once(partial(_write_part, destination.target), parts)
+            written_files = write_at_once(partial(_write_part, destination.target), parts)
         else:  # One writer writes the rows, so that each bucket has one file.
-            written_files = write_batches(destination.target, (batch for part in parts for batch in _batches(*part)))
+            written_files = write_batches(
+                destination.target, (batch for part in parts for batch in _build_batches(*part))
+            )
         destination.commit(client, written_files)
-        return written_files, metadata_of(client, "base")
+        return written_files, read_metadata(client, "base")
 
 
 @contextmanager
@@ -227,23 +229,23 @@ def run_server(folder: Path) -> Iterator[SeamarkClient]:
         yield client
 
 
-def at_once(write: Callable[[T], WrittenFiles], parts: Iterable[T]) -> WrittenFiles:
+def write_at_once(write: Callable[[T], WrittenFiles], parts: Iterable[T]) -> WrittenFiles:
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
         return WrittenFiles.join(pool.map(write, parts))
 
 
-def metadata_of(client: SeamarkClient, name: str) -> dict[str, Any]:
+def read_metadata(client: SeamarkClient, name: str) -> dict[str, Any]:
     metadata: dict[str, Any] = json.loads(client.load_table((NAMESPACE, name), history=True).metadata)
     return metadata
 
 
 def _write_part(target: WriteTarget, part: tuple[int, int]) -> WrittenFiles:
-    return write_batches(target, _batches(*part))
+    return write_batches(target, _build_batches(*part))
 
 
-def _batches(start: int, end: int) -> Iterator[pa.RecordBatch]:
+def _build_batches(start: int, end: int) -> Iterator[pa.RecordBatch]:
     for offset in range(start, end, _CHUNK):
-        yield from rows_of(np.arange(offset, min(end, offset + _CHUNK)), 0).to_batches()
+        yield from build_rows(np.arange(offset, min(end, offset + _CHUNK)), 0).to_batches()
 
 
 def create(
@@ -255,7 +257,7 @@ def create(
         for number, (column, kind) in enumerate(columns.items(), 1)
     ]
     bucket = {"source-id": 1, "field-id": 1000, "name": "bucket", "transform": f"bucket[{buckets}]"}
-    _namespace(client)
+    _create_namespace(client)
     body = {
         "name": name,
         "schema": {"type": "struct", "fields": fields},
@@ -265,12 +267,12 @@ def create(
     client._request("POST", f"/v1/namespaces/{NAMESPACE}/tables", {}, json.dumps(body).encode())
 
 
-def _namespace(client: SeamarkClient) -> None:
+def _create_namespace(client: SeamarkClient) -> None:
     if (NAMESPACE,) not in list(client.namespaces()):
         client._request("POST", "/v1/namespaces", {}, json.dumps({"namespace": [NAMESPACE]}).encode())
 
 
-def clone(base: Base, folder: Path, properties: Mapping[str, str]) -> Path:
+def clone_table(base: Base, folder: Path, properties: Mapping[str, str]) -> Path:
     """Return a table's first metadata file, below `folder/metadata`, named as a Hadoop catalog names it."""
     metadata = dict(base.metadata)
     metadata |= {"table-uuid": str(uuid.uuid4()), "location": folder.as_uri(), "metadata-log": []}
@@ -283,6 +285,6 @@ def clone(base: Base, folder: Path, properties: Mapping[str, str]) -> Path:
 
 
 def register(client: SeamarkClient, name: str, metadata: Path) -> None:
-    _namespace(client)
+    _create_namespace(client)
     body = json.dumps({"name": name, "metadata-location": metadata.as_uri()}).encode()
     client._request("POST", f"/v1/namespaces/{NAMESPACE}/register", {}, body)

@@ -34,7 +34,7 @@ Work = Callable[[str], object]
 """A job on the table of this name."""
 
 
-def measure(
+def measure_upkeep(
     client: IndexClient,
     spark: SparkSession,
     trino: Trino,
@@ -57,12 +57,12 @@ def measure(
     in_spark, in_trino = catalogs
     measured: Measured = {}
 
-    def call(procedure: str, arguments: str = "") -> Work:
+    def build_call(procedure: str, arguments: str = "") -> Work:
         return lambda table: spark.sql(f"CALL {in_spark}.system.{procedure}(table => '{table}'{arguments})").collect()
 
     compactions: dict[str, Work] = {
         OURS: lambda table: compact(client, table, policy=CompactionPolicy(min_files=2)),
-        IN_SPARK: call("rewrite_data_files", ", options => map('min-input-files', '2')"),
+        IN_SPARK: build_call("rewrite_data_files", ", options => map('min-input-files', '2')"),
         IN_TRINO: lambda table: trino.rows(f"ALTER TABLE {table} EXECUTE optimize", catalog=in_trino),
     }
     of_two = {name: tables[name] for name in (OURS, IN_SPARK)}
@@ -70,32 +70,34 @@ def measure(
         name: int(json.loads(client.load_table(table).metadata)["current-snapshot-id"])
         for name, table in of_two.items()
     }
-    measured["compaction (ms)"] = _once(compactions, tables, small_tables)
-    measured["data files after it (files)"] = files = _of_tables(tables, lambda table: _files(client, table)[0])
-    measured["size of the data files (bytes)"] = _of_tables(tables, lambda table: _files(client, table)[1])
+    measured["compaction (ms)"] = _measure_once(compactions, tables, small_tables)
+    measured["data files after it (files)"] = files = _measure_tables(
+        tables, lambda table: _measure_files(client, table)[0]
+    )
+    measured["size of the data files (bytes)"] = _measure_tables(tables, lambda table: _measure_files(client, table)[1])
     measured["compaction with the start of its process (ms)"] = compact_with_start(url, spark, of_two, before, folder)
     for name, table in of_two.items():
-        if _files(client, table)[0] != files[name]:
+        if _measure_files(client, table)[0] != files[name]:
             raise AnswersDiffer(
-                f"a process of {name} leaves {_files(client, table)[0]} data files, not {files[name]:g}"
+                f"a process of {name} leaves {_measure_files(client, table)[0]} data files, not {files[name]:g}"
             )
     expirations: dict[str, Work] = {
         OURS: lambda table: expire(client, table, older_than_ms=1 << 45, retain_last=1),
-        IN_SPARK: call("expire_snapshots", ", older_than => TIMESTAMP '2100-01-01 00:00:00', retain_last => 1"),
+        IN_SPARK: build_call("expire_snapshots", ", older_than => TIMESTAMP '2100-01-01 00:00:00', retain_last => 1"),
     }
-    measured["expiration of snapshots (ms)"] = _once(expirations, of_two, small_tables)
+    measured["expiration of snapshots (ms)"] = _measure_once(expirations, of_two, small_tables)
     for table in (*of_two.values(), *(small_tables[name] for name in of_two)):
-        _put_orphans(_folder(client, table))
-    measured["bytes on storage after it (bytes)"] = _of_tables(
-        of_two, lambda table: _measure_stored_bytes(_folder(client, table))
+        _put_orphans(_find_folder(client, table))
+    measured["bytes on storage after it (bytes)"] = _measure_tables(
+        of_two, lambda table: _measure_stored_bytes(_find_folder(client, table))
     )
     removals: dict[str, Work] = {
         OURS: lambda table: remove_orphan_files(client, table),
-        IN_SPARK: call("remove_orphan_files"),
+        IN_SPARK: build_call("remove_orphan_files"),
     }
-    measured["removal of orphan files (ms)"] = _once(removals, of_two, small_tables)
+    measured["removal of orphan files (ms)"] = _measure_once(removals, of_two, small_tables)
     for name, table in of_two.items():
-        if paths := list(_folder(client, table).rglob("orphan-*")):
+        if paths := list(_find_folder(client, table).rglob("orphan-*")):
             raise AnswersDiffer(f"{name} leaves {len(paths)} of {ORPHANS} orphan files")
     counts = {name: spark.table(f"{in_spark}.{table}").count() for name, table in tables.items()}
     if len(set(counts.values())) > 1:
@@ -103,7 +105,7 @@ def measure(
     return measured
 
 
-def _once(
+def _measure_once(
     operations: Mapping[str, Work], tables: Mapping[str, str], small_tables: Mapping[str, str]
 ) -> dict[str, float]:
     """Return the milliseconds of one run of each work, after a run on a small table."""
@@ -116,17 +118,17 @@ def _once(
     return results
 
 
-def _of_tables(tables: Mapping[str, str], value: Callable[[str], int]) -> dict[str, float]:
+def _measure_tables(tables: Mapping[str, str], value: Callable[[str], int]) -> dict[str, float]:
     return {name: float(value(table)) for name, table in tables.items()}
 
 
-def _files(client: IndexClient, table: str) -> tuple[int, int]:
+def _measure_files(client: IndexClient, table: str) -> tuple[int, int]:
     """Return the number and bytes of the live data files."""
     files = client.files(table, content="data")
     return files.num_rows, sum(files["file_size_in_bytes"].to_pylist())
 
 
-def _folder(client: IndexClient, table: str) -> Path:
+def _find_folder(client: IndexClient, table: str) -> Path:
     location = json.loads(client.load_table(table).metadata)["location"]
     return Path(unquote(urlsplit(location).path))
 

@@ -28,7 +28,7 @@ from bench import hudi
 from bench.report import OURS, Report, Row
 from bench.writing import ageing
 from bench.writing.hudi import HudiWriter
-from bench.writing.merge import TUNINGS, MergeWriter, Tuning, hadoop_catalog
+from bench.writing.merge import TUNINGS, MergeWriter, Tuning, add_hadoop_catalog
 from bench.writing.session import Lake, open_lake
 from bench.writing.tables import BASES, BATCH_ROWS, BUCKETED, FLAT, UPDATED_FRACTION, Batch, Batches, open_base
 from bench.writing.writers import (
@@ -38,9 +38,9 @@ from bench.writing.writers import (
     PythonWriter,
     SparkWriter,
     Writer,
-    files_below,
+    count_read_bytes,
+    list_file_sizes,
     read_since,
-    reads,
 )
 from seamark.connector.write.equality_upserts import EQUALITY
 
@@ -94,11 +94,11 @@ class WriterMeasurements:
         return len(self.seconds) < self.rounds
 
     def take(self, batch: Batch) -> None:
-        before, read_before, started_s = files_below(self.writer.folder), reads(), time.perf_counter()
+        before, read_before, started_s = list_file_sizes(self.writer.folder), count_read_bytes(), time.perf_counter()
         upsert = self.writer.upsert(batch)
         elapsed_s = time.perf_counter() - started_s if upsert is None else upsert
         read_bytes = read_since(read_before)
-        after = files_below(self.writer.folder)
+        after = list_file_sizes(self.writer.folder)
         self.applied.append(batch.number)
         self.last = elapsed_s
         self.writer.tidy()
@@ -115,7 +115,7 @@ class WriterMeasurements:
         self.written.append(sum(after[path] for path in new_files))
 
     def check(self, batches: Batches) -> None:
-        versions, expected = self.writer.versions(), batches.expected_rows(self.applied)
+        versions, expected = self.writer.versions(), batches.count_expected_rows(self.applied)
         if versions != expected:
             raise AnswersDiffer(f"{self.writer.name} has {versions} rows by version, the batches make {expected}")
 
@@ -131,28 +131,30 @@ async def run(
         plan = Plan(folder / "bases", 1, 0, sizes[0], sizes[0], tuple(first.values()))
     with ExitStack() as stack:
         lake_of_run = stack.enter_context(open_lake(folder, plan.bases))
-        hadoop_catalog(lake_of_run.spark, folder / "hadoop")
+        add_hadoop_catalog(lake_of_run.spark, folder / "hadoop")
         peer = (
-            stack.enter_context(hudi.session("bench.writing.hudi_peer", folder / "hudi")) if hudi.is_there() else None
+            stack.enter_context(hudi.open_session("bench.writing.hudi_peer", folder / "hudi"))
+            if hudi.is_there()
+            else None
         )
         tuned: dict[str, Tuning] = {}
         tables: dict[int, list[WriterMeasurements]] = {}
         drawn_batches = {rows: Batches(rows, folder) for rows in sizes}
         for rows in sizes:
             tables[rows] = [
-                *_ours(lake_of_run, rows, plan),
+                *_prepare_our_writers(lake_of_run, rows, plan),
                 *_merge(report, lake_of_run.spark, drawn_batches[rows], folder / "hadoop", plan, tuned),
-                *([] if peer is None or rows > plan.hudi_max else _hudi(peer, rows, folder, plan)),
+                *([] if peer is None or rows > plan.hudi_max else _prepare_hudi_writers(peer, rows, folder, plan)),
             ]
-        _rounds(tables, drawn_batches)
+        _run_rounds(tables, drawn_batches)
         for rows in sizes:
             for table in tables[rows]:
                 table.check(drawn_batches[rows])
-            _rows_of(report, rows, tables[rows])
-        _flatness(report, tables)
+            _report_rows(report, rows, tables[rows])
+        _report_flatness(report, tables)
         aged = max((rows for rows in sizes if rows <= plan.copied_max), default=min(sizes))
         for layout, strategy in ((FLAT, None), (BUCKETED, EQUALITY)):
-            ageing.measure(
+            ageing.measure_ageing(
                 report,
                 lake_of_run,
                 aged,
@@ -177,7 +179,7 @@ async def run(
 # The writers
 
 
-def _ours(lake: Lake, rows: int, plan: Plan) -> Iterator[WriterMeasurements]:
+def _prepare_our_writers(lake: Lake, rows: int, plan: Plan) -> Iterator[WriterMeasurements]:
     kinds = [
         (PYTHON, MERGE_ON_READ, RECORD),
         (PYSPARK, MERGE_ON_READ, RECORD),
@@ -221,7 +223,7 @@ def _merge(
         turns = [WriterMeasurements(writer, mode, MERGE, warm=1, rounds=1) for writer in writers]
         if len(turns) > 1:
             for _ in range(2):
-                batch = batches.next_batch()
+                batch = batches.draw_batch()
                 for item in turns:
                     item.take(batch)
                 if min(turn.last for turn in turns) > VERY_SLOW_S:
@@ -248,7 +250,7 @@ def _open_merge_writer(
     return MergeWriter(tuning, open_base(rows, tuning.layout, bases=bases), spark, warehouse, name)
 
 
-def _hudi(peer: hudi.Peer, rows: int, folder: Path, plan: Plan) -> Iterator[WriterMeasurements]:
+def _prepare_hudi_writers(peer: hudi.Peer, rows: int, folder: Path, plan: Plan) -> Iterator[WriterMeasurements]:
     for mode in (MERGE_ON_READ, COPY_ON_WRITE) if rows <= plan.copied_max else (MERGE_ON_READ,):
         base_table = open_base(rows, BUCKETED, bases=plan.bases)
         writer = HudiWriter(HUDI, base_table, peer, folder / f"h{rows}-{mode}", mode=mode, bases=plan.bases)
@@ -258,14 +260,14 @@ def _hudi(peer: hudi.Peer, rows: int, folder: Path, plan: Plan) -> Iterator[Writ
 # How they are measured
 
 
-def _rounds(tables: dict[int, list[WriterMeasurements]], batches: dict[int, Batches]) -> None:
+def _run_rounds(tables: dict[int, list[WriterMeasurements]], batches: dict[int, Batches]) -> None:
     """Run the writers in alternating order until each writer has written all its batches."""
     number = 0
     while any(turn.is_due for turns in tables.values() for turn in turns):
         number += 1
         for rows, turns in tables.items():
             due = [turn for turn in turns if turn.is_due]
-            batch = batches[rows].next_batch() if due else None
+            batch = batches[rows].draw_batch() if due else None
             for item in due if number % 2 else reversed(due):
                 assert batch is not None
                 item.take(batch)
@@ -278,7 +280,7 @@ MEASURES: dict[str, tuple[str, Callable[[WriterMeasurements], float]]] = {
 }
 
 
-def _rows_of(report: Report, rows: int, turns: Sequence[WriterMeasurements]) -> None:
+def _report_rows(report: Report, rows: int, turns: Sequence[WriterMeasurements]) -> None:
     for mode in (MERGE_ON_READ, COPY_ON_WRITE):
         mode_turns = [turn for turn in turns if turn.mode == mode]
         case = f"{rows:,} rows, {mode}"
@@ -287,7 +289,7 @@ def _rows_of(report: Report, rows: int, turns: Sequence[WriterMeasurements]) -> 
         for our in seamark_upserts:
             for name, peer in peers.items():
                 values = {OURS: our.median, name: peer.median}
-                factor = _goal(our.strategy, name, mode, rows)
+                factor = _choose_goal(our.strategy, name, mode, rows)
                 goal = None if factor is None else values[name] / factor
                 report.rows.append(Row(case, f"{our.writer.name}; {name}", "s", values, peer=name, goal=goal))
         for our in seamark_upserts:
@@ -296,7 +298,7 @@ def _rows_of(report: Report, rows: int, turns: Sequence[WriterMeasurements]) -> 
                 report.rows.append(Row(case, f"{our.writer.name}, {measure}", unit, values, peer=MERGE))
 
 
-def _goal(strategy: str, peer: str, mode: str, rows: int) -> float | None:
+def _choose_goal(strategy: str, peer: str, mode: str, rows: int) -> float | None:
     """Return the goal: how many times faster than the peer."""
     large = rows >= 10_000_000
     if peer == HUDI:
@@ -308,7 +310,7 @@ def _goal(strategy: str, peer: str, mode: str, rows: int) -> float | None:
     return 8.0 if large else 2.0
 
 
-def _flatness(report: Report, tables: dict[int, list[WriterMeasurements]]) -> None:
+def _report_flatness(report: Report, tables: dict[int, list[WriterMeasurements]]) -> None:
     """Compare merge-on-read in the largest table with the smallest table."""
     small_upsert, large_upsert = (
         {

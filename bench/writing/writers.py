@@ -15,7 +15,7 @@ from typing import Protocol
 import psutil
 from pyspark.sql import DataFrame, SparkSession
 
-from bench.writing.tables import COLUMNS, KEY, NAMESPACE, Base, Batch, clone, register
+from bench.writing.tables import COLUMNS, KEY, NAMESPACE, Base, Batch, clone_table, register
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index.builds import InProcessWorkers, build
 from seamark.connector.spark.frames.upserts import DRIVER_ROWS
@@ -70,7 +70,7 @@ class OurTable:
     def of(
         base: Base, client: IndexClient, spark: SparkSession, catalog: str, folder: Path, *, mode: str, is_indexed: bool
     ) -> OurTable:
-        register(client, folder.name, clone(base, folder, dict.fromkeys(MODES, mode)))
+        register(client, folder.name, clone_table(base, folder, dict.fromkeys(MODES, mode)))
         table = OurTable(client, spark, catalog, folder.name, folder)
         if is_indexed:
             client.put_index(table.named, INDEX, kind="record", columns=[KEY])
@@ -83,7 +83,7 @@ class OurTable:
         return NAMESPACE, self.name
 
     def versions(self) -> dict[int, int]:
-        return versions_of(self.spark.table(f"{self.catalog}.{NAMESPACE}.{self.name}"))
+        return count_versions_of(self.spark.table(f"{self.catalog}.{NAMESPACE}.{self.name}"))
 
     def tidy(self) -> None:
         forget(self.folder, set(self.client.files(self.named)["file_path"].to_pylist()))
@@ -118,7 +118,7 @@ class SparkWriter(_SeamarkWriter):
         self._driver_rows = 0 if by_tasks else DRIVER_ROWS
 
     def upsert(self, batch: Batch) -> None:
-        table, frame = self._table, batch_frame(self._table.spark, batch)
+        table, frame = self._table, build_frame(self._table.spark, batch)
         how = {"strategy": self._strategy, "driver_rows": self._driver_rows}
         write(frame, table.named, client=table.client, mode="upsert", keys=[KEY], **how)
 
@@ -126,12 +126,12 @@ class SparkWriter(_SeamarkWriter):
 # The common interface
 
 
-def batch_frame(spark: SparkSession, batch: Batch) -> DataFrame:
+def build_frame(spark: SparkSession, batch: Batch) -> DataFrame:
     """Return a data frame with the schema of the batch. Otherwise Spark would read the schema in a job."""
     return spark.read.schema(DDL).parquet(str(batch.path))
 
 
-def versions_of(frame: DataFrame) -> dict[int, int]:
+def count_versions_of(frame: DataFrame) -> dict[int, int]:
     return {row[0]: row[1] for row in sorted(frame.groupBy("version").count().collect())}
 
 
@@ -160,16 +160,16 @@ def configure(spark: SparkSession, conf: Mapping[str, str]) -> Iterator[None]:
                 spark.conf.set(name, size_bytes)
 
 
-def reads() -> dict[int, int]:
+def count_read_bytes() -> dict[int, int]:
     """Return the bytes that this process and its descendants have read so far, by process.
 
     The bytes come from system calls on files, sockets and pipes, not from memory maps.
     """
     own_process = psutil.Process()
-    return dict(_reads_of([own_process, *own_process.children(recursive=True)]))
+    return dict(_list_read_bytes([own_process, *own_process.children(recursive=True)]))
 
 
-def _reads_of(processes: Iterable[psutil.Process]) -> Iterator[tuple[int, int]]:
+def _list_read_bytes(processes: Iterable[psutil.Process]) -> Iterator[tuple[int, int]]:
     for process in processes:
         with suppress(psutil.Error):  # The process has just ended.
             yield process.pid, int(process.io_counters().read_chars)
@@ -180,9 +180,9 @@ def read_since(before: Mapping[int, int]) -> int:
 
     The reads of processes that have ended meanwhile are unknown.
     """
-    return sum(size - before.get(pid, 0) for pid, size in reads().items())
+    return sum(size - before.get(pid, 0) for pid, size in count_read_bytes().items())
 
 
-def files_below(folder: Path) -> dict[Path, int]:
+def list_file_sizes(folder: Path) -> dict[Path, int]:
     """Return the sizes of the files by path."""
     return {path: path.stat().st_size for path in folder.rglob("*") if path.is_file() and path.suffix != ".crc"}

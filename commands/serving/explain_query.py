@@ -21,6 +21,7 @@ from seamark.formats.iceberg.metadata.properties import count_of
 from seamark.formats.protocol.wire import check_name, decode_as, encode_json, show
 from seamark.formats.runtime.errors import BadRequest
 from seamark.formats.runtime.lazy_module import LazyModule, load
+from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.api.http.fresh_reads import load_to_read
@@ -30,6 +31,7 @@ from seamark.metaserver.api.plans.explain import explain_scan
 from seamark.metaserver.api.plans.joins import JoinSpec
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.planner.scan.request import ScanRequest
+from seamark.metaserver.store.model import TABLE
 
 if TYPE_CHECKING:
     from seamark.commands.serving import query_notes, query_tables
@@ -107,7 +109,7 @@ async def explain_query(call: Call, body: ExplainQueryRequest) -> web.Response:
     if len(query.names) > TABLES_MAX:
         raise BadRequest(f"The query names {len(query.names)} tables; the limit is {TABLES_MAX}")
     paths = {key: _make_path(parts, body.namespace) for key, parts in query.names.items()}
-    call.allow(*(path[:-1] for path in paths.values()))
+    await call.allow(*dict.fromkeys(Securable(path[:-1], TABLE, path[-1]) for path in paths.values()))
     tables = {path: await load_to_read(call, path[:-1], path[-1]) for path in dict.fromkeys(paths.values())}
     loaded = {key: tables[path] for key, path in paths.items()}
     columns = {key: names for key, table in loaded.items() if (names := _list_columns(table)) is not None}

@@ -170,7 +170,7 @@ class Supervisor:
         if self._stopping:
             return
         worker.failures = 0 if now - worker.started_s > STEADY_S else worker.failures + 1
-        pause_s = min(BACKOFF_S_MAX, 0.25 * 2 ** (worker.failures - 1)) if worker.failures else 0.0
+        pause_s = min(BACKOFF_S_MAX, 0.25 * 2 ** min(worker.failures - 1, 16)) if worker.failures else 0.0
         worker.due_s = now + pause_s
         _log.error(
             "worker ended, starting another",

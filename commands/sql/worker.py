@@ -288,7 +288,7 @@ def _make_head(request: StatementRequest, chosen_plan: ChosenPlan) -> StatementH
     )
     cube = None if chosen_plan.cube is None else CubeUse(**asdict(chosen_plan.cube))
     plan = StatementPlan(request.id, chosen_plan.engine, chosen_plan.why, tables, cube)
-    return StatementHead(plan, tuple(dict.fromkeys(table.name[:-1] for table in chosen_plan.tables)))
+    return StatementHead(plan, tuple(dict.fromkeys(table.name for table in chosen_plan.tables)))
 
 
 def _limit_batches(request: StatementRequest, result: SqlResult, status: dict[str, bool]) -> Iterator[pa.RecordBatch]:

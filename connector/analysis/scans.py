@@ -27,13 +27,13 @@ from typing import Any
 from sqlglot import Dialect, exp
 from sqlglot.errors import SqlglotError
 
-from seamark.connector.analysis.aggregations import find_aggregations
 from seamark.connector.analysis.algebra.needed_rows import condition_of, joins_of, likes_on
 from seamark.connector.analysis.algebra.relations import Relation, Table
 from seamark.connector.analysis.conditions import ConditionReader
 from seamark.connector.analysis.lexer import QueryText, TrinoToken, UnsupportedStatement, extract_query, tokens_of
 from seamark.connector.analysis.queries import ColumnsOf, Queries, check_relations, version_of
 from seamark.connector.analysis.select_names import canonical_name
+from seamark.connector.analysis.table_uses import find_table_uses
 from seamark.connector.plans.quotes import quote_name
 from seamark.connector.plans.scan import Scan
 from seamark.connector.plans.splices import Replacement
@@ -161,7 +161,7 @@ def scans_of(
         queries, result = _read(query, columns_of, today, utc=utc)
         result.push_down(None)
         positions = _ReferencePositions(query.text)
-        aggregations = find_aggregations(query.tree)
+        uses = find_table_uses(query.tree)
         scans = [
             (table, scan)
             for table, node in queries.tables.items()
@@ -175,7 +175,7 @@ def scans_of(
         replace(
             scan,
             joins=joins_of(table, numbers.get, utc=utc),
-            aggregation=aggregations.get(id(queries.tables[table]), scan.aggregation),
+            query_use=uses.get(id(queries.tables[table]), scan.query_use),
         )
         for table, scan in scans
     )

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.names import Name, namespace_path, split_name, split_table, standard_path
+from seamark.connector.client.names import Name, namespace_path, split_name, split_table, standard_path, table_path
 from seamark.formats.protocol.wire import NAMESPACE_SEPARATOR
 
 _PAGE = 1000
@@ -115,6 +115,38 @@ def load_view(client: SeamarkClient, view: Name) -> dict[str, Any]:
     """
     metadata: dict[str, Any] = client._request_json("GET", _make_view_route(client, view))["metadata"]
     return metadata
+
+
+def import_table(client: SeamarkClient, table: Name, metadata_location: str, *, dry_run: bool = False) -> bool:
+    """Register a table of another catalog under a name, unless the name refers to this metadata file already.
+
+    Args:
+        metadata_location: The metadata file, which stays where it is.
+        dry_run: Whether to check the import only.
+
+    Returns:
+        Whether the name is new.
+
+    Raises:
+        InvalidRequest: The metadata file names a location that the table may not have.
+        NoSuchResource: The metadata file or the namespace does not exist.
+        Refused: The name refers to another metadata file. The status is 409.
+    """
+    body = {"metadata-location": metadata_location, "dry-run": dry_run}
+    return bool(client._request_json("PUT", f"{table_path(table)}/import", body=body)["is-new"])
+
+
+def import_view(
+    client: SeamarkClient, view: Name, metadata_location: str, *, keep_owner: bool = False, dry_run: bool = False
+) -> bool:
+    """Register a view of another catalog, as `import_table` registers a table.
+
+    Args:
+        keep_owner: Whether the view may run with the rights of the user that its properties name.
+    """
+    body = {"metadata-location": metadata_location, "keep-owner": keep_owner, "dry-run": dry_run}
+    path = table_path(view).replace("/api/v1/tables/", "/api/v1/views/", 1)
+    return bool(client._request_json("PUT", f"{path}/import", body=body)["is-new"])
 
 
 def rename_view(client: SeamarkClient, view: Name, to: Name) -> None:

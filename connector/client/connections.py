@@ -13,7 +13,8 @@ import urllib3
 
 from seamark.formats.runtime.tls import build_client_context, trust_only
 
-_CONNECTIONS = 8
+_CONNECTIONS = 64
+"""The maximum number of idle connections. Imports use up to 64 threads."""
 _BACKOFF_S = 0.2
 _BACKOFF_MAX_S = 10
 _RETRY_AFTER_MAX_S = 30

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -117,6 +118,23 @@ def finish_advice_step(
         "seconds": seconds,
     }
     return client._request_json("POST", f"{table_path(table)}/advice/steps/finished", {}, body)
+
+
+def report_statement_time(
+    client: SeamarkClient, table: Name, statement: str, *, seconds: float, files: int, size_bytes: int
+) -> None:
+    """Report the time that an engine took for a statement.
+
+    Args:
+        client: The client.
+        table: A table that the statement read.
+        statement: The fingerprint of the statement, from the plan of the table.
+        seconds: The time that the engine took.
+        files: The files of the table that the engine read.
+        size_bytes: The bytes of these files.
+    """
+    body = {"statement": statement, "seconds": seconds, "files": files, "bytes": size_bytes}
+    client._request("POST", f"{table_path(table)}/history/times", {}, json.dumps(body).encode(), repeatable=False)
 
 
 def list_read_tables(client: SeamarkClient, *, days: int | None = None) -> Any:

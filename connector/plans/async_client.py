@@ -24,7 +24,7 @@ from seamark.cache.memory import MemoryCache
 from seamark.connector.client.errors import NoSuchResource, ServerFailed, Unreachable, parse_error
 from seamark.connector.client.names import check_url, hide_credentials, standard_path, standard_root, table_path
 from seamark.connector.plans.conditions import Like
-from seamark.connector.plans.scan import NO_AGGREGATION, Aggregation
+from seamark.connector.plans.scan import NO_USE, TableUse
 from seamark.formats.iceberg.expressions.expression import TRUE, Expression
 from seamark.formats.iceberg.expressions.expression_json import expression_json
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
@@ -84,6 +84,8 @@ class TablePlanResponse(msgspec.Struct, frozen=True, rename="kebab"):
 
     Otherwise None.
     """
+    statement: str = ""
+    """The fingerprint of the statement in the query history, or empty if it does not count."""
 
     @property
     def is_made(self) -> bool:
@@ -174,7 +176,7 @@ class TablePlanRequest:
     ref: str | None = None
     hide_partitions: bool = False
     """Whether the plan table hides properties with which DuckDB would leave out other files than the plan does."""
-    aggregation: Aggregation = NO_AGGREGATION
+    use: TableUse = NO_USE
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,10 +371,14 @@ class Seamark:
     Plans are requested with a lease of `lease_s` seconds.
     """
 
-    def __init__(self, http: aiohttp.ClientSession, url: str, *, lease_s: int, audience: str | None = None) -> None:
+    def __init__(
+        self, http: aiohttp.ClientSession, url: str, *, lease_s: int, audience: str | None = None, engine: str = ""
+    ) -> None:
         """Create a client.
 
         Args:
+            engine: The engine that runs the statements, for the query history. If it is empty, the server derives it
+                from the request.
             audience: The value of `X-Seamark-Plans` in requests to which the plans are visible. If it is set, plans
                 are snapshots of the table.
         """
@@ -380,6 +386,7 @@ class Seamark:
         self.url = url
         self._shown = hide_credentials(url)
         self._lease_s = lease_s
+        self._engine = engine
         self._plans = {FRESH_HEADER: "true"} | ({} if audience is None else {"X-Seamark-Plans": audience})
         self._holder = {} if audience is None else {"holder": secrets.token_hex(8)}
         self._root: str | None = None
@@ -400,7 +407,8 @@ class Seamark:
         body |= {"use-snapshot-schema": True} if request.past else {}
         body |= {"joins": [join.body() for join in request.joins]} if request.joins else {}
         body |= {"hide-partitions": True} if request.hide_partitions else {}
-        body |= request.aggregation.body()
+        body |= request.use.body()
+        body |= {"engine": self._engine} if self._engine else {}
         path = f"{table_path(request.table)}/plan-tables"
         _, raw = await self._ask("POST", path, msgspec.json.encode(body), headers=self._plans)
         return self._decode(raw, TablePlanResponse, "a plan table")
@@ -663,6 +671,7 @@ async def open_seamark(
     audience: str | None = None,
     authorities: str | None = None,
     certificates: str = "",
+    engine: str = "",
 ) -> AsyncIterator[Seamark]:
     """Connect to a server.
 
@@ -671,6 +680,7 @@ async def open_seamark(
         authorities: A PEM file with the authorities of the server's certificate. The default is the file of SEAMARK_CA,
             or the system's authorities.
         certificates: See `SeamarkClient`.
+        engine: See `Seamark`.
 
     Raises:
         ValueError: The URL is invalid.
@@ -686,4 +696,4 @@ async def open_seamark(
         timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S),
     )
     async with session:
-        yield Seamark(session, url.rstrip("/"), lease_s=lease_s, audience=audience)
+        yield Seamark(session, url.rstrip("/"), lease_s=lease_s, audience=audience, engine=engine)

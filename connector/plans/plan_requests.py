@@ -68,6 +68,8 @@ class PlanRequests:
         self._until_s = until_s
         self._failed = False
         self.why = ""
+        self.answered: set[PlannedScan] = set()
+        """The scans for which the server has answered a request. These scans count in the query history."""
         self.plan_snapshots: set[tuple[Name, int]] = set()
         """The ids of all plans that the server has returned, including unused plans."""
         self.missing: set[Name] = set()
@@ -156,7 +158,9 @@ class PlanRequests:
 
     async def _request_plans(self, requests: Mapping[PlannedScan, TablePlanRequest]) -> Plans:
         answers = await self.all({one: self._plan(one) for one in dict.fromkeys(requests.values())})
-        return {planned: answers[one] for planned, one in requests.items() if one in answers}
+        answered = {planned: answers[one] for planned, one in requests.items() if one in answers}
+        self.answered |= answered.keys()
+        return answered
 
     async def _plan(self, request: TablePlanRequest) -> TablePlanResponse:
         request = replace(request, hide_partitions=self._hide_partitions)
@@ -253,7 +257,7 @@ def _request_of(
         past,
         wanted,
         ref,
-        aggregation=planned.scan.aggregation,
+        use=planned.scan.use,
     )
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from seamark.connector.plans.conditions import Condition, Like, expression_of, references_of, sql_of
 from seamark.formats.iceberg.expressions.expression import Expression
 from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.protocol.wire import MAXIMUM, MINIMUM, RANGE
+
+_JOIN_COLUMNS_MAX = 32
+"""The maximum number of join columns that are reported for the query history."""
 
 
 def columns_of(condition: Condition | None) -> frozenset[str]:
@@ -60,26 +63,36 @@ class Join:
 
 
 @dataclass(frozen=True, slots=True)
-class Aggregation:
-    """The grouping and the aggregates of a query that may belong to a table, for the query history.
+class TableUse:
+    """How a query uses a table, for the query history. The names may belong to the table, or to another table.
 
     Attributes:
         grouping: The names of the columns by which the query groups.
         aggregates: The functions, each with the name of its column. The name is empty if the argument is no column.
+        columns: The names of the columns that the query reads. Empty if they are unknown.
+        joins: The names of the columns by which the query joins other tables.
+        counts: Whether the query counts in the history. An explained query does not count.
     """
 
     grouping: tuple[str, ...] = ()
     aggregates: tuple[tuple[str, str], ...] = ()
+    columns: tuple[str, ...] = ()
+    joins: tuple[str, ...] = ()
+    counts: bool = True
 
-    def body(self) -> dict[str, list[object]]:
+    def body(self) -> dict[str, object]:
         """Return the fields of a plan request."""
-        fields: dict[str, list[object]] = {"grouping": list(self.grouping)} if self.grouping else {}
+        if not self.counts:
+            return {"counts": False}
+        named = {"columns": self.columns, "grouping": self.grouping, "join-columns": self.joins}
+        fields: dict[str, object] = {field: list(names) for field, names in named.items() if names}
         if self.aggregates:
             fields["aggregates"] = [{"function": function, "column": column} for function, column in self.aggregates]
         return fields
 
 
-NO_AGGREGATION = Aggregation()
+NO_USE = TableUse()
+UNCOUNTED_USE = TableUse(counts=False)
 
 
 @dataclass(frozen=True)
@@ -129,7 +142,8 @@ class Scan:
     The server resolves it when it creates the plan. The rewritten statement names the resolved snapshot or its plan
     table, so the result does not change if the branch moves later.
     """
-    aggregation: Aggregation = NO_AGGREGATION
+    query_use: TableUse = NO_USE
+    """How the query uses the table, without the columns of joins."""
 
     @property
     def is_past(self) -> bool:
@@ -154,6 +168,12 @@ class Scan:
         """
         has_join = any(join.where is not None or join.transform in (RANGE, MINIMUM, MAXIMUM) for join in self.joins)
         return self.condition is not None or bool(self.likes) or has_join
+
+    @cached_property
+    def use(self) -> TableUse:
+        """How the query uses the table."""
+        joins = {column for join in self.joins if not join.is_extreme for column, _ in join.on}
+        return replace(self.query_use, joins=tuple(sorted(joins)[:_JOIN_COLUMNS_MAX])) if joins else self.query_use
 
     @cached_property
     def columns(self) -> frozenset[str]:

@@ -8,7 +8,7 @@ schema.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -173,6 +173,8 @@ def plan(
     stats: Sequence[str] = (),
     columns: Sequence[str] | None = None,
     sequence_numbers: bool = False,
+    use: Mapping[str, Any] | None = None,
+    note_statement: Callable[[str], None] = lambda _: None,
 ) -> Iterator[ScanTask]:
     """Yield the tasks of the table's snapshot for a bound filter, as the pages of the plan arrive.
 
@@ -183,6 +185,8 @@ def plan(
             plan as a read if it is None.
         sequence_numbers: Whether sequence numbers are returned with the files. For tables with row lineage, they are
             always returned.
+        use: How the statement uses the table, for the query history: `engine`, and fields of `TableUse.body`.
+        note_statement: Called with the fingerprint of the statement in the query history, if it counts.
     """
     if table.snapshot_id is None or where == FALSE:
         return iter(())
@@ -192,7 +196,15 @@ def plan(
     body |= {"stats-fields": list(stats)} if stats else {}
     body |= {} if columns is None else {"select": list(columns)}
     functions = any(is_function(predicate.transform) for predicate in predicates_of(where))
-    return _plan_tasks(client, table, body, sequence_numbers=sequence_numbers, functions=functions)
+    return _plan_tasks(
+        client,
+        table,
+        body,
+        sequence_numbers=sequence_numbers,
+        functions=functions,
+        use=use,
+        note_statement=note_statement,
+    )
 
 
 def plan_appends(
@@ -206,18 +218,28 @@ def plan_appends(
 
 
 def _plan_tasks(
-    client: PlanSource, table: OpenTable, body: Json, *, sequence_numbers: bool = False, functions: bool = False
+    client: PlanSource,
+    table: OpenTable,
+    body: Json,
+    *,
+    sequence_numbers: bool = False,
+    functions: bool = False,
+    use: Mapping[str, Any] | None = None,
+    note_statement: Callable[[str], None] = lambda _: None,
 ) -> Iterator[ScanTask]:
     # Readers compute the residuals themselves. If the filter has many keys, each task of the plan would otherwise
     # repeat the keys.
-    options = {
+    options: dict[str, Any] = {
         "residuals": False,
         "sequence-numbers": sequence_numbers or has_lineage(table.metadata),
         "schema-id": table.metadata.current_schema_id,
         "usage": "select" in body,
     }
     options |= {"functions": True} if functions else {}
+    options |= {"use": dict(use)} if use else {}
     for page in client.plan(table.name, {**body, "seamark": options}):
+        if statement := page.get("seamark-statement"):
+            note_statement(statement)
         deletes = page.get("delete-files") or []
         for task in page.get("file-scan-tasks") or []:
             applicable = tuple(deletes[reference] for reference in task.get("delete-file-references") or ())

@@ -25,7 +25,7 @@ from seamark.connector.plans.async_client import KnownTable, Name, TablePlanResp
 from seamark.connector.plans.joins import Dimension, PlannedScan
 from seamark.connector.plans.plan_requests import PlanRequests, find_used_joins
 from seamark.connector.plans.rewrites import MAX_KEPT_FRACTION
-from seamark.connector.plans.scan import Scan
+from seamark.connector.plans.scan import UNCOUNTED_USE, Scan
 from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan
 from seamark.connector.sql.scopes import StoredTable, UnsupportedInDuckDB
 from seamark.connector.sql.statement import SqlStatement
@@ -50,6 +50,8 @@ _NO_TABLE = ("NoSuchTableException", "NoSuchNamespaceException")
 JOINS_S = 5.0
 """The time limit of all requests for joins of one statement. Closing the connection may take the same time again."""
 LEASE_S = 600
+_ENGINE = "seamark"
+"""The name of `seamark sql` in the query history."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,8 @@ class PlannedTableRead:
     tasks: tuple[ScanTask, ...]
     joins: tuple[tuple[str, int], ...] = ()
     """The columns by which other tables have left out files, each with the number of keys."""
+    statement: str = ""
+    """The fingerprint of the statement in the query history, or empty if the read does not count."""
 
     @property
     def bytes(self) -> int:
@@ -98,6 +102,8 @@ class StatementTables:
         self._opened: dict[tuple[Name, int | str | None], NamedTable] = {}
         self.of_node: dict[int, NamedTable] = {}
         """The tables by the identity of the node that refers to them."""
+        self.counted_nodes: set[int] = set()
+        """The identities of the nodes whose reads are counted already."""
 
     def hold(self, name: Name, opened: OpenTable) -> None:
         """Make all references to the current state of a table use an open table."""
@@ -178,6 +184,7 @@ def plan_reads(
     today: date,
     joins: bool = True,
     skipped: Collection[int] = (),
+    is_counted: bool = True,
 ) -> list[PlannedTableRead]:
     """Plan the read of each reference to a table. The result has the order of `tables`.
 
@@ -189,22 +196,44 @@ def plan_reads(
         today: The date in UTC at which the statement runs.
         joins: Whether rows of other tables may leave out files.
         skipped: The numbers of references without a plan. Their reads have no files.
+        is_counted: Whether the reads count in the query history and as reads of their columns. A reference counts once,
+            even if it is planned again.
     """
     scans = _find_scans(query, tables, catalog, today)
+    counted_tables = [is_counted and id(table.node) not in catalog.counted_nodes for table in tables]
+    scans = [
+        scan if scan is None or is_counted else replace(scan, query_use=UNCOUNTED_USE)
+        for scan, is_counted in zip(scans, counted_tables, strict=True)
+    ]
     joined = {n: scan for n, scan in enumerate(scans) if scan is not None} if joins else {}
-    planned = _request_join_plans(client, joined, tables, catalog)
+    planned, counted_numbers = _request_join_plans(client, joined, tables, catalog)
     reads = []
     for number, (table, scan) in enumerate(zip(tables, scans, strict=True)):
         named_table = catalog.of_node[id(table.node)]
         used_joins: tuple[tuple[str, int], ...] = ()
+        statements: list[str] = []
         opened = named_table.opened
         where = TRUE if scan is None else _bind_filter(scan, opened)
         if number in planned:
-            name, used_joins = planned[number]
+            name, used_joins, statement = planned[number]
+            statements.append(statement)
             opened = open_table(client, (*named_table.name[:-1], name), CURRENT)
-        tasks = () if number in skipped else tuple(plan(client, opened, where))
-        reads.append(PlannedTableRead(table, named_table, opened, drop_functions(where), tasks, used_joins))
+        tasks: tuple[ScanTask, ...] = ()
+        if number not in skipped:
+            columns = tuple(table.used) if counted_tables[number] else None
+            # The statement is counted with the request for a plan table, even if no plan table was created.
+            use = UNCOUNTED_USE.body() if number in counted_numbers else _describe_use(scan)
+            tasks = tuple(plan(client, opened, where, columns=columns, use=use, note_statement=statements.append))
+            catalog.counted_nodes.add(id(table.node))
+        statement = next(iter(statements), "")
+        reads.append(PlannedTableRead(table, named_table, opened, drop_functions(where), tasks, used_joins, statement))
     return reads
+
+
+def _describe_use(scan: Scan | None) -> dict[str, object]:
+    """Return the use of a table as a plan request has it. Plan requests name the read columns in another field."""
+    fields = {} if scan is None else {name: value for name, value in scan.use.body().items() if name != "columns"}
+    return {"engine": _ENGINE, **fields}
 
 
 def drop_functions(where: Expression) -> Expression:
@@ -287,14 +316,15 @@ def _find_scans(
 
 def _request_join_plans(
     client: SeamarkClient, scans: Mapping[int, Scan], tables: Sequence[StoredTable], catalog: StatementTables
-) -> dict[int, tuple[str, tuple[tuple[str, int], ...]]]:
+) -> tuple[dict[int, tuple[str, tuple[tuple[str, int], ...], str]], set[int]]:
     """Request plan tables if joins can leave out files.
 
     Returns:
-        The names of the plan tables with the joins that were used, by the number of the reference.
+        The names of the plan tables with the joins that were used and the fingerprint of the statement, by the number
+        of the reference; and the numbers of all references for which a plan table was requested.
     """
     if not any(scan.joins for scan in scans.values()):
-        return {}
+        return {}, set()
     numbers = sorted(scans, key=lambda number: scans[number].start)
     planned_scans, known_tables = {}, {}
     for at, number in enumerate(numbers):
@@ -312,25 +342,30 @@ def _request_join_plans(
             )
     dimensions = joining.find_dimensions(planned_scans, known_tables)
     if not dimensions:
-        return {}
-    plans = run_in_thread(_plan_tables(client, list(planned_scans.values()), dimensions))
-    return {
-        numbers[at]: (plan.name, tuple(find_used_joins(dimensions.get(planned, ()), plan)))
-        for at, planned in planned_scans.items()
-        if (plan := plans.get(planned)) is not None and plan.name is not None
+        return {}, set()
+    plans, answered = run_in_thread(_plan_tables(client, list(planned_scans.values()), dimensions))
+    planned = {
+        numbers[at]: (plan.name, tuple(find_used_joins(dimensions.get(planned_scan, ()), plan)), plan.statement)
+        for at, planned_scan in planned_scans.items()
+        if (plan := plans.get(planned_scan)) is not None and plan.name is not None
     }
+    return planned, {numbers[at] for at, planned_scan in planned_scans.items() if planned_scan in answered}
 
 
 async def _plan_tables(
     client: SeamarkClient, planned_scans: Sequence[PlannedScan], dimensions: Mapping[PlannedScan, tuple[Dimension, ...]]
-) -> dict[PlannedScan, TablePlanResponse]:
+) -> tuple[dict[PlannedScan, TablePlanResponse], set[PlannedScan]]:
+    """Return the plans that were created, and the scans whose requests were answered."""
     until_s = asyncio.get_running_loop().time() + JOINS_S
     try:
         # The requests end at `until_s`, and the plans that have arrived are used. A time limit here would discard them.
         async with (
             asyncio.timeout_at(until_s + JOINS_S),
-            open_seamark(client.url, token=client.token, lease_s=LEASE_S, certificates=client.certificates) as server,
+            open_seamark(
+                client.url, token=client.token, lease_s=LEASE_S, certificates=client.certificates, engine=_ENGINE
+            ) as server,
         ):
-            return await PlanRequests(server, MAX_KEPT_FRACTION, until_s).plans(planned_scans, dimensions)
+            requests = PlanRequests(server, MAX_KEPT_FRACTION, until_s)
+            return await requests.plans(planned_scans, dimensions), requests.answered
     except (ClientError, TimeoutError):
-        return {}
+        return {}, set()

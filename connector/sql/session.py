@@ -11,6 +11,7 @@ at its first use.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -48,6 +49,7 @@ from seamark.connector.sql.row_changes import ComputedRows, change_rows, insert_
 from seamark.connector.sql.scopes import StoredTable, UnsupportedInDuckDB
 from seamark.connector.sql.spark_engine import SparkStatements, spark_text
 from seamark.connector.sql.statement import Kind, SqlStatement, parse
+from seamark.connector.sql.statement_times import measure_time, report_times
 from seamark.connector.sql.trino_engine import TrinoAddress, TrinoRows
 from seamark.formats.iceberg.expressions.expression import TRUE
 
@@ -211,7 +213,7 @@ class SqlSession:
 
     def explain(self, text: str) -> ChosenPlan:
         """Return the plan and the engine that `sql` would use, without running the statement."""
-        return self._plan(parse(text)).explanation
+        return self._plan(parse(text), is_counted=False).explanation
 
     def sql(self, text: str) -> SqlResult:
         """Run a statement.
@@ -238,10 +240,16 @@ class SqlSession:
 
     # Plans
 
-    def _plan(self, statement: SqlStatement) -> _PlannedStatement:
+    def _plan(self, statement: SqlStatement, *, is_counted: bool = True) -> _PlannedStatement:
+        """Plan a statement, and choose its engine.
+
+        Args:
+            statement: The statement.
+            is_counted: Whether the reads of the statement count in the query history.
+        """
         engines, now = self._engines, datetime.now(UTC)
         if statement.kind is not Kind.QUERY:
-            return self._plan_change(statement)
+            return self._plan_change(statement, is_counted=is_counted)
         tables = StatementTables(self._reads, self._catalog, self._schema)
         query: DuckDBQuery | None = None
         reads: tuple[PlannedTableRead, ...] = ()
@@ -255,7 +263,9 @@ class SqlSession:
             reason = "the user has chosen another engine"
         cube: CubePlan | CubeSummary | None = None
         if query is not None:
-            plan = partial(plan_reads, self._reads, statement.query, query.tables, tables, now.date())
+            plan = partial(
+                plan_reads, self._reads, statement.query, query.tables, tables, now.date(), is_counted=is_counted
+            )
             named_tables = [tables.of_node[id(table.node)] for table in query.tables]
             planned_reads, cube = plan_cube(self._reads, statement.tree, query, named_tables, plan, now, self._cubes)
             # Requests end before the check, because it may forbid this process to open files, such as certificates.
@@ -272,7 +282,7 @@ class SqlSession:
             return _PlannedStatement(statement, choice, query.text, query, reads, cube=cube)
         return _PlannedStatement(statement, choice, self._write_for_trino(statement), None, reads)
 
-    def _plan_change(self, statement: SqlStatement) -> _PlannedStatement:
+    def _plan_change(self, statement: SqlStatement, *, is_counted: bool) -> _PlannedStatement:
         if not self._writes:
             raise InvalidRequest(f"Only queries can be run here, not {statement.kind.value}; use `seamark sql`")
         demand = StatementProfile(statement.kind)
@@ -286,7 +296,9 @@ class SqlSession:
         tables = StatementTables(self._reads, self._catalog, self._schema)
         now = datetime.now(UTC)
         change = self._translate_change(statement, tables, now)
-        reads = self._plan_reads(change.query, change.tables, tables, now)
+        # UPDATE and DELETE plan their reads again when they run.
+        is_counted = is_counted and statement.kind is Kind.INSERT
+        reads = self._plan_reads(change.query, change.tables, tables, now, is_counted=is_counted)
         return _PlannedStatement(statement, choice, change.text, None, reads, change)
 
     def _translate_change(self, statement: SqlStatement, tables: StatementTables, now: datetime) -> DuckDBChange:
@@ -296,9 +308,17 @@ class SqlSession:
             raise InvalidRequest(f"DuckDB does not run this statement: {why}") from None
 
     def _plan_reads(
-        self, query: SqlStatement | None, tables: Sequence[StoredTable], catalog: StatementTables, now: datetime
+        self,
+        query: SqlStatement | None,
+        tables: Sequence[StoredTable],
+        catalog: StatementTables,
+        now: datetime,
+        *,
+        is_counted: bool,
     ) -> tuple[PlannedTableRead, ...]:
-        reads = [] if query is None else plan_reads(self._reads, query, tables, catalog, now.date())
+        reads = []
+        if query is not None:
+            reads = plan_reads(self._reads, query, tables, catalog, now.date(), is_counted=is_counted)
         self._checked([read.named.opened for read in reads])
         return tuple(reads)
 
@@ -325,7 +345,7 @@ class SqlSession:
 
     def _run_query(self, planned: _PlannedStatement, query: DuckDBQuery) -> SqlResult:
         stack = ExitStack()
-        con = self._sandbox
+        con, started_s = self._sandbox, time.perf_counter()
         try:
             # A query over groups may read no rows of a table. To register a table takes a millisecond.
             reads = [read for read in planned.reads if read.table.name in query.text]
@@ -343,7 +363,10 @@ class SqlSession:
             stack.close()
             raise
         types = tuple(str(kind) for _, kind in query.columns)
-        return SqlResult(rows.schema, types, iter(rows), planned.explanation, stack)
+        batches: Iterator[pa.RecordBatch] = iter(rows)
+        if not isinstance(planned.cube, CubePlan):  # An answer from a cube reads few of the planned rows.
+            batches = measure_time(batches, started_s, partial(report_times, self._client, planned.reads))
+        return SqlResult(rows.schema, types, batches, planned.explanation, stack)
 
     def _run_change(self, planned: _PlannedStatement, change: DuckDBChange) -> SqlResult:
         try:
@@ -372,7 +395,7 @@ class SqlSession:
         tables, now = StatementTables(self._reads, self._catalog, self._schema), datetime.now(UTC)
         tables.hold(target, opened)
         change = self._translate_change(statement, tables, now)
-        reads = self._plan_reads(change.query, change.tables, tables, now)
+        reads = self._plan_reads(change.query, change.tables, tables, now, is_counted=True)
         with register_tables(self._sandbox, reads) as streams:
             rows = execute(self._sandbox, change.text, change.names, streams).read_all()
         changed = next(read for read in reads if read.table.place is not None)

@@ -75,6 +75,19 @@ def parse_location(text: str, subject: str = "The location") -> Location:
     return _parse(text, subject, _REFUSED_MARKS)
 
 
+def parse_stored_location(text: str, subject: str = "The location") -> Location:
+    """Parse a location in a file of a table, as `parse_location` does. A path without a scheme is a local file.
+
+    Tables of Iceberg's Hadoop catalog have such paths, and readers open them on this machine.
+    """
+    return parse_location(add_scheme(text), subject)
+
+
+def add_scheme(text: str) -> str:
+    """Return a location in a file of a table with the scheme of local files if it has none."""
+    return f"{LOCAL}://{text}" if text.startswith("/") else text
+
+
 def parse_object(text: str, subject: str = "The location") -> Location:
     """Parse the location of one object of an S3 request, as `parse_location` does.
 

@@ -38,6 +38,7 @@ from seamark.metaserver.access.guard import is_loopback_address
 from seamark.metaserver.access.issued import Issuer
 from seamark.metaserver.access.keyring import Keyring
 from seamark.metaserver.access.principal import ANONYMOUS, Principal
+from seamark.metaserver.access.rights.membership import load_grants
 from seamark.metaserver.access.tokens import PREFIX, digest_of, is_live
 from seamark.metaserver.access.worker_tokens import ServiceTokens, StatementTokens
 from seamark.metaserver.settings.settings import Settings
@@ -172,10 +173,9 @@ class Authenticator:
         if verifier is None:
             raise Unauthenticated(f"The token is not from the issuer {' or '.join(self._verifiers)}")
         identity = await verifier.identify(bearer, unverified)
-        grants = [*(() if self._is_further else identity.roles), *await self._grants.grants(identity.name)]
-        if identity.groups:
-            grants += await self._grants.grants_of_any(identity.groups)
-        return Login(Principal(identity.name, tuple(grants), "oidc"), None, identity.expires_ms)
+        stated = () if self._is_further else identity.roles
+        grants, groups = await load_grants(self._grants, identity.name, identity.groups, stated)
+        return Login(Principal(identity.name, grants, "oidc", groups), None, identity.expires_ms)
 
     async def login_secret(self, secret: str) -> Login:
         """Return the holder of a bearer token of this server."""
@@ -205,8 +205,8 @@ class Authenticator:
         if not is_live(token, self._clock.now_ms()):
             ended = "was revoked" if token.revoked_ms not in (None, token.expires_ms) else "has expired"
             raise Unauthenticated(f"The token {token.name} {ended}; an operator creates a new token")
-        grants = await self._grants.grants(token.name)
-        return Login(Principal(token.name, tuple(grants), "token"), token, token.expires_ms)
+        grants, roles = await load_grants(self._grants, token.name)
+        return Login(Principal(token.name, grants, "token", roles), token, token.expires_ms)
 
     def _check_tokens_accepted(self) -> None:
         if "token" not in self._mode:

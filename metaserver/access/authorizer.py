@@ -1,114 +1,154 @@
-"""Authorization: decides whether a principal may do an operation in a namespace.
+"""Authorization: decides whether a principal may do an operation on an object.
 
-The decision uses a table of operations and the principal's grants. The module does no I/O. A grant is a role on a
-namespace and all namespaces below it. A grant on the empty path is for the whole catalog. `reader` <
-`writer` < `admin`, and each role includes the previous roles.
+Each operation needs privileges on an object (`RULES`). The grants of the principal give privileges on objects and on
+everything in them (`rights/decisions.py`). The built-in authorizer reads the database only if the grants of the request
+do not suffice, to find whether the principal owns the table, view or function.
 
-| principal | operations |
+| privileges | operations |
 |---|---|
-| any login | read the configuration and the server's metrics, list the namespaces that it has grants on |
+| any login | read the configuration and the server's metrics, list the namespaces that it may see |
 | a grant below | list the parents of its namespaces, and see that they exist |
-| reader | list, load, probe, plan, explain, query, plan tables; credentials to read; reports; timelines, indexes |
-| writer | create, commit, index, drop, rename, undrop; create, change and drop empty namespaces; plan views |
-| writer of the whole catalog | register, which points a name at any file of the warehouse, also of other tables |
-| admin | purge dropped entries before their retention ends; grant and revoke roles within its namespace |
-| admin of the whole catalog | tokens, which belong to no namespace; the audit log; the list of replicas; warehouses |
+| browse | list, load, probe; timelines, indexes, policies, state of streams |
+| plan | plan, explain, plan tables, files with their statistics, reports of scans |
+| read | credentials and signatures to read, lookups, rows, cubes, queries, history of queries |
+| maintain | indexes, policies, expiration, orphan files, rewrites of manifests, advice |
+| write | commit, rows of streams, properties, signatures to write |
+| create | create in a namespace; the destination of a rename; undrop |
+| drop | drop; the source of a rename |
+| create and write on the whole catalog | register, which points a name at any file of the warehouse |
+| manage-grants | grant and revoke; with drop: purge dropped entries before their retention ends |
+| manage-grants on the whole catalog | the audit log |
+| privileges on the server | tokens, replicas and warehouses |
 
 The catalog is that of one warehouse: a grant in one warehouse is none in another. Tokens, replicas and warehouses
 belong to the server, so no principal has a right on them in a further warehouse (`WarehouseAuthorizer`).
 
-A drop needs only a writer, because it can be undone. `purgeRequested` on a drop also needs only a writer, because files
-stay until the retention ends. An operation on several places (rename, undrop elsewhere, a transaction on many
-tables) needs the role in each place; the caller checks each place. An operation that is not in the table
-needs an admin of the whole catalog. So a missing entry denies access and never grants it.
+A drop needs only `drop`, because it can be undone. `purgeRequested` on a drop also needs only `drop`, because files
+stay until the retention ends. An operation on several objects (rename, undrop elsewhere, a transaction on many
+tables) needs its privileges on each of them; the caller checks each. An operation that is not in the table
+needs an admin of the server. So a missing entry denies access and never grants it.
 """
 
 from __future__ import annotations
 
 import shlex
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from enum import Enum
 
 import msgspec
 
-from seamark.formats.runtime.errors import Forbidden
-from seamark.metaserver.access.principal import RANKS, Principal, Role, show_path
-from seamark.metaserver.store.model import NamespacePath
+from seamark.formats.protocol.wire import show
+from seamark.formats.runtime.errors import Forbidden, NoSuchFunction, NoSuchTable, NoSuchView
+from seamark.metaserver.access.principal import Principal, show_path
+from seamark.metaserver.access.rights import decisions
+from seamark.metaserver.access.rights.decisions import THE_SERVER, WAREHOUSE, Securable
+from seamark.metaserver.access.rights.privileges import (
+    BROWSE,
+    CREATE,
+    DROP,
+    MAINTAIN,
+    MANAGE_GRANTS,
+    OWN_CREATED,
+    PLAN,
+    READ,
+    ROLE_BITS,
+    WRITE,
+    find_smallest_role,
+    list_names,
+)
+from seamark.metaserver.store.model import FUNCTION, SERVER, TABLE, VIEW, Grant, NamespacePath
+from seamark.metaserver.store.port import PointerStore
 
 
 class Scope(Enum):
-    NAMESPACE = "a grant on the namespace or above it"
-    CATALOG = "a grant on the whole catalog"
+    OBJECT = "the privileges on the object, or on an object that contains it"
+    LISTING = "the privileges on the namespace, or on a table, view or function in it"
+    CATALOG = "the privileges on the whole catalog and on the object, and no denial of them anywhere"
+    SERVER = "the privileges on the server"
     SEEN = "a grant on the namespace, above it or below it"
     LOGIN = "any login"
 
 
 class Rule(msgspec.Struct, frozen=True):
-    role: Role
-    scope: Scope = Scope.NAMESPACE
+    bits: int
+    """The privileges that the operation needs."""
+    scope: Scope = Scope.OBJECT
     read_only: bool = False
-    """Whether the operation changes nothing. This is always true for operations of the role reader."""
+    """Whether the operation changes nothing. This is always true for operations that need at most `read`."""
     recorded: bool = False
     """Whether the audit log records the operation although it changes nothing."""
 
 
-_UNKNOWN = Rule(Role.ADMIN, Scope.CATALOG)
+_UNKNOWN = Rule(ROLE_BITS["admin"], Scope.SERVER)
+_READER = ROLE_BITS["reader"]
 
 
 def _make_rules() -> dict[str, Rule]:
-    reader = """loadNamespaceMetadata listTables loadTable tableExists loadCredentials reportMetrics signRequest
-        listViews loadView viewExists listFunctions loadFunction
-        planTableScan fetchPlanningResult cancelPlanning fetchScanTasks
-        listDropped listTableMetrics listTimeline listTableTimeline
-        loadStream listStreams loadStreamPosition loadStreamTopic readRows getRows
-        loadTableHealth loadTablePolicy listRunningJobs listRunningTableJobs
-        listFiles listColumnStats loadColumnLayout listPartitions explain explainQuery
-        makePlanTable renewPlanTable leasePlanSnapshots
-        loadQueryHistory listQueryHistory adviseTable
-        listIndexes loadIndex loadIndexBuild listIndexBuildFiles lookupKeys selectRows readCubeGroups
-        makeCubePlan"""
-    writer = """createNamespace dropNamespace updateProperties createTable updateTable dropTable unregisterTable
-        expireSnapshots removeOrphanFiles rewriteManifests renameTable createView replaceView dropView renameView
-        commitTransaction commitChange undrop putFunction dropFunction
-        putNamespace putTablePolicy putIndex dropIndex startIndexBuild registerIndexFiles finishIndexBuild
-        flushRows pauseStream resumeStream drainStream
-        recordAppliedAdvice applyAdvice takeAdviceStep finishAdviceStep
-        quarantineIndexFile rebuildIndexRegistry listUnheldFiles recordIndexAudit"""
-    admin = "purgeDropped addGrant removeGrant"
-    rules = {
-        name: Rule(role)
-        for role, names in ((Role.READER, reader), (Role.WRITER, writer), (Role.ADMIN, admin))
-        for name in names.split()
+    operations = {
+        BROWSE: """loadNamespaceMetadata loadTable tableExists loadView viewExists loadFunction
+            listDropped listTimeline listTableTimeline
+            loadStream loadStreamPosition loadStreamTopic listStreams
+            loadTableHealth loadTablePolicy listRunningJobs listRunningTableJobs
+            listIndexes loadIndex loadIndexBuild""",
+        PLAN: """planTableScan fetchPlanningResult cancelPlanning fetchScanTasks reportMetrics listTableMetrics
+            listFiles listColumnStats loadColumnLayout listPartitions explain explainQuery
+            makePlanTable renewPlanTable leasePlanSnapshots recordStatementTime""",
+        READ: """loadCredentials signRequest readRows getRows lookupKeys selectRows readCubeGroups makeCubePlan
+            loadQueryHistory listQueryHistory adviseTable listIndexBuildFiles""",
+        MAINTAIN: """expireSnapshots removeOrphanFiles rewriteManifests putTablePolicy putIndex dropIndex
+            startIndexBuild registerIndexFiles finishIndexBuild quarantineIndexFile rebuildIndexRegistry
+            listUnheldFiles recordIndexAudit pauseStream resumeStream drainStream
+            recordAppliedAdvice applyAdvice takeAdviceStep finishAdviceStep""",
+        WRITE: "updateProperties updateTable commitTransaction commitChange replaceView flushRows",
+        CREATE: "createNamespace createTable createView undrop",
+        CREATE | WRITE: "putNamespace putFunction putTable putView",
+        DROP: "dropNamespace dropTable unregisterTable dropView dropFunction",
+        # Who moves a table into a namespace lets the readers of the namespace read it.
+        DROP | WRITE: "renameTable renameView",
+        DROP | MANAGE_GRANTS: "purgeDropped",
+        MANAGE_GRANTS: "addGrant removeGrant",
     }
+    rules = {name: Rule(bits) for bits, names in operations.items() for name in names.split()}
     for name in ("getConfig", "metrics", "listGrants", "loadSqlState"):
-        rules[name] = Rule(Role.READER, Scope.LOGIN)
+        rules[name] = Rule(BROWSE, Scope.LOGIN)
     for name in ("listNamespaces", "namespaceExists"):
-        rules[name] = Rule(Role.READER, Scope.SEEN)
-    for name in ("registerTable", "registerView"):
-        rules[name] = Rule(Role.WRITER, Scope.CATALOG)
-    for name in ("createToken", "revokeToken"):
-        rules[name] = Rule(Role.ADMIN, Scope.CATALOG)
+        rules[name] = Rule(BROWSE, Scope.SEEN)
+    for name in ("listTables", "listViews", "listFunctions"):
+        rules[name] = Rule(BROWSE, Scope.LISTING)
+    for name in ("registerTable", "registerView", "importTable", "importView"):
+        rules[name] = Rule(CREATE | WRITE, Scope.CATALOG)
     for name in ("runStatement", "cancelStatement", "aggregate"):
-        rules[name] = Rule(Role.READER, recorded=True)
-    for name in ("makePlanView", "adviseTtl", "takeRewriteLease", "appendRows", "appendRowsToTables"):
-        rules[name] = Rule(Role.WRITER, read_only=True)
-    for name in ("createWarehouse", "putWarehouse", "dropWarehouse"):
-        rules[name] = Rule(Role.ADMIN, Scope.CATALOG)
-    for name in ("listTokens", "listAudit", "listReplicas", "listWarehouses", "loadWarehouse"):
-        rules[name] = Rule(Role.ADMIN, Scope.CATALOG, read_only=True)
+        rules[name] = Rule(READ, recorded=True)
+    for name in ("appendRows", "appendRowsToTables"):
+        rules[name] = Rule(WRITE, read_only=True)
+    rules["makePlanView"] = Rule(READ | CREATE, read_only=True)
+    for name in ("adviseTtl", "takeRewriteLease"):
+        rules[name] = Rule(MAINTAIN, read_only=True)
+    rules["listAudit"] = Rule(MANAGE_GRANTS, Scope.CATALOG, read_only=True)
+    for name in ("createToken", "revokeToken"):
+        rules[name] = Rule(MANAGE_GRANTS, Scope.SERVER)
+    rules["listTokens"] = Rule(MANAGE_GRANTS, Scope.SERVER, read_only=True)
+    for name in ("listReplicas", "listWarehouses", "loadWarehouse"):
+        rules[name] = Rule(BROWSE, Scope.SERVER, read_only=True)
+    rules["createWarehouse"] = Rule(CREATE, Scope.SERVER)
+    rules["putWarehouse"] = Rule(CREATE | WRITE, Scope.SERVER)
+    rules["dropWarehouse"] = Rule(DROP, Scope.SERVER)
     return rules
 
 
-SERVER_OPERATIONS = frozenset(
-    (
-        *("createToken", "revokeToken", "listTokens", "listReplicas"),
-        *("createWarehouse", "putWarehouse", "dropWarehouse", "listWarehouses", "loadWarehouse"),
-    )
-)
-"""The operations on what belongs to the server and not to one of its warehouses."""
 _WRITES_UNRECORDED = frozenset({"takeRewriteLease", "appendRows", "appendRowsToTables"})
 """The operations of writers that the audit log does not record."""
 RULES = _make_rules()
 """The rules by operation id. The ids are those of the Iceberg REST specification and of the OpenAPI document."""
+SERVER_OPERATIONS = frozenset(name for name, rule in RULES.items() if rule.scope is Scope.SERVER)
+"""The operations on what belongs to the server and not to one of its warehouses."""
+_MISSING = {TABLE: (NoSuchTable, "Table"), VIEW: (NoSuchView, "View"), FUNCTION: (NoSuchFunction, "Function")}
+
+
+def rule_of(operation: str) -> Rule:
+    """Return the rule of an operation. An unknown operation needs an admin of the server."""
+    return RULES.get(operation, _UNKNOWN)
 
 
 def changes(operation: str) -> bool:
@@ -116,8 +156,8 @@ def changes(operation: str) -> bool:
 
     The result is True for unknown operations.
     """
-    rule = RULES.get(operation, _UNKNOWN)
-    return not rule.read_only and rule.role is not Role.READER
+    rule = rule_of(operation)
+    return not rule.read_only and bool(rule.bits & ~_READER)
 
 
 def writes(operation: str) -> bool:
@@ -127,103 +167,238 @@ def writes(operation: str) -> bool:
 
 def is_recorded(operation: str) -> bool:
     """Return whether the audit log records the operation, with any outcome."""
-    return RULES.get(operation, _UNKNOWN).recorded or changes(operation)
+    return rule_of(operation).recorded or changes(operation)
 
 
-class Authorizer:
-    """Checks principals and operations. It has no state, so several instances may exist."""
+class Authorizer(ABC):
+    """The port: decides what principals may do. A right is checked before any work for the request begins."""
 
-    def require(self, principal: Principal, operation: str, namespace: NamespacePath) -> None:
-        """Check that `principal` may do `operation` in `namespace`.
+    @abstractmethod
+    async def allows(self, principal: Principal, operation: str, securable: Securable) -> bool:
+        """Return whether `principal` may do `operation` on an object."""
+
+    @abstractmethod
+    async def allows_each(self, principal: Principal, operation: str, securables: Sequence[Securable]) -> list[bool]:
+        """Return for each object whether `principal` may do `operation` on it."""
+
+    @abstractmethod
+    async def allows_somewhere(self, principal: Principal, operation: str) -> bool:
+        """Return whether `principal` may do `operation` on at least one object, as far as is known without a list."""
+
+    @abstractmethod
+    async def sees(self, principal: Principal, namespaces: Sequence[NamespacePath]) -> list[bool]:
+        """Return for each namespace whether a listing may have it: the principal may browse it or something in it."""
+
+    @abstractmethod
+    async def explain_refusal(self, principal: Principal, operation: str, securable: Securable) -> str:
+        """Return which right is missing, and how an admin grants it."""
+
+    @abstractmethod
+    def is_uniform(self, principal: Principal, operation: str, namespace: NamespacePath) -> bool:
+        """Return whether `principal` is known to have the right to do `operation` on everything in a namespace."""
+
+    @abstractmethod
+    def list_visible_children(self, principal: Principal, parent: NamespacePath) -> frozenset[str] | None:
+        """Return the names in `parent` that a listing may include, or None if `sees` decides."""
+
+    @abstractmethod
+    def list_readable_namespaces(self, principal: Principal) -> list[NamespacePath] | None:
+        """Return namespaces that have all readable objects in or below them, or None if these are not known."""
+
+    @abstractmethod
+    def list_writable_namespaces(self, principal: Principal) -> tuple[NamespacePath, ...] | None:
+        """Return the namespaces in whose locations `principal` may place objects, or None for the whole warehouse."""
+
+    @abstractmethod
+    def list_owning_namespaces(self, principal: Principal) -> tuple[NamespacePath, ...]:
+        """Return the namespaces in which, and below which, `principal` becomes the owner of what it creates."""
+
+    async def require(
+        self, principal: Principal, operation: str, securable: Securable, shown_name: str | None = None
+    ) -> None:
+        """Check that `principal` may do `operation` on an object.
+
+        Args:
+            principal: The principal.
+            operation: The id of the operation.
+            securable: The object.
+            shown_name: The name by which the client named it, if it is another name.
 
         Raises:
-            Forbidden: The principal may not do the operation; the message names the missing grant.
+            Forbidden: The principal may not do the operation; the message names the missing right.
+            NoSuchTable, NoSuchView, NoSuchFunction: The principal sees the namespace, but may not browse the object.
+                The answer is the same whether the object exists or not.
         """
-        if self.allows(principal, operation, namespace):
+        if await self.allows(principal, operation, securable):
             return
-        rule = RULES.get(operation, _UNKNOWN)
-        wide = rule.scope is Scope.CATALOG or not namespace
-        scope = "the whole catalog" if wide else f"namespace {show_path(namespace)} or one above it"
-        command = f"seamark grant add {shlex.quote(principal.name)} {rule.role.value}"
-        if not wide:
-            command += f" --namespace {shlex.quote(show_path(namespace))}"
-        where = f" in {show_path(namespace)}" if namespace else ""
-        raise Forbidden(
-            f"{principal.name} may not {operation}{where}: it needs the role {rule.role.value} on {scope}. "
-            f"An admin grants it with: {command}"
-        )
+        missing = _MISSING.get(securable.kind)
+        if missing is not None and not await self.allows(principal, "tableExists", securable):
+            container = securable.container
+            if await self.allows(principal, "listTables", container):
+                name = show(securable.namespace, shown_name or securable.name)
+                raise missing[0](f"{missing[1]} does not exist: {name}")
+        raise Forbidden(await self.explain_refusal(principal, operation, securable))
 
-    def require_somewhere(self, principal: Principal, operation: str) -> None:
-        """Check that `principal` may do `operation` in at least one namespace.
+    async def require_somewhere(self, principal: Principal, operation: str) -> None:
+        """Check that `principal` may do `operation` on at least one object.
 
         Raises:
-            Forbidden: The principal may not do the operation in any namespace.
+            Forbidden: The principal may not do the operation anywhere.
         """
-        rule = RULES.get(operation, _UNKNOWN)
-        if not any(self.allows(principal, operation, grant.namespace) for grant in principal.grants):
+        if not await self.allows_somewhere(principal, operation):
+            needed = describe_need(rule_of(operation).bits)
             raise Forbidden(
-                f"{principal.name} may not {operation} anywhere: it needs the role {rule.role.value}. "
-                f"An admin grants it with: seamark grant add {shlex.quote(principal.name)} {rule.role.value}"
+                f"{principal.name} may not {operation} anywhere: it needs {needed}. "
+                f"An admin grants it with: {grant_command(principal, rule_of(operation).bits, WAREHOUSE)}"
             )
 
-    def allows(self, principal: Principal, operation: str, namespace: NamespacePath) -> bool:
-        rule = RULES.get(operation, _UNKNOWN)
-        if rule.scope is Scope.LOGIN:
+
+def describe_need(bits: int) -> str:
+    """Return the privileges and the role that an operation needs, for messages."""
+    names = list_names(bits)
+    role = find_smallest_role(bits)
+    return f"the privilege{'s' if len(names) > 1 else ''} {' and '.join(names)}, as in the role {role},"
+
+
+def grant_command(principal: Principal, bits: int, securable: Securable) -> str:
+    """Return the command by which an admin grants the privileges on the server, the catalog or a namespace."""
+    names = list_names(bits)
+    right = names[0] if len(names) == 1 else find_smallest_role(bits)
+    command = f"seamark grant add {shlex.quote(principal.name)} {right}"
+    if securable.kind == SERVER:
+        return f"{command} --server"
+    return f"{command} --namespace {shlex.quote(show_path(securable.namespace))}" if securable.namespace else command
+
+
+class GrantAuthorizer(Authorizer):
+    """The built-in authorizer: it decides by the grants in the database."""
+
+    def __init__(self, store: PointerStore | None) -> None:
+        """Create an authorizer.
+
+        Args:
+            store: The pointer store of the warehouse, which has the owners of tables. None: owners do not count.
+        """
+        self._store = store
+
+    async def allows(self, principal: Principal, operation: str, securable: Securable) -> bool:
+        if rule_of(operation).bits & ~principal.bits_max:
+            return False
+        grants = principal.grants
+        if decide(grants, operation, securable):
             return True
-        if rule.scope is Scope.SEEN:
-            # The root is visible to all principals, and its listing is filtered.
-            return not namespace or self.visible(principal, namespace)
-        return self.holds(principal, rule.role, () if rule.scope is Scope.CATALOG else namespace)
+        owned = await self._list_owned(principal, operation, securable)
+        return bool(owned) and decide((*grants, *owned), operation, securable)
 
-    def holds(self, principal: Principal, role: Role, namespace: NamespacePath) -> bool:
-        """Return whether a grant gives at least `role` on `namespace`, directly or on a parent."""
-        rank = RANKS[role]
-        for grant in principal.grants:  # `any` would create a generator for every request.
-            if RANKS.get(grant.role, 0) >= rank and namespace[: len(grant.namespace)] == grant.namespace:
-                return True
-        return False
+    async def allows_each(self, principal: Principal, operation: str, securables: Sequence[Securable]) -> list[bool]:
+        if rule_of(operation).bits & ~principal.bits_max:
+            return [False] * len(securables)
+        grants: Sequence[Grant] = principal.grants
+        results = [decide(grants, operation, securable) for securable in securables]
+        refused = [place for place, is_allowed in enumerate(results) if not is_allowed]
+        refused = [place for place in refused if securables[place].name]
+        if self._store is None or not refused or not await self._store.owns_any(principal.names):
+            return results
+        for namespace in dict.fromkeys(securables[place].namespace for place in refused):
+            owned = await self._store.list_owned(principal.names, namespace, None)
+            both = (*grants, *owned)
+            for place in refused:
+                if securables[place].namespace == namespace:
+                    results[place] = decide(both, operation, securables[place])
+        return results
 
-    def list_writable_namespaces(self, principal: Principal) -> tuple[NamespacePath, ...] | None:
-        """Return the topmost namespaces in which `principal` may write, or None for the whole catalog."""
-        if self.holds(principal, Role.WRITER, ()):
-            return None
-        return tuple(grant.namespace for grant in principal.grants if RANKS.get(grant.role, 0) >= Role.WRITER.rank)
+    async def _list_owned(self, principal: Principal, operation: str, securable: Securable) -> list[Grant]:
+        """Return the grants by which the principal owns an entry, or the entries of a namespace that is listed."""
+        rule = rule_of(operation)
+        if self._store is None or rule.scope not in (Scope.OBJECT, Scope.LISTING) or not securable.namespace:
+            return []
+        if not securable.name and rule.scope is not Scope.LISTING:
+            return []
+        return await self._store.list_owned(principal.names, securable.namespace, securable.name or None)
 
-    def list_readable_namespaces(self, principal: Principal) -> list[NamespacePath] | None:
-        """Return the namespaces that `principal` may read with all below them, or None for the whole catalog."""
-        if self.holds(principal, Role.READER, ()):
-            return None
-        return list(dict.fromkeys(grant.namespace for grant in principal.grants if grant.role in RANKS))
+    async def allows_somewhere(self, principal: Principal, operation: str) -> bool:
+        grants = principal.grants
+        if rule_of(operation).bits & ~principal.bits_max:
+            return False
+        if any(not grant.deny and decide(grants, operation, decisions.securable_of(grant)) for grant in grants):
+            return True
+        if self._store is None or rule_of(operation).scope is not Scope.OBJECT:
+            return False
+        return await self._store.owns_any(principal.names)
 
-    def visible_children(self, principal: Principal, parent: NamespacePath) -> frozenset[str] | None:
-        """Return the names in `parent` that a listing may include, or None for all names. The names need not exist."""
-        depth = len(parent)
-        names = set()
-        for grant in principal.grants:
-            if grant.role not in RANKS:
-                continue
-            if parent[: len(grant.namespace)] == grant.namespace:
-                return None
-            if grant.namespace[:depth] == parent:
-                names.add(grant.namespace[depth])
-        return frozenset(names)
+    async def sees(self, principal: Principal, namespaces: Sequence[NamespacePath]) -> list[bool]:
+        return [decisions.sees(principal.grants, namespace) for namespace in namespaces]
 
-    def visible(self, principal: Principal, namespace: NamespacePath) -> bool:
-        """Return whether a listing may include this namespace. It may if a grant on it, above it or below it exists."""
-        return any(
-            grant.role in RANKS
-            and (namespace[: len(grant.namespace)] == grant.namespace or grant.namespace[: len(namespace)] == namespace)
-            for grant in principal.grants
+    async def explain_refusal(self, principal: Principal, operation: str, securable: Securable) -> str:
+        rule = rule_of(operation)
+        if rule.scope is Scope.SERVER:
+            securable, scope = THE_SERVER, "the server"
+        elif rule.scope is Scope.CATALOG or not securable.namespace:
+            securable, scope = WAREHOUSE, "the whole catalog"
+        else:
+            # The text does not name the table: it would show whether a plan of this name has a table.
+            scope = f"namespace {show_path(securable.namespace)} or one above it"
+        where = f" in {show_path(securable.namespace)}" if securable.namespace else ""
+        _, denied = decisions.find_bits(principal.grants, securable)
+        if denied & rule.bits:
+            names = " and ".join(list_names(denied & rule.bits))
+            return f"{principal.name} may not {operation}{where}: a grant denies it {names} there"
+        return (
+            f"{principal.name} may not {operation}{where}: it needs {describe_need(rule.bits)} on {scope}. "
+            f"An admin grants it with: {grant_command(principal, rule.bits, securable.container)}"
         )
 
+    def is_uniform(self, principal: Principal, operation: str, namespace: NamespacePath) -> bool:
+        grants = principal.grants
+        return not any(grant.deny for grant in grants) and decide(grants, operation, Securable(namespace))
 
-class WarehouseAuthorizer(Authorizer):
+    def list_visible_children(self, principal: Principal, parent: NamespacePath) -> frozenset[str] | None:
+        return decisions.list_visible_children(principal.grants, parent)
+
+    def list_readable_namespaces(self, principal: Principal) -> list[NamespacePath] | None:
+        grants = principal.grants
+        if decisions.holds(grants, WAREHOUSE, READ):
+            return None
+        return list(dict.fromkeys(grant.namespace for grant in grants if not grant.deny and grant.kind != SERVER))
+
+    def list_writable_namespaces(self, principal: Principal) -> tuple[NamespacePath, ...] | None:
+        if decisions.holds_everywhere(principal.grants, CREATE | WRITE):
+            return None
+        return tuple(decisions.list_namespaces_with(principal.grants, CREATE | WRITE))
+
+    def list_owning_namespaces(self, principal: Principal) -> tuple[NamespacePath, ...]:
+        return tuple(decisions.list_namespaces_with(principal.grants, OWN_CREATED))
+
+
+class WarehouseAuthorizer(GrantAuthorizer):
     """The authorizer of a further warehouse: no principal has a right on tokens, replicas and warehouses there."""
 
-    def require(self, principal: Principal, operation: str, namespace: NamespacePath) -> None:
-        if operation in SERVER_OPERATIONS:
+    async def require(
+        self, principal: Principal, operation: str, securable: Securable, shown_name: str | None = None
+    ) -> None:
+        if operation in SERVER_OPERATIONS or securable.kind == SERVER:
             raise Forbidden(f"{operation} concerns the server: send it to the URL of the server, without a warehouse")
-        super().require(principal, operation, namespace)
+        await super().require(principal, operation, securable, shown_name)
 
-    def allows(self, principal: Principal, operation: str, namespace: NamespacePath) -> bool:
-        return operation not in SERVER_OPERATIONS and super().allows(principal, operation, namespace)
+    async def allows(self, principal: Principal, operation: str, securable: Securable) -> bool:
+        if operation in SERVER_OPERATIONS or securable.kind == SERVER:
+            return False
+        return await super().allows(principal, operation, securable)
+
+
+def decide(grants: Sequence[Grant], operation: str, securable: Securable) -> bool:
+    """Return whether the grants allow an operation on an object. This is the decision; it does no I/O."""
+    rule = RULES.get(operation, _UNKNOWN)
+    scope = rule.scope
+    if scope is Scope.OBJECT:
+        return decisions.holds(grants, securable, rule.bits)
+    if scope is Scope.LOGIN:
+        return True
+    if scope is Scope.SEEN:
+        # The root is visible to all principals, and its listing is filtered.
+        return not securable.namespace or decisions.sees(grants, securable.namespace)
+    if scope is Scope.LISTING:
+        return decisions.holds(grants, securable, rule.bits) or decisions.has_visible_entry(grants, securable.namespace)
+    if scope is Scope.SERVER:
+        return decisions.holds(grants, THE_SERVER, rule.bits)
+    return decisions.holds_everywhere(grants, rule.bits) and decisions.holds(grants, securable, rule.bits)

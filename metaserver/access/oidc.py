@@ -29,7 +29,7 @@ from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import BadRequest, ConfigError, RetryLater, Unauthenticated
 from seamark.formats.runtime.tls import build_client_context
 from seamark.metaserver.access import jwt
-from seamark.metaserver.access.principal import parse_role
+from seamark.metaserver.access.principal import ROLE_PREFIX, check_granted, parse_role
 from seamark.metaserver.settings.issuers import GROUP_SUFFIX, IssuerSettings, read_issuers
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Grant
@@ -123,6 +123,9 @@ class Oidc:
             if not isinstance(text, str):
                 continue
             try:
+                if text.startswith(ROLE_PREFIX):
+                    grants.append(Grant(name, check_granted(text)))
+                    continue
                 role, path = parse_role(text)
             except BadRequest:
                 continue

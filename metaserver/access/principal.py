@@ -1,10 +1,11 @@
 """Principals, and the text form of roles and namespaces.
 
-Names of tokens, of OIDC subjects and of their groups cannot collide. A token's name is
-`[A-Za-z0-9][A-Za-z0-9._@-]*`, without a colon. The name of a subject is the name of its issuer, a colon and the
-claim's value (`oidc:ann`). The name of a group is the name of the issuer with `-group`, a colon and the group's name
-(`oidc-group:engineers`); no issuer has a name that ends so. The first colon ends the issuer's name. So no subject can
-get the name of a token, of a group or of another issuer's subject, and with it their grants, by any claims.
+Names of tokens, of OIDC subjects, of their groups and of roles cannot collide. A token's name is
+`[A-Za-z0-9][A-Za-z0-9._@-]*`, without a colon. A role of the operator is `role:` and such a name. The name of a subject
+is the name of its issuer, a colon and the claim's value (`oidc:ann`). The name of a group is the name of the issuer
+with `-group`, a colon and the group's name (`oidc-group:engineers`). No issuer has a name that ends so, or the name
+`role`. The first colon ends the issuer's name. So no subject can get the name of a token, of a group, of a role or of
+another issuer's subject, and with it their grants, by any claims.
 
 The text form of a grant is `role` (the whole catalog) or `role:namespace`, with levels joined by dots. A
 dot or a backslash within a level is escaped with a backslash.
@@ -23,10 +24,13 @@ import msgspec
 
 from seamark.formats.protocol.wire import check_name, check_namespace
 from seamark.formats.runtime.errors import BadRequest
+from seamark.metaserver.access.rights.privileges import ALL, ALLOWED, OWNER, Privilege
 from seamark.metaserver.settings.issuers import GROUP_SUFFIX, is_issuer_name
-from seamark.metaserver.store.model import Grant, NamespacePath
+from seamark.metaserver.store.model import FUNCTION, NAMESPACE, SERVER, TABLE, VIEW, Grant, NamespacePath
 
 ANONYMOUS_NAME = "anonymous"
+ROLE_PREFIX = "role:"
+"""The beginning of the names of roles that operators define. No issuer has the name `role`."""
 NAME_LENGTH_MAX = 128
 _TOKEN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]*\Z")
 _LEVEL = re.compile(r"(?:[^.\\]|\\[.\\])+")
@@ -51,7 +55,17 @@ RANKS = {"reader": 1, "writer": 2, "admin": 3}
 class Principal(msgspec.Struct, frozen=True):
     name: str
     grants: tuple[Grant, ...] = ()
+    """The grants of the login, of its groups, and of the roles of which they are members."""
     via: Literal["none", "token", "oidc"] = "none"
+    groups: tuple[str, ...] = ()
+    """The groups of the login, and the roles of which it or its groups are members, as principals of grants."""
+    bits_max: int = ALL
+    """The only privileges that count. Grants of other privileges are ignored."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The principals whose grants count for the login."""
+        return (self.name, *self.groups)
 
 
 ANONYMOUS = Principal(ANONYMOUS_NAME, (Grant(ANONYMOUS_NAME, Role.ADMIN.value),))
@@ -100,17 +114,20 @@ def check_token_name(name: str) -> str:
 
 
 def check_principal_name(name: str) -> str:
-    """Return the name if grants may name it: the name of a token, of an issuer's subject or of an issuer's group.
+    """Return the name if grants may name it: a token, a subject or a group of an issuer, or a role of the operator.
 
     Raises:
         BadRequest: The name is none of them.
     """
     if ":" not in name:
         return check_token_name(name)
+    if name.startswith(ROLE_PREFIX):
+        check_token_name(name.removeprefix(ROLE_PREFIX))
+        return name
     if not is_foreign(name):
         raise BadRequest(
             f"The principal {name[:40]!r} is neither a token's name nor <issuer>:<subject> nor <issuer>{GROUP_SUFFIX}:"
-            "<group>, such as oidc:ann and oidc-group:engineers"
+            f"<group> nor {ROLE_PREFIX}<role>, such as oidc:ann, oidc-group:engineers and role:analysts"
         )
     check_name(name.partition(":")[2], "OIDC subject or group")
     return name
@@ -134,15 +151,62 @@ def check_role(text: str) -> Role:
         raise BadRequest(f"{text[:40]!r} is not a role; the roles are {', '.join(Role)}") from None
 
 
-def make_grant(principal: str, role: str, namespace: NamespacePath) -> Grant:
+def check_granted(text: str) -> str:
+    """Return the text if a grant may have it as its role: a privilege, a fixed role, or a role of the operator.
+
+    Raises:
+        BadRequest: It is none of them.
+    """
+    if text.startswith(ROLE_PREFIX):
+        check_token_name(text.removeprefix(ROLE_PREFIX))
+    elif text not in ALLOWED:
+        raise BadRequest(
+            f"{text[:40]!r} is not a role; the roles are {', '.join(Role)}, {OWNER} and {ROLE_PREFIX}<name>, and the "
+            f"privileges are {', '.join(Privilege)}"
+        )
+    return text
+
+
+def make_grant(
+    principal: str,
+    role: str,
+    namespace: NamespacePath,
+    *,
+    kind: str = NAMESPACE,
+    name: str = "",
+    deny: bool = False,
+) -> Grant:
     """Return a grant. The empty path is the whole catalog.
+
+    Args:
+        principal: The login, the group or the role of the operator that gets the right.
+        role: The privilege or the role.
+        namespace: The namespace of the object.
+        kind: The kind of the object.
+        name: The name of the table, view or function; empty for other kinds.
+        deny: Whether the privilege is denied.
 
     Raises:
         BadRequest: A part is invalid.
     """
     if namespace:
         check_namespace(namespace)
-    return Grant(check_principal_name(principal), check_role(role).value, namespace)
+    check_principal_name(principal)
+    check_granted(role)
+    if kind in (TABLE, VIEW, FUNCTION):
+        if not namespace:
+            raise BadRequest(f"The {kind} {name[:40]!r} has no namespace; name its namespace")
+        check_name(name, f"{kind} name")
+    elif name or (kind == SERVER and namespace):
+        raise BadRequest("A grant is on the server, on a namespace, or on one table, view or function")
+    if deny and role not in set(Privilege):
+        raise BadRequest(f"Only a privilege can be denied, and {role[:40]!r} is a role; deny one of its privileges")
+    if role.startswith(ROLE_PREFIX):
+        if namespace or kind != NAMESPACE:
+            raise BadRequest(f"A principal is a member of {role} everywhere; leave out the object")
+        if principal == role:
+            raise BadRequest(f"{role} cannot be a member of itself")
+    return Grant(principal, role, namespace, kind, name, deny)
 
 
 def parse_path(text: str) -> NamespacePath:

@@ -6,24 +6,32 @@ Keys and jobs act for such a principal.
 from __future__ import annotations
 
 from seamark.formats.runtime.clock import Clock
-from seamark.metaserver.access.authorizer import Authorizer
-from seamark.metaserver.access.principal import Principal, Role, is_foreign
+from seamark.metaserver.access.authorizer import Authorizer, GrantAuthorizer
+from seamark.metaserver.access.principal import Principal, is_foreign
+from seamark.metaserver.access.rights.decisions import Securable
+from seamark.metaserver.access.rights.membership import load_grants
 from seamark.metaserver.access.tokens import is_live
 from seamark.metaserver.settings.issuers import read_issuers
 from seamark.metaserver.settings.settings import Settings
-from seamark.metaserver.store.model import NamespacePath
 from seamark.metaserver.store.port import PointerStore
 
 
 class StandingRights:
-    def __init__(self, store: PointerStore, clock: Clock, settings: Settings) -> None:
+    """The rights of principals that send no request now.
+
+    Without an authorizer, the grants in the store decide.
+    """
+
+    def __init__(
+        self, store: PointerStore, clock: Clock, settings: Settings, authorizer: Authorizer | None = None
+    ) -> None:
         self._store, self._clock, self._mode = store, clock, settings.auth
         issuers = read_issuers(settings) if "oidc" in settings.auth else ()
         self._issuers = {issuer.name: issuer for issuer in issuers}
-        self._authorizer = Authorizer()
+        self._authorizer = authorizer or GrantAuthorizer(store)
 
-    async def why_lost(self, principal_name: str, role: Role, namespace: NamespacePath) -> str | None:
-        """Return why the principal no longer has the right, or None if it still has the right.
+    async def why_lost(self, principal_name: str, operation: str, securable: Securable) -> str | None:
+        """Return why the principal may no longer do the operation, or None if it still may.
 
         Only an OIDC token states the roles and groups of its subject. If the issuer states them, the right is not lost.
         """
@@ -38,5 +46,7 @@ class StandingRights:
                 return "its token has ended"
         elif issuer.states_rights:
             return None
-        principal = Principal(principal_name, tuple(await self._store.grants(principal_name)))
-        return None if self._authorizer.holds(principal, role, namespace) else "its rights were withdrawn"
+        grants, roles = await load_grants(self._store, principal_name)
+        principal = Principal(principal_name, grants, groups=roles)
+        is_allowed = await self._authorizer.allows(principal, operation, securable)
+        return None if is_allowed else "its rights were withdrawn"

@@ -21,7 +21,9 @@ from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.decoding import from_msgpack
 from seamark.formats.runtime.errors import BadRequest, Unauthenticated
 from seamark.metaserver.access.keyring import ID_BYTES, Keyring
-from seamark.metaserver.access.principal import RANKS, Principal, Role
+from seamark.metaserver.access.principal import Principal, Role
+from seamark.metaserver.access.rights.decisions import select_read_grants
+from seamark.metaserver.access.rights.privileges import ROLE_BITS, Privilege
 from seamark.metaserver.store.model import Grant, NamespacePath
 
 SERVICE_PRINCIPAL = "service:seamark"
@@ -42,7 +44,13 @@ class _ServiceClaims(msgspec.Struct, frozen=True, array_like=True):
 class _StatementClaims(msgspec.Struct, frozen=True, array_like=True):
     name: str
     namespaces: tuple[NamespacePath, ...]
+    """The namespaces that the caller may read with everything in them."""
     expires_ms: int
+    exceptions: tuple[tuple[NamespacePath, str, str, bool], ...] = ()
+    """The tables, views and functions that the caller may also read, and the objects that it may not read.
+
+    Each has the namespace, the kind and the name of the object, and whether reading is denied.
+    """
 
 
 _Claims = TypeVar("_Claims", _ServiceClaims, _StatementClaims)
@@ -117,10 +125,10 @@ class ServiceTokens(_SignedTokens):
 
 
 class StatementTokens(_SignedTokens):
-    """Tokens with the caller's name, and with the role reader on the namespaces that the caller may read.
+    """Tokens with the caller's name, and with the privilege to read the objects that the caller may read.
 
-    The tokens never have more than the caller's rights, and never the right to write. Their lifetime is the time limit
-    of the statement.
+    The tokens never have more than the caller's rights, and never the right to write, also where the caller is the
+    owner. Their lifetime is the time limit of the statement.
     """
 
     prefix = "smq_"
@@ -132,12 +140,14 @@ class StatementTokens(_SignedTokens):
         Raises:
             BadRequest: The caller has grants on too many namespaces for a token.
         """
-        namespaces = {grant.namespace for grant in caller.grants if grant.role in RANKS}
-        topmost = [path for path in namespaces if not any(path[:n] in namespaces for n in range(len(path)))]
-        token = self._sign(_StatementClaims(caller.name, tuple(sorted(topmost)), self._end_ms(ttl_s)))
+        grants = select_read_grants(caller.grants)
+        wide = [grant for grant in grants if not (grant.deny or grant.name)]
+        exceptions = [(grant.namespace, grant.kind, grant.name, grant.deny) for grant in grants if grant not in wide]
+        namespaces = tuple(grant.namespace for grant in wide)
+        token = self._sign(_StatementClaims(caller.name, namespaces, self._end_ms(ttl_s), tuple(exceptions)))
         if len(token) > STATEMENT_CHARACTERS_MAX:
             raise BadRequest(
-                f"{caller.name} has grants on {len(topmost):,} namespaces, too many for a statement; ask an admin for "
+                f"{caller.name} has grants on {len(grants):,} objects, too many for a statement; ask an admin for "
                 "the role reader on a namespace above them"
             )
         return token
@@ -146,5 +156,7 @@ class StatementTokens(_SignedTokens):
         """Return (the principal of a token, the end of the token)."""
         expired = "The statement token has expired: the statement ran longer than sql_time_s"
         claims = self._verify(token, _StatementClaims, expired)
-        grants = tuple(Grant(claims.name, Role.READER.value, path) for path in claims.namespaces)
-        return Principal(claims.name, grants, "token"), claims.expires_ms
+        read = Privilege.READ.value
+        grants = [Grant(claims.name, read, path) for path in claims.namespaces]
+        grants += [Grant(claims.name, read, *exception) for exception in claims.exceptions]
+        return Principal(claims.name, tuple(grants), "token", bits_max=ROLE_BITS["reader"]), claims.expires_ms

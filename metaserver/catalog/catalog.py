@@ -17,6 +17,7 @@ from seamark.metaserver.catalog.context import CatalogContext
 from seamark.metaserver.catalog.documents import Documents
 from seamark.metaserver.catalog.dropped import Dropped
 from seamark.metaserver.catalog.functions import Functions
+from seamark.metaserver.catalog.imports import Imports
 from seamark.metaserver.catalog.metrics import MetricsReports
 from seamark.metaserver.catalog.namespaces import Namespaces
 from seamark.metaserver.catalog.ownership.claims import check_own, check_staged, check_writable, create_missing_claims
@@ -40,6 +41,7 @@ class Catalog:
     tables: Tables
     views: Views
     functions: Functions
+    imports: Imports
     dropped: Dropped
     plan_tables: PlanTables
     plan_views: PlanViews
@@ -150,13 +152,14 @@ async def open_catalog(
         pages=PageTokens(keyring, clock),
     )
     await create_missing_claims(context)
-    plans = PlanTables(context)
+    plans, tables, views = PlanTables(context), Tables(context), Views(context)
     try:
         yield Catalog(
             namespaces=Namespaces(context),
-            tables=Tables(context),
-            views=Views(context),
+            tables=tables,
+            views=views,
             functions=Functions(context),
+            imports=Imports(context, tables, views),
             dropped=Dropped(context),
             plan_tables=plans,
             plan_views=PlanViews(context, plans),

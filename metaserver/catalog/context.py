@@ -34,7 +34,7 @@ from seamark.metaserver.access.page_tokens import PageTokens
 from seamark.metaserver.catalog.database_limits import NamespaceSizes
 from seamark.metaserver.catalog.documents import Documents
 from seamark.metaserver.catalog.large_requests import LargeRequests
-from seamark.metaserver.catalog.values import Caller, Page
+from seamark.metaserver.catalog.values import Caller, Page, make_owner
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.objects.warehouse import Warehouse
 from seamark.metaserver.settings.settings import Settings
@@ -47,7 +47,7 @@ from seamark.metaserver.store.model import (
     Namespace,
     NamespacePath,
 )
-from seamark.metaserver.store.operations import Operation, RecordInstant, SaveIdempotency, SwapPointer
+from seamark.metaserver.store.operations import CreateEntry, Operation, RecordInstant, SaveIdempotency, SwapPointer
 from seamark.metaserver.store.port import IdempotencyTaken, InstantFilter, PointerStore
 from seamark.metaserver.timeline.timeline import Timeline
 
@@ -172,6 +172,10 @@ class CatalogContext:
                 raise
         if instant is not None:
             self.timeline.notify()
+
+    def create_entry(self, caller: Caller, entry: Entry) -> list[Operation]:
+        """Return the operations that create an entry, and that make the caller its owner if its rights include this."""
+        return [CreateEntry(entry=entry), *make_owner(caller, entry.namespace, entry.kind.value, entry.name)]
 
     async def create_and_transact(self, location: str, data: bytes, operations: Sequence[Operation]) -> None:
         """Write a new file, then run the operations with `transact`.

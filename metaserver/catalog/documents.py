@@ -26,7 +26,7 @@ import msgspec
 from seamark.cache.memory import MemoryCache
 from seamark.cache.single_flight import SingleFlight
 from seamark.cache.sizes import object_bytes
-from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.metadata import TableMetadata, add_schemes
 from seamark.formats.iceberg.metadata.properties import remove_client_properties
 from seamark.formats.iceberg.metadata.table_json import decode_table, decompress_if_gzip, encode_table, refs_view
 from seamark.formats.iceberg.views.view import ViewMetadata, decode_view, encode_view
@@ -271,7 +271,8 @@ async def _decode_table(data: bytes, location: str) -> TableMetadata:
     """Decode table metadata, in a thread if it is long."""
 
     def decode() -> TableMetadata:
-        return index_columns(_drop_client_properties(decode_table(data, location)))
+        metadata = _drop_client_properties(decode_table(data, location))
+        return index_columns(add_schemes(metadata) if metadata.location.startswith("/") else metadata)
 
     return decode() if len(data) <= LARGE_BYTES else await asyncio.to_thread(decode)
 

@@ -19,7 +19,7 @@ from seamark.metaserver.catalog.ownership.claims import claim_folder
 from seamark.metaserver.catalog.pointers import make_entry, swap_of
 from seamark.metaserver.catalog.values import Caller, LoadedFunction, Page
 from seamark.metaserver.store.model import EntryKind, NamespacePath
-from seamark.metaserver.store.operations import CreateEntry, DropEntry, Operation
+from seamark.metaserver.store.operations import DropEntry, Operation
 
 
 class _Definition(msgspec.Struct, rename="kebab"):
@@ -83,13 +83,13 @@ class Functions:
         body = encode_json(document)
         location = f"{folder}/metadata/{self._context.clock.uuid7()}{name_suffix(body, '.function.json')}"
         entry = make_entry(namespace, name, checked.function_uuid, location, requested_ms, EntryKind.FUNCTION)
-        change: Operation = CreateEntry(entry=entry)
+        change: list[Operation] = self._context.create_entry(caller, entry)
         if current is not None:
-            change = swap_of(current, location, requested_ms)
+            change = [swap_of(current, location, requested_ms)]
         action = "create" if current is None else "replace"
         claim = await claim_folder(self._context, entry, folder, fresh=current is None)
         instant = self._context.instant(caller, entry, action, requested_ms=requested_ms)
-        await self._context.create_and_transact(location, body, [claim, change, instant])
+        await self._context.create_and_transact(location, body, [claim, *change, instant])
         return LoadedFunction(entry=entry, document=body)
 
     async def drop(self, caller: Caller, namespace: NamespacePath, name: str) -> None:

@@ -12,7 +12,7 @@ from seamark.formats.runtime.errors import AlreadyExists, CommitConflict, TooLar
 from seamark.metaserver.catalog.context import CatalogContext
 from seamark.metaserver.catalog.ownership.claims import check_outside
 from seamark.metaserver.catalog.policies import INHERITED_MAX, SETTERS, count_policies, record_setters
-from seamark.metaserver.catalog.values import Caller, Page, PropertyChanges
+from seamark.metaserver.catalog.values import Caller, Page, PropertyChanges, make_owner
 from seamark.metaserver.store.model import Namespace, NamespacePath
 from seamark.metaserver.store.operations import CreateNamespace, DropNamespace, ReplaceNamespaceProperties
 from seamark.metaserver.store.port import NAMED_NAMESPACES_MAX
@@ -45,6 +45,7 @@ class Namespaces:
         await self._context.transact(
             [
                 CreateNamespace(path=path, properties=properties),
+                *make_owner(caller, path),
                 *self._context.remember(caller, status=200, body=body),
             ]
         )

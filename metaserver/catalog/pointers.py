@@ -11,6 +11,7 @@ from seamark.formats.protocol.wire import show
 from seamark.formats.runtime.errors import AlreadyExists, Forbidden
 from seamark.metaserver.catalog.context import CatalogContext
 from seamark.metaserver.catalog.documents import is_named_by_content
+from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
 from seamark.metaserver.store.operations import SwapPointer
 
@@ -113,6 +114,17 @@ def check_uuid(entry: Entry, metadata: TableMetadata) -> None:
             f"The metadata file of {show(entry.namespace, entry.name)} was overwritten with the metadata of another "
             "table; register an older metadata file"
         )
+
+
+def files_folder(settings: Settings, metadata: TableMetadata) -> str:
+    """Return the folder below which Seamark's own files of a table are stored: index files, and files of plans.
+
+    It is the location of the table. In a federated warehouse, the location belongs to another catalog, so the folder is
+    that of the mirror (`metaserver/warehouses/federation/mirror.py`).
+    """
+    if settings.federation_uri:
+        return metadata_folder(metadata.location, metadata.properties)
+    return metadata.location.rstrip("/")
 
 
 def table_uuid(metadata: TableMetadata) -> str:

@@ -41,7 +41,7 @@ from seamark.metaserver.catalog.policies import record_setters
 from seamark.metaserver.catalog.purge import check_purgeable
 from seamark.metaserver.catalog.values import Caller, CreateTable, LoadedTable, Page, TableIdentifier
 from seamark.metaserver.store.model import Entry, EntryKind, InstantState, NamespacePath
-from seamark.metaserver.store.operations import CreateEntry, DropEntry, RenameEntry
+from seamark.metaserver.store.operations import DropEntry, RenameEntry
 from seamark.metaserver.store.port import InstantFilter
 
 
@@ -96,7 +96,7 @@ class Tables:
         operations = [
             claimed,
             *allowed,
-            CreateEntry(entry=entry),
+            *self._context.create_entry(caller, entry),
             self._context.instant(caller, entry, "create", requested_ms=requested_ms),
             *self._context.remember(caller, status=200, metadata_location=location),
         ]
@@ -123,7 +123,7 @@ class Tables:
         current = await self._context.store.entry(EntryKind.TABLE, namespace, name)
         if current is None or not overwrite:
             await check_name_free(self._context, namespace, name)
-        metadata = await self._check_registrable(location)
+        metadata = await self.check_registrable(location)
         check_lasting(location, metadata)
         self._context.warehouse.check(metadata.location, "The location in the metadata file")
         check_client_properties(await self._context.documents.read_stored_properties(location), "A registered table")
@@ -141,7 +141,7 @@ class Tables:
         else:
             if current is not None:
                 operations += drop_operations(self._context, caller, current, purge=False, requested_ms=requested_ms)
-            operations.append(CreateEntry(entry=entry))
+            operations += self._context.create_entry(caller, entry)
         operations.append(await claim(self._context, caller, metadata, entry, may_restore=not is_same))
         operations.append(await replace_allowed_locations(self._context, caller, entry.uuid, metadata.properties))
         operations.append(self._context.instant(caller, entry, "register", requested_ms=requested_ms))
@@ -157,7 +157,7 @@ class Tables:
         A concurrent purge or cleaning commit may have missed the new name.
         """
         try:
-            await self._check_registrable(entry.metadata_location)
+            await self.check_registrable(entry.metadata_location)
         except (NotFound, BadRequest):
             unregistered = self._context.instant(caller, entry, "unregister", requested_ms=self._context.clock.now_ms())
             drop = DropEntry(
@@ -238,7 +238,14 @@ class Tables:
         check_encrypted_columns(metadata, None)
         return structs.replace(metadata, properties=record_setters(caller.principal_name, metadata.properties, {}))
 
-    async def _check_registrable(self, location: str) -> TableMetadata:
+    async def check_registrable(self, location: str) -> TableMetadata:
+        """Return the metadata in a file that a client named.
+
+        Raises:
+            NotFound: The file does not exist.
+            BadRequest: The file is outside the warehouse or invalid, or the files of its table are being purged.
+        """
+        self._context.warehouse.check(location, "metadata-location")
         # Check the storage, because the cache may still contain a file that no longer exists.
         if not await self._context.objects.exists(location):
             raise NotFound(f"Cannot register {location}: the file does not exist")

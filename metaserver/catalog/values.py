@@ -20,7 +20,9 @@ from seamark.formats.iceberg.metadata.updates import (
 from seamark.formats.iceberg.views.view import ViewMetadata
 from seamark.formats.protocol.wire import FLUSH_KEYS
 from seamark.formats.runtime.errors import BadRequest
-from seamark.metaserver.store.model import Entry, NamespacePath
+from seamark.metaserver.access.rights.privileges import OWNER
+from seamark.metaserver.store.model import NAMESPACE, Entry, Grant, NamespacePath
+from seamark.metaserver.store.operations import Operation, SaveGrant
 
 T = TypeVar("T")
 
@@ -46,8 +48,17 @@ class Caller(msgspec.Struct, frozen=True):
     """The namespaces in whose locations the caller may place entries, or None for the whole warehouse."""
     names_owners: bool = True
     """Whether the caller may name other users as owners of views (`owners.py`)."""
+    owns_created_in: tuple[NamespacePath, ...] = ()
+    """The namespaces in which, and below which, the caller becomes the owner of what it creates."""
     request_bytes: int = 0
     """The length of the request's decompressed body; 0 without a body."""
+
+
+def make_owner(caller: Caller, namespace: NamespacePath, kind: str = NAMESPACE, name: str = "") -> list[Operation]:
+    """Return the operations that make the caller the owner of what it creates, if its rights include this."""
+    if not any(namespace[: len(path)] == path for path in caller.owns_created_in):
+        return []
+    return [SaveGrant(Grant(caller.principal_name, OWNER, namespace, kind, name))]
 
 
 class Page(msgspec.Struct, Generic[T], frozen=True):

@@ -28,7 +28,7 @@ from seamark.metaserver.catalog.pointers import check_name_free, make_entry, met
 from seamark.metaserver.catalog.tables import rename_entry
 from seamark.metaserver.catalog.values import Caller, CreateView, LoadedView, Page, TableIdentifier
 from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
-from seamark.metaserver.store.operations import CreateEntry, RecordInstant
+from seamark.metaserver.store.operations import RecordInstant
 from seamark.metaserver.store.port import InstantFilter
 
 _RECORDED_MAX = 10_000
@@ -119,7 +119,8 @@ class Views:
         record = self._make_instant(caller, entry, "create", requested_ms, metadata)
         remember = self._context.remember(caller, status=200, metadata_location=path)
         claimed = await claim(self._context, caller, metadata, entry, fresh=True)
-        await self._context.create_and_transact(path, document, [claimed, CreateEntry(entry=entry), record, *remember])
+        created = self._context.create_entry(caller, entry)
+        await self._context.create_and_transact(path, document, [claimed, *created, record, *remember])
         return LoadedView(entry=entry, metadata=metadata)
 
     async def register(self, caller: Caller, namespace: NamespacePath, name: str, location: str) -> LoadedView:
@@ -137,7 +138,7 @@ class Views:
         await self._context.transact(
             [
                 await claim(self._context, caller, metadata, entry, may_restore=True),
-                CreateEntry(entry=entry),
+                *self._context.create_entry(caller, entry),
                 self._make_instant(caller, entry, "register", requested_ms, metadata),
                 *self._context.remember(caller, status=200, metadata_location=location),
             ]

@@ -40,7 +40,7 @@ from seamark.metaserver.catalog.purge import make_owns
 from seamark.metaserver.catalog.values import Caller, LoadedTable
 from seamark.metaserver.objects.cleanup import Cleanup
 from seamark.metaserver.store.model import Entry, NamespacePath
-from seamark.metaserver.store.operations import CreateEntry, EndPriority, Operation, RecordInstant, TakePriority
+from seamark.metaserver.store.operations import EndPriority, Operation, RecordInstant, TakePriority
 from seamark.metaserver.store.port import IdempotencyTaken
 
 _DELETE_AFTER_COMMIT = "write.metadata.delete-after-commit.enabled"
@@ -368,11 +368,11 @@ class Publisher:
             operations += prepared.claims
             if prepared.location:
                 now = self._context.clock.now_ms()
-                operations.append(
-                    CreateEntry(entry=prepared.make_entry(now))
-                    if prepared.entry is None
-                    else swap_of(prepared.entry, prepared.location, now, self._holder)
-                )
+                if prepared.entry is None:
+                    caller = prepared.events[0].caller
+                    operations += self._context.create_entry(caller, prepared.make_entry(now))
+                else:
+                    operations.append(swap_of(prepared.entry, prepared.location, now, self._holder))
                 operations += [self._build_instant(prepared, event) for event in prepared.events]
         operations += further
         if operations:

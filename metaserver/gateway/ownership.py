@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Sequence
 
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import Forbidden
 from seamark.formats.storage.locations import location_key, parse_location
+from seamark.metaserver.access.authorizer import Authorizer
 from seamark.metaserver.access.gateway_keys import ObjectGrant
-from seamark.metaserver.access.principal import Role
+from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.access.standing_rights import StandingRights
 from seamark.metaserver.access.worker_tokens import SERVICE_PRINCIPAL
 from seamark.metaserver.catalog.ownership.claims import with_folders
 from seamark.metaserver.settings.settings import Settings
-from seamark.metaserver.store.model import NamespacePath
+from seamark.metaserver.store.model import TABLE, NamespacePath
 from seamark.metaserver.store.port import InstantFilter, PointerStore
 from seamark.metaserver.timeline.timeline import Timeline
 
@@ -35,10 +37,12 @@ def _key_of(grant: ObjectGrant) -> _Checked:
 class GrantChecker:
     """Checks grants. It queries the database at most once in `recheck_s` for each table and principal."""
 
-    def __init__(self, store: PointerStore, clock: Clock, settings: Settings) -> None:
+    def __init__(
+        self, store: PointerStore, clock: Clock, settings: Settings, authorizer: Authorizer | None = None
+    ) -> None:
         self._store = store
         self._mode = settings.auth
-        self._rights = StandingRights(store, clock, settings)
+        self._rights = StandingRights(store, clock, settings, authorizer)
         self._clock = clock
         self._recheck_s = settings.rights_recheck_s
         self._known: OrderedDict[_Checked, float] = OrderedDict()
@@ -63,8 +67,7 @@ class GrantChecker:
             return
         known_key, now_s = _key_of(grant), self._clock.monotonic()
         forgotten = self._forgotten
-        await self._check_rights(grant)
-        await self._check_name(grant)
+        await self._check_rights(grant, await self._find_names(grant))
         key = await asyncio.to_thread(location_key, parse_location(grant.location))
         own_locations = {claim.location for claim in await self._store.claims(grant.table_uuid) if not claim.allowed}
         if own_locations.isdisjoint(with_folders(key)) and (
@@ -80,28 +83,45 @@ class GrantChecker:
         while len(self._known) > _REMEMBERED_MAX:
             self._known.popitem(last=False)
 
-    async def _check_rights(self, grant: ObjectGrant) -> None:
+    async def _check_rights(self, grant: ObjectGrant, names: Sequence[str]) -> None:
         """Check that the principal still has its login and its rights.
 
         Rights by roles that only an OIDC token states are not checked. Keys without a namespace, which are the keys
         of preloads and of earlier versions, are not checked either.
+
+        Args:
+            grant: The grant of the keys.
+            names: The names of the table in the namespace of the keys. The right on one of them suffices. None for a
+                staged table, which is checked by the rights on the namespace.
 
         Raises:
             Forbidden: The principal has lost its login or its rights.
         """
         if self._mode == "none" or not grant.namespace or grant.principal_name == SERVICE_PRINCIPAL:
             return
-        role = Role.WRITER if grant.writable else Role.READER
-        if (reason := await self._rights.why_lost(grant.principal_name, role, grant.namespace)) is not None:
-            raise Forbidden(f"The keys are refused: {reason}; log in and load the table again")
+        tables = [Securable(grant.namespace, TABLE, name) for name in names]
+        operation = "updateTable" if grant.writable else "signRequest"
+        reason = None
+        for securable in tables or [Securable(grant.namespace)]:
+            reason = await self._rights.why_lost(grant.principal_name, operation, securable)
+            if reason is None:
+                return
+        raise Forbidden(f"The keys are refused: {reason}; log in and load the table again")
 
-    async def _check_name(self, grant: ObjectGrant) -> None:
+    async def _find_names(self, grant: ObjectGrant) -> list[str]:
+        """Return the names of the table of the keys in their namespace; none for a staged table.
+
+        Raises:
+            Forbidden: The table was dropped, or moved to another namespace.
+        """
         uuid, namespace = grant.table_uuid, grant.namespace or None
-        if await self._store.names_of(uuid, dropped=False, namespace=namespace):
-            return
+        entries = await self._store.entries_of(uuid)
+        names = [entry.name for entry in entries if namespace is None or entry.namespace == namespace]
+        if names:
+            return names
         if grant.staged and not await self._store.names_of(uuid):
-            return
-        if namespace is not None and await self._store.names_of(uuid, dropped=False):
+            return []
+        if entries:
             raise Forbidden("The table of the keys was moved to another namespace; load it there")
         raise Forbidden("The table of the keys was dropped")
 

@@ -42,7 +42,7 @@ async def serving_gateway(
     """Serve S3 requests on `sock`, a bound socket, while the context is active."""
     settings, clock = components.settings, components.clock
     backend = await _open_backend(settings, clock)
-    ownership = GrantChecker(components.store, clock, settings)
+    ownership = GrantChecker(components.store, clock, settings, components.authorizer)
     gateway = Gateway(settings, clock, components.gateway_keys, ownership, backend, components.metrics)
     runner = GatewayRunner(
         gateway.build_app(),

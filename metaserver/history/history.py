@@ -14,7 +14,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -57,11 +58,16 @@ _SAMPLERS_BYTES_MAX = 64 << 20
 """The memory that the filters and files of samplers may use between two flushes."""
 _LITERALS_MAX = 64
 """The number of statements of a shape whose filters are compared with each other between two flushes."""
+RUN_S_MAX = 1e6
+"""The seconds of a statement that are counted at most. Clients state this number, so it may be wrong."""
 _LISTED_MAX = 2000
 _LISTED_AFTER_MS = 5000
 """The maximum age of unrecorded counts when all tables are listed. Older counts are recorded before the listing."""
-_MERGED = 1000
-_MERGE_AFTER_H = 48
+_CHANGED_ROWS_MAX = 1000
+"""The maximum number of rows that a transaction merges or removes."""
+DAY_HOURS, WEEK_HOURS = 24, 168
+MERGED_PERIODS = ((DAY_HOURS, 48), (WEEK_HOURS, 14 * DAY_HOURS))
+"""The periods into which older rows are merged: the hours of the period, and the age in hours of its end."""
 HOUR_MS = 3_600_000
 _log = structlog.get_logger("seamark.server")
 
@@ -103,6 +109,14 @@ class StatementSample(NamedTuple):
 
 
 StatementSampler = Callable[[], StatementSample | None]
+
+
+class StatementTime(NamedTuple):
+    """The time that an engine took for a statement, and the files and bytes that it read of one table."""
+
+    run_s: float
+    files: int
+    bytes: int
 
 
 class _Key(NamedTuple):
@@ -162,6 +176,8 @@ class QueryHistory:
         self._counts: dict[_Key, _Counts] = {}
         self._used: Counter[str | None] = Counter()
         """The used part of the limit, by principal."""
+        self._times: dict[tuple[str, str], QuerySums] = {}
+        """The sums of reported times, by the UUID of the table and the fingerprint of the shape."""
         self._is_full = False
         self._samplers_bytes = 0
         self._flushed_ms = 0
@@ -203,6 +219,25 @@ class QueryHistory:
         if read.literals and len(counts.literals) < _LITERALS_MAX:
             counts.literals.append(read.literals)
         return counts.samplers if len(counts.samplers) < SAMPLES_EACH else None
+
+    def add_time(self, uuid: str, fingerprint: str, time: StatementTime) -> None:
+        """Add the time that an engine took for a statement.
+
+        The time is lost if the history does not have the shape when the counts are recorded, or if too many other
+        times wait.
+        """
+        key = (uuid, fingerprint)
+        sums = self._times.get(key)
+        if sums is None and len(self._times) >= self._limit:
+            return
+        new = QuerySums(
+            *(0,) * 7,
+            timed=1,
+            run_us=int(min(time.run_s, RUN_S_MAX) * 1e6),
+            timed_files=min(time.files, _FILES_MAX),
+            timed_bytes=min(time.bytes, _BYTES_MAX),
+        )
+        self._times[key] = new if sums is None else add_sums([sums, new])
 
     def reserve(self, size: int) -> bool:
         """Reserve memory for the data that a sampler keeps until the next flush.
@@ -247,13 +282,14 @@ class QueryHistory:
         Raises:
             SeamarkError: The database refuses `_FAILURES_MAX` transactions in a row. The remaining statements are lost.
         """
-        if not self._counts:
+        if not self._counts and not self._times:
             return
         counts, self._counts, self._used, self._is_full = self._counts, {}, Counter(), False
+        times, self._times = self._times, {}
         self._samplers_bytes = 0
         self._flushed_ms = self._clock.now_ms()
         hour, failures = self.hour, 0
-        for uuid, records in (await asyncio.to_thread(_group_records_by_table, counts)).items():
+        for uuid, records in (await asyncio.to_thread(_group_records_by_table, counts, times)).items():
             for start in range(0, len(records), _RECORDS_MAX):
                 part = records[start : start + _RECORDS_MAX]
                 owned_max = self._shapes_max if all(not record.owner for record in part) else self._owner_shapes_max
@@ -308,8 +344,9 @@ class QueryHistory:
         return await self._store.query_totals(self._compute_first_hour(days), within, limit)
 
     def _compute_first_hour(self, days: int) -> int:
-        # A row of an older day has the first hour of the day.
-        return (self.hour // 24 - days) * 24
+        # A row of an older day or week has the first hour of its period.
+        first_hour = (self.hour // DAY_HOURS - days) * DAY_HOURS
+        return first_hour - first_hour % _find_period(days * DAY_HOURS)
 
     async def list_applied(self, uuid: str) -> list[AppliedAdvice]:
         """Return the applied proposals of a table, newest first."""
@@ -327,30 +364,36 @@ class QueryHistory:
         await self._store.transact([ChangeAppliedAdvice(advice, expected, APPLIED_MAX)])
 
     async def prune(self) -> int:
-        """Merge the hours of older days, and remove rows that are older than the setting allows.
+        """Merge the hours of older days and weeks, and remove rows that are older than the setting allows.
 
         Rows are removed even if the merge fails.
 
         Returns:
-            The number of removed rows.
+            The number of merged and removed rows.
 
         Raises:
             SeamarkError: The database refuses one of the changes.
         """
         clock_look = await look_at_clock(self._store, self._clock)
+
+        def find_hour(age_hours: int, period_hours: int) -> int:
+            """Return the first hour of the period in which rows are `age_hours` old."""
+            hour = clock_look.ago(age_hours * HOUR_MS) // HOUR_MS
+            return hour - hour % period_hours
+
+        changes = [
+            partial(self._store.merge_query_hours, find_hour(age_hours, hours), _CHANGED_ROWS_MAX, hours)
+            for hours, age_hours in MERGED_PERIODS
+        ]
+        # A row of an older day or week has the first hour of its period, so whole periods are removed.
+        kept_hours = self.days * DAY_HOURS
+        before_hour = find_hour(kept_hours, _find_period(kept_hours))
+        changes.append(partial(self._store.prune_queries, before_hour, _CHANGED_ROWS_MAX))
         removed = 0
         failure: SeamarkError | None = None
-        for change, age_ms in (
-            (self._store.merge_query_hours, _MERGE_AFTER_H * HOUR_MS),
-            (self._store.prune_queries, self.days * 24 * HOUR_MS),
-        ):
-            # Rows of a whole day have the day's first hour.
-            before_hour = clock_look.ago(age_ms) // HOUR_MS // 24 * 24
+        for change in changes:
             try:
-                while count := await change(before_hour, _MERGED):
-                    removed += count
-                    if count < _MERGED:
-                        break
+                removed += await _repeat_until_done(change)
             except SeamarkError as error:
                 failure = error
         if failure is not None:
@@ -358,7 +401,24 @@ class QueryHistory:
         return removed
 
 
-def _group_records_by_table(counts: dict[_Key, _Counts]) -> dict[str, tuple[QueryRecord, ...]]:
+def _find_period(age_hours: int) -> int:
+    """Return the hours of the period into which rows of an age are merged."""
+    return max((hours for hours, merged_age in MERGED_PERIODS if age_hours >= merged_age), default=DAY_HOURS)
+
+
+async def _repeat_until_done(change: Callable[[], Awaitable[int]]) -> int:
+    """Repeat a change until it finds fewer rows than its limit, and return the number of changed rows."""
+    changed = 0
+    while count := await change():
+        changed += count
+        if count < _CHANGED_ROWS_MAX:
+            break
+    return changed
+
+
+def _group_records_by_table(
+    counts: dict[_Key, _Counts], times: dict[tuple[str, str], QuerySums]
+) -> dict[str, tuple[QueryRecord, ...]]:
     tables: defaultdict[str, list[QueryRecord]] = defaultdict(list)
     for key, counted in counts.items():
         shape = key.shape
@@ -378,6 +438,9 @@ def _group_records_by_table(counts: dict[_Key, _Counts]) -> dict[str, tuple[Quer
             text = msgspec.json.encode(samples).decode() if samples else ""
             record = QueryRecord(shape.fingerprint, owner, shape.text, text, counted.sums())
         tables[key.uuid].append(record)
+    # A record of times has no shape. It is after the record with its shape.
+    for (uuid, fingerprint), sums in times.items():
+        tables[uuid].append(QueryRecord(fingerprint, "", "", "", sums))
     return {uuid: tuple(records) for uuid, records in tables.items()}
 
 

@@ -1,9 +1,9 @@
 """Samples of the values that statements compare, in the form that the setting `query_history_literals` allows.
 
 `dropped`: a sample has no value. For each column with a range, it has the width of the range as a share of the distance
-between the column's smallest and largest value, rounded (`_round`). The sample does not show where a range with two
-limits is. For a range with one limit, the width shows roughly where this limit is. `hashed`: a sample also has a keyed
-hash of the literals, which shows whether statements repeat them. `kept`: a sample also has the filter with its
+between the column's smallest and largest value. `round_share` rounds it. The sample does not show where a range with
+two limits is. For a range with one limit, the width shows roughly where this limit is. `hashed`: a sample also has a
+keyed hash of the literals, which shows whether statements repeat them. `kept`: a sample also has the filter with its
 literals.
 """
 
@@ -25,6 +25,8 @@ FILTER_CHARACTERS_MAX = 2000
 """The maximum length of a filter that is kept with its literals."""
 REPEATS_STATEMENTS_MIN = 8
 _SHARE_MIN = 2**-30
+_NEAR_ONE = 0.999
+"""A share above this number keeps all its digits, because the digits after the nines distinguish it from 1."""
 LOW, HIGH, BOTH = "low", "high", "both"
 """The side of a column's values in which a range lies: it has no lower limit, no upper limit, or both limits."""
 
@@ -100,7 +102,7 @@ def widths_of(bound: Expression, limits: Mapping[int, tuple[float, float]]) -> t
         )
         share = min(1.0, max(0.0, end - start) / distance)
         widths.append(
-            RangeWidth(column_id, BOTH if None not in (low, high) else LOW if low is None else HIGH, _round(share))
+            RangeWidth(column_id, BOTH if None not in (low, high) else LOW if low is None else HIGH, round_share(share))
         )
     return tuple(widths)
 
@@ -112,13 +114,15 @@ def conjuncts_on_columns(bound: Expression) -> Iterable[Bound]:
     return (part for part in predicates if isinstance(part, Bound) and part.transform == IDENTITY)
 
 
-def _round(share: float) -> float:
+def round_share(share: float) -> float:
     """Round a share, because an exact width would show the literals.
 
     The odds, share / (1 - share), are rounded to a quarter of a power of two. So a narrow range and a wide range have
-    the same relative precision. In a skewed column, few rows may be in the upper nine tenths of the values.
+    the same relative precision. In a skewed column, few rows may be in the upper nine tenths of the values. The result
+    has few digits, because the history stores it as text.
     """
     if not _SHARE_MIN < share < 1 - _SHARE_MIN:
         return float(share > 0.5)
     odds = 2 ** (round(math.log2(share / (1 - share)) * 4) / 4)
-    return float(odds / (1 + odds))
+    rounded = odds / (1 + odds)
+    return float(f"{rounded:.5g}") if rounded < _NEAR_ONE else float(rounded)

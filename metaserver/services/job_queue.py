@@ -196,7 +196,7 @@ class JobQueue:
         )
         failures = self._resting.get(job.key, (0.0, 0))[1] + 1 if failed else 0
         rest_s = job.idle_pause_s if idle and job.idle_pause_s is not None else job.pause_s
-        pause_s = min(BACKOFF_S * 2 ** (failures - 1), BACKOFF_MAX_S) if failed else max(rest_s, took_s)
+        pause_s = min(BACKOFF_S * 2 ** min(failures - 1, 16), BACKOFF_MAX_S) if failed else max(rest_s, took_s)
         self._forget_rested(now)
         self._resting[job.key] = (now + pause_s, failures)
         again, due_s = self._repeated.pop(job.key, (job if failed else None, now))

@@ -20,7 +20,7 @@ from seamark.formats.protocol.wire import RECHECK_AFTER
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import SeamarkError
 from seamark.formats.services.services import SERVICES, steering_prefixes
-from seamark.metaserver.access.principal import Role
+from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.access.standing_rights import StandingRights
 from seamark.metaserver.runtime.background import report
 from seamark.metaserver.runtime.gathering import gather
@@ -33,7 +33,7 @@ from seamark.metaserver.services.running import JobsState, RunningJob, RunningJo
 from seamark.metaserver.services.runs import RunLog
 from seamark.metaserver.services.watch import SWEEP_S, TableWatch
 from seamark.metaserver.store.lease import Lease, LeaseLost
-from seamark.metaserver.store.model import Entry
+from seamark.metaserver.store.model import TABLE, Entry
 from seamark.metaserver.timeline.timeline import Timeline
 
 IDLE_S = 60.0
@@ -268,11 +268,12 @@ class Scheduler:
         The job has a token of the server, but a principal may have lost the right to change the table.
         """
         table = await self._watch.find(job.namespace, job.table)
+        target = Securable(job.namespace, TABLE, job.table)
         prefixes = (_PREFIX_OF_ALL_SERVICES, *steering_prefixes(job.service))
         for name, setter in ({} if table is None else await self._watch.list_setters(table[0])).items():
             if not name.startswith(prefixes):
                 continue
-            if (reason := await self._rights.why_lost(setter, Role.WRITER, job.namespace)) is not None:
+            if (reason := await self._rights.why_lost(setter, "putTablePolicy", target)) is not None:
                 return (
                     f"{setter} set {name} and may not write the table now: {reason}; "
                     "remove the property and set it again"

@@ -9,6 +9,7 @@ from functools import partial
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import ConfigError
 from seamark.formats.runtime.tls import Certificate
+from seamark.metaserver.access.authorizer import Authorizer
 from seamark.metaserver.access.standing_rights import StandingRights
 from seamark.metaserver.access.worker_tokens import ServiceTokens
 from seamark.metaserver.objects.storages import job_keys, storages_of
@@ -48,6 +49,7 @@ async def open_scheduler(
     load: Load,
     tokens: ServiceTokens,
     clock: Clock,
+    authorizer: Authorizer,
     *,
     holder: str,
     url: str,
@@ -65,6 +67,7 @@ async def open_scheduler(
         load: Reads a metadata file.
         tokens: Issues the tokens of jobs.
         clock: The clock.
+        authorizer: Decides whether the principals that set policies still have their rights.
         holder: Identifies this worker among all workers on the store.
         url: The URL of this server.
         certificate: The certificate that this server presents.
@@ -121,7 +124,7 @@ async def open_scheduler(
         queue_limit=settings.services_queue_jobs,
         probe=partial(access_probe, settings, clock),
         status=status,
-        rights=StandingRights(store, clock, settings),
+        rights=StandingRights(store, clock, settings, authorizer),
     )
 
 

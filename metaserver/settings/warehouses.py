@@ -31,3 +31,25 @@ class WarehouseSettings:
         minimum=1,
         maximum=256,
     )
+    federation_uri: str = setting(
+        "",
+        "URI of an Iceberg REST catalog. A further warehouse with this setting is federated: it shows the tables of "
+        "that catalog, and is read-only. The URI must be in warehouse_endpoints. The server's own warehouse cannot "
+        "have it.",
+        schemes=("http", "https"),
+    )
+    federation_warehouse: str = setting("", "The warehouse of the catalog in federation_uri. Empty: its default.")
+    federation_token: str = setting("", "Bearer token for the catalog in federation_uri.", secret=True)
+    federation_credential: str = setting(
+        "",
+        "ID:SECRET for the catalog in federation_uri, which exchanges it for tokens (OAuth2 client credentials).",
+        secret=True,
+    )
+    federation_scope: str = setting("", "Scope of these tokens, such as PRINCIPAL_ROLE:ALL for Apache Polaris.")
+    federation_fresh_s: float = setting(
+        2.0,
+        "Seconds for which an answer of the catalog in federation_uri counts. Then the server asks again, with the "
+        "ETag of the answer if there is one. 0: for each request.",
+        minimum=0,
+        maximum=3600,
+    )

@@ -281,6 +281,10 @@ class QuerySums(msgspec.Struct, frozen=True):
         bytes_in: The bytes of the snapshots that these statements read.
         bytes_left: The bytes that remained after pruning, for these statements.
         plan_us: The duration of planning, in microseconds.
+        timed: The number of statements whose engine has reported its time.
+        run_us: The time that the engine took for these statements, in microseconds.
+        timed_files: The files that remained after pruning, for these statements.
+        timed_bytes: The bytes that remained after pruning, for these statements.
     """
 
     statements: int
@@ -290,6 +294,10 @@ class QuerySums(msgspec.Struct, frozen=True):
     bytes_in: int
     bytes_left: int
     plan_us: int
+    timed: int = 0
+    run_us: int = 0
+    timed_files: int = 0
+    timed_bytes: int = 0
 
 
 class QueryRecord(msgspec.Struct, frozen=True):
@@ -298,7 +306,7 @@ class QueryRecord(msgspec.Struct, frozen=True):
     Attributes:
         fingerprint: The digest of the shape.
         owner: A digest of the principal, by which the number of shapes is limited.
-        shape: The shape as JSON (`history/shapes.py`).
+        shape: The shape as JSON (`history/shapes.py`). If it is empty, the sums are added only to a stored shape.
         samples: Samples of the compared values as JSON (`history/samples.py`). The store keeps the newest.
     """
 
@@ -383,15 +391,37 @@ class AccessToken(msgspec.Struct, frozen=True):
     revoked_ms: int | None = None
 
 
-class Grant(msgspec.Struct, frozen=True):
-    """A role (reader, writer, admin) of a principal on a namespace and all namespaces below it.
+SERVER, NAMESPACE = "server", "namespace"
+TABLE, VIEW, FUNCTION = "table", "view", "function"
+"""The kinds of objects on which principals have grants. A warehouse is the namespace without levels."""
 
-    The empty path is the whole catalog.
+
+class Grant(msgspec.Struct, frozen=True):
+    """A privilege or a role of a principal on an object and on everything in it.
+
+    A principal is a login, a group, or a role of the operator (`role:analysts`). The role of a grant is a privilege
+    (`read`), a fixed role (`reader`), or a role of the operator, of which the principal is then a member.
     """
 
     principal: str
     role: str
     namespace: NamespacePath = ()
+    """The namespace, or the namespace of the table, view or function. The empty path is the whole catalog."""
+    kind: str = NAMESPACE
+    name: str = ""
+    """The name of the table, view or function; empty for other kinds."""
+    deny: bool = False
+    """Whether the privilege is denied. A denial is stronger than all other grants."""
+
+    def describe(self) -> str:
+        """Return the grant for messages."""
+        if self.kind == SERVER:
+            place = "the server"
+        elif self.name:
+            place = f"{self.kind} {'.'.join((*self.namespace, self.name))}"
+        else:
+            place = ".".join(self.namespace) or "the whole catalog"
+        return f"{'denial of ' if self.deny else ''}{self.role} for {self.principal} on {place}"
 
 
 STREAM_OWNER_PROTOCOL = 0

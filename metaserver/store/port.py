@@ -270,10 +270,29 @@ class PointerStore(Protocol):
 
     async def tokens(self) -> list[AccessToken]: ...
 
-    async def grants(self, principal: str | None) -> list[Grant]: ...
+    async def grants(self, principal: str | None) -> list[Grant]:
+        """Return the grants of a principal without those that make it the owner of a table, view or function.
+
+        If `principal` is None, return all grants.
+        """
 
     async def grants_of_any(self, principals: tuple[str, ...]) -> list[Grant]:
-        """Return the grants of all these principals. There are at most `GROUPS_MAX` principals."""
+        """Return the grants of all these principals, as `grants` does. There are at most `GROUPS_MAX` principals."""
+
+    async def list_owned(self, principals: tuple[str, ...], namespace: NamespacePath, name: str | None) -> list[Grant]:
+        """Return the grants that make one of these principals the owner of an entry of the namespace.
+
+        Args:
+            principals: The principals. Only the first `GROUPS_MAX` count.
+            namespace: The namespace of the entries.
+            name: The name of the entry. None: all entries of the namespace.
+        """
+
+    async def owns_any(self, principals: tuple[str, ...]) -> bool:
+        """Return whether one of these principals owns a table, view or function.
+
+        Only the first `GROUPS_MAX` principals count.
+        """
 
     async def audit(self, since: str | None, limit: int) -> list[AuditRecord]:
         """Return the audit records after `since`, in order of id."""
@@ -323,8 +342,17 @@ class PointerStore(Protocol):
             limit: The maximum number of tables.
         """
 
-    async def merge_query_hours(self, before_hour: int, limit: int) -> int:
-        """Add the hours before `before_hour` up to days, and return the number of hours that were added."""
+    async def merge_query_hours(self, before_hour: int, limit: int, period_hours: int) -> int:
+        """Add sums before `before_hour` to the sums of the first hour of their period.
+
+        Args:
+            before_hour: The first hour whose sums are not merged; the first hour of a period.
+            limit: The maximum number of rows that are merged.
+            period_hours: The length of a period. Periods begin at multiples of it, in hours since the epoch.
+
+        Returns:
+            The number of merged rows.
+        """
 
     async def prune_queries(self, before_hour: int, limit: int) -> int:
         """Remove the sums of hours before `before_hour`, and shapes without sums; return the number of removed rows."""

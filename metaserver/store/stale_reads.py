@@ -17,9 +17,11 @@ from seamark.formats.runtime.errors import RetryLater
 from seamark.metaserver.runtime.staleness import current_staleness
 from seamark.metaserver.store.operations import (
     DropEntry,
+    DropNamespace,
     Operation,
     RemoveGrant,
     RenameEntry,
+    RestoreEntry,
     RevokeToken,
     SaveGrant,
     SaveToken,
@@ -39,7 +41,13 @@ _AWAY_S = 1.0
 
 A background read tries the database again.
 """
-_ACCESS = (SaveToken, RevokeToken, SaveGrant, RemoveGrant)
+_GRANTS = ("grants", "grants of any")
+_CHANGED_READS: dict[type[Operation], tuple[str, ...]] = {
+    **dict.fromkeys((SaveToken, RevokeToken, SaveGrant, RemoveGrant), ("token", *_GRANTS)),
+    # Grants on an entry follow its name.
+    **dict.fromkeys((RenameEntry, DropEntry, RestoreEntry, DropNamespace), _GRANTS),
+}
+"""The reads of tokens and grants whose results an operation may change."""
 
 
 class StaleReads:
@@ -114,8 +122,8 @@ class StaleReads:
         for operation in operations:
             if isinstance(operation, SwapPointer | RenameEntry | DropEntry):
                 self._known.pop(entry_key(operation.kind, operation.namespace, operation.name), None)
-            elif isinstance(operation, _ACCESS):
-                for key in [key for key in self._known if isinstance(key, tuple) and key[0] in ("token", "grants")]:
+            if reads := _CHANGED_READS.get(type(operation)):
+                for key in [key for key in self._known if isinstance(key, tuple) and key[0] in reads]:
                     del self._known[key]
 
     async def close(self) -> None:

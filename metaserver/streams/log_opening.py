@@ -37,6 +37,7 @@ class LogSource:
 
     Attributes:
         is_shared: Whether other processes append to the log as well.
+        groups_max: The number of groups of appends that the log writes at a time.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class LogSource:
         self._exists = exists
         self._address = address
         self.is_shared = address is not None
+        self.groups_max = 1 if address is None else KafkaLimits().groups_max
         self._lock = asyncio.Lock()
         self._log: StreamLog | None = None
 

@@ -51,7 +51,7 @@ class StreamOwners:
         ranked = self._membership.rank_replicas(uuid)
         return not ranked or ranked[0] == self._membership.address
 
-    def may_flush(self, uuid: str, flushed: Mapping[int, int], now_ms: int) -> bool:
+    def may_flush(self, uuid: str, flushed: Mapping[int, int], now_ms: int, *, owner_interval_ms: int = 0) -> bool:
         """Return whether this process flushes the rows of a table that have waited long enough.
 
         The owner does. Another process does if the owner has flushed nothing for the time of a lease, unless it only
@@ -61,6 +61,7 @@ class StreamOwners:
             uuid: The table.
             flushed: Its present flushed offsets.
             now_ms: The time.
+            owner_interval_ms: A further time for which the owner may flush nothing.
         """
         if self._only_reads:
             return False
@@ -71,7 +72,7 @@ class StreamOwners:
         if offsets != flushed:
             offsets, since_ms = dict(flushed), now_ms
         self._unmoved[uuid] = (offsets, since_ms)
-        return now_ms - since_ms >= self._lease_ms
+        return now_ms - since_ms >= self._lease_ms + owner_interval_ms
 
     def forget(self, uuid: str) -> None:
         """Forget a table that is closed, or has no waiting rows."""

@@ -179,6 +179,8 @@ class StreamTable:
         self._fresh_lock, self._flush_lock = asyncio.Lock(), asyncio.Lock()
         self._unneeded: list[tuple[float, str]] = []
         """When files that plans no longer name are deleted, and their locations."""
+        self._is_release_late = False
+        """Whether the log did not release rows that are flushed."""
         self.appending_bytes = 0
         self._logged_bytes = logged_bytes
         self.keeps_rows = True
@@ -380,8 +382,11 @@ class StreamTable:
         await self._create(deletes.files)
         return deletes
 
-    async def flush(self) -> int:
+    async def flush(self, *, only_first: bool = False) -> int:
         """Add the rows in memory to the table's files; return their number.
+
+        Args:
+            only_first: Whether to add only the first rows of a table. If a flush has added rows, this flush adds none.
 
         Raises:
             CommitConflict: Nothing was committed. The next flush tries again.
@@ -391,6 +396,8 @@ class StreamTable:
             await self._log.catch_up()
             entry, metadata = await self._tables.load(self.uuid)
             self._advance(entry.parse_flushed_offsets())
+            if only_first and any(self._flushed.values()):
+                return 0
             cut = self.watermarks()
             ranges = [
                 FlushedRange(number, self._flushed[number], mark)
@@ -420,7 +427,7 @@ class StreamTable:
             finally:
                 self._cut = {}
             self._advance({moved.shard: moved.end for moved in ranges})
-            await self._release()
+            await self.release()
             return sum(moved.end - moved.start for moved in ranges)
 
     async def _commit_keyed(
@@ -461,12 +468,15 @@ class StreamTable:
         entry, _ = await self._tables.load(self.uuid)
         self._advance(entry.parse_flushed_offsets())
 
-    async def _release(self) -> None:
-        """Allow the log to remove flushed rows. A failure only delays the removal."""
+    async def release(self) -> None:
+        """Allow the log to remove flushed rows. After a failure, `clean` tries again."""
         try:
             await self._log.release({Shard(self.uuid, number): offset for number, offset in self._flushed.items()})
         except SeamarkError as error:
+            self._is_release_late = True
             _log.warning("the log did not release flushed rows", table=self.uuid, error=error.message)
+        else:
+            self._is_release_late = False
 
     def _advance(self, flushed: Mapping[int, int]) -> None:
         """Drop the rows and fresh files whose rows are now in the table's files."""
@@ -486,7 +496,9 @@ class StreamTable:
             heapq.heappush(self._unneeded, (due_s, location))
 
     async def clean(self) -> int:
-        """Delete the files whose retention has passed; return their number."""
+        """Delete the files whose retention has passed; return their number. Repeat a release that failed."""
+        if self._is_release_late:
+            await self.release()
         now_s, deleted = self._clock.monotonic(), 0
         while self._unneeded and self._unneeded[0][0] <= now_s:
             await self._objects.delete(self._unneeded[0][1])

@@ -44,6 +44,7 @@ from seamark.metaserver.store.operations import OpenStream, RecordRemovalFlush, 
 from seamark.metaserver.streams.appends import ProducerKey, TableRows, TopicProducer
 from seamark.metaserver.streams.catalog_tables import CatalogTables
 from seamark.metaserver.streams.fresh_snapshots import with_fresh_snapshot
+from seamark.metaserver.streams.incoming.joined_appends import JoinedAppends
 from seamark.metaserver.streams.keyed_gets import KeyedGets
 from seamark.metaserver.streams.log_opening import LogElsewhere, LogSource
 from seamark.metaserver.streams.owners import StreamOwners
@@ -67,6 +68,7 @@ _TICK_S = 0.1
 _RETRY_S = 1.0
 """The pause after a failed flush. It doubles with each further failure."""
 _RETRY_MAX_S = 60.0
+_DOUBLINGS_MAX = 10
 _FLUSH_TRIES = 5
 """The maximum number of attempts of a flush that a request waits for."""
 _STALE_TRIES = 20
@@ -144,8 +146,16 @@ class Streams:
         )
         store, clock = catalog.context.store, catalog.context.clock
         self.openings = TableOpenings(
-            logs, owners, self.stream_tables, store, clock, open_tables=self._tables, open_table=self._open
+            logs,
+            owners,
+            self.stream_tables,
+            store,
+            clock,
+            open_tables=self._tables,
+            open_table=self._open,
+            flush_interval_ms=catalog.context.settings.stream_flush_interval_ms,
         )
+        self.joined_appends = JoinedAppends(self.append, appends_max=logs.groups_max)
         self.pauses = Pauses()
         self.counts = StreamCounts()
         self.topic_counts = TopicCounts()
@@ -381,6 +391,8 @@ class Streams:
         listed = [info async for info in self._objects.list(folder)]
         oldest_ms = self._context.clock.now_ms() - _FOREIGN_FILES_MS if self._logs.is_shared else 1 << 62
         table.give_up_files([info.location for info in listed if info.modified_ms < oldest_ms])
+        if table.keeps_rows:
+            await table.release()  # The process that has flushed the rows may have ended before their release.
         self._tables[entry.uuid] = table
         state = self._flushes.setdefault(entry.uuid, _FlushState())
         state.interval_ms = interval_ms_of(metadata)
@@ -414,8 +426,8 @@ class Streams:
             await asyncio.sleep(_TICK_S)
         raise AssertionError("the loop returns or raises")
 
-    async def _flush_and_count(self, table: StreamTable) -> int:
-        rows = await table.flush()
+    async def _flush_and_count(self, table: StreamTable, *, only_first: bool = False) -> int:
+        rows = await table.flush(only_first=only_first)
         self.counts.flushes += rows > 0
         self.counts.flushed_rows += rows
         return rows
@@ -518,14 +530,13 @@ class Streams:
 
     async def _flush(self, table: StreamTable, state: _FlushState, *, is_due: bool) -> None:
         try:
-            if is_due or not self._owners.is_owner(table.uuid):
+            if not self._owners.is_owner(table.uuid):
                 await table.follow()
-            if is_due and any(table.flushed.values()):
-                return  # Another process has flushed the first rows, so that the table has a snapshot.
             if not table.unflushed_rows:
                 self._owners.forget(table.uuid)
             elif is_due or self._owners.may_flush(table.uuid, table.flushed, self._context.clock.now_ms()):
-                await self._flush_and_count(table)
+                # A due flush gives the table a snapshot. It does nothing if another flush has been faster.
+                await self._flush_and_count(table, only_first=is_due)
             state.waiting_since_ms = None
             state.failures = 0
         except NoSuchTable:  # The rows wait in the log until the table is restored or purged.
@@ -535,7 +546,7 @@ class Streams:
             state.error = error.message
             state.is_due = state.is_due or is_due
             self.counts.failed_flushes += 1
-            pause_s = min(_RETRY_MAX_S, _RETRY_S * 2 ** (state.failures - 1))
+            pause_s = min(_RETRY_MAX_S, _RETRY_S * 2 ** min(state.failures - 1, _DOUBLINGS_MAX))
             state.not_before_s = self._context.clock.monotonic() + pause_s
             _log.warning("a flush failed; it is tried again", table=table.uuid, error=error.message, pause_s=pause_s)
         except Exception:  # noqa: BLE001  a bug of one table must not end the flushes of all

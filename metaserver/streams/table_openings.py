@@ -2,12 +2,16 @@
 
 Each table has its own task. So a table whose storage does not answer delays no other table, neither after
 a restart with many tables nor later.
+
+In a fleet, the owner of a table opens it. If the owner does not flush the rows, for example because it does not reach
+the storage of the table, another process opens the table, too.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from typing import NamedTuple
 
 import structlog
 
@@ -21,13 +25,24 @@ from seamark.metaserver.streams.log_opening import LogSource
 from seamark.metaserver.streams.owners import StreamOwners
 from seamark.metaserver.streams.stream_table import StreamTable
 
-_OPEN_S = 60.0
-"""The time between two checks for tables that have rows in the log and are not open, such as restored tables."""
-_OPEN_SHARED_S = 1.0
-"""The same where other processes append to the log."""
+_LOOK_S = 1.0
+"""The time between two looks for tables with waiting rows, after a failure or if other processes append to the log."""
+_LOOK_ALONE_S = 60.0
+"""The same for a process that alone appends to the log. It then finds, for example, restored tables."""
+_RETRY_S = 1.0
+"""The pause after an opening that failed. It doubles with each further failure."""
+_RETRY_MAX_S = 30.0
+_DOUBLINGS_MAX = 10
 _OPENINGS_MAX = 32
 """The maximum number of tables that are opened at the same time."""
 _log = structlog.get_logger("seamark.streams")
+
+
+class _Failures(NamedTuple):
+    """The failed openings of a table, and until when it is not opened again."""
+
+    failed_count: int
+    until_s: float
 
 
 class TableOpenings:
@@ -42,17 +57,19 @@ class TableOpenings:
         clock: Clock,
         open_tables: Mapping[str, StreamTable],
         open_table: Callable[[Entry, TableMetadata], Awaitable[StreamTable]],
+        flush_interval_ms: int,
     ) -> None:
         """Create the openings.
 
         Args:
             logs: The log.
-            owners: The owners of tables. Only the owner opens a table.
+            owners: The owners of tables.
             tables: The tables of the catalog.
             store: The database.
             clock: The clock.
             open_tables: The tables that are open, by UUID. It changes while the server runs.
             open_table: Opens a table.
+            flush_interval_ms: The time for which the rows of a table usually wait for a flush.
         """
         self._logs = logs
         self._owners = owners
@@ -63,28 +80,42 @@ class TableOpenings:
         self._open_table = open_table
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._slots = asyncio.Semaphore(_OPENINGS_MAX)
-        self._closed_until_s: dict[str, float] = {}
-        """Until when a table with rows in the log is not opened again after a failure, by UUID."""
+        self._flush_interval_ms = flush_interval_ms
+        self._failures: dict[str, _Failures] = {}
+        """The failed openings of tables with waiting rows, by UUID."""
+        self._waiting: set[str] = set()
+        """The tables that had waiting rows at the last look."""
 
     async def run(self) -> None:
         """Open tables, and remove the streams of purged tables, until cancelled."""
-        checked_s = -_OPEN_S
+        looked_s = -_LOOK_ALONE_S
         while True:
-            await self._open_unflushed()
-            if self._clock.monotonic() - checked_s >= _OPEN_S:
+            is_due = self._clock.monotonic() - looked_s >= _LOOK_ALONE_S
+            if is_due or self._failures or self._logs.is_shared:
+                await self.look()
+            if is_due:
                 await self._remove_purged()
-                checked_s = self._clock.monotonic()
-            await asyncio.sleep(_OPEN_SHARED_S if self._logs.is_shared else _OPEN_S)
+                looked_s = self._clock.monotonic()
+            await asyncio.sleep(_LOOK_S)
 
-    async def _open_unflushed(self) -> None:
+    async def look(self) -> None:
         """Begin to open tables with rows of an earlier process, or rows that another process appended."""
         if not self._logs.exists:
             return
-        log, now_s = await self._logs.open(), self._clock.monotonic()
-        unflushed = {shard.stream for shard, state in log.shards().items() if state.watermark > state.released}
-        self._closed_until_s = {uuid: until_s for uuid, until_s in self._closed_until_s.items() if until_s > now_s}
-        for uuid in sorted(unflushed - self._open_tables.keys() - self._closed_until_s.keys() - self._tasks.keys()):
-            if self._owners.is_owner(uuid):
+        log, now_s, now_ms = await self._logs.open(), self._clock.monotonic(), self._clock.now_ms()
+        waiting: dict[str, dict[int, int]] = {}  # The released offsets of tables with waiting rows.
+        for shard, state in log.shards().items():
+            if state.watermark > state.released:
+                waiting.setdefault(shard.stream, {})[shard.number] = state.released
+        closed = waiting.keys() - self._open_tables.keys()
+        self._failures = {uuid: failures for uuid, failures in self._failures.items() if uuid in closed}
+        for uuid in self._waiting - waiting.keys() - self._open_tables.keys():
+            self._owners.forget(uuid)
+        self._waiting = set(waiting)
+        for uuid in sorted(closed - self._tasks.keys()):
+            if uuid in self._failures and self._failures[uuid].until_s > now_s:
+                continue
+            if self._owners.may_flush(uuid, waiting[uuid], now_ms, owner_interval_ms=self._flush_interval_ms):
                 self._tasks[uuid] = asyncio.create_task(self._open(uuid), name=f"open {uuid}")
 
     async def _open(self, uuid: str) -> None:
@@ -93,16 +124,21 @@ class TableOpenings:
                 entry, metadata = await self._tables.load(uuid)
                 await self._open_table(entry, metadata)
             except NoSuchTable:
-                self._closed_until_s[uuid] = self._clock.monotonic() + _OPEN_S / 2
+                self._count_failure(uuid)
                 _log.info("rows of a dropped table wait in the log", table=uuid)
             except SeamarkError as error:
-                self._closed_until_s[uuid] = self._clock.monotonic() + _OPEN_S / 2
+                self._count_failure(uuid)
                 _log.warning("rows of a table wait in the log", table=uuid, error=error.message)
             except Exception:  # noqa: BLE001  a bug of one table must not end the opening of all
-                self._closed_until_s[uuid] = self._clock.monotonic() + _OPEN_S / 2
+                self._count_failure(uuid)
                 _log.exception("rows of a table wait in the log after an unexpected error", table=uuid)
             finally:
                 self._tasks.pop(uuid, None)
+
+    def _count_failure(self, uuid: str) -> None:
+        failed_count = self._failures[uuid].failed_count + 1 if uuid in self._failures else 1
+        pause_s = min(_RETRY_MAX_S, _RETRY_S * 2 ** min(failed_count - 1, _DOUBLINGS_MAX))
+        self._failures[uuid] = _Failures(failed_count, self._clock.monotonic() + pause_s)
 
     async def _remove_purged(self) -> None:
         """Remove the streams of purged tables.

@@ -41,7 +41,9 @@ STORAGE_SETTINGS = (
     *("s3_endpoint", "s3_region", "s3_path_style", "s3_client_access"),
     *("azure_endpoint", "azure_client_access", "gcs_client_access"),
 )
-CREDENTIALS = ("s3_access_key_id", "s3_secret_access_key", "azure_account_key")
+FEDERATION_SETTINGS = ("federation_uri", "federation_warehouse", "federation_scope", "federation_fresh_s")
+STORAGE_CREDENTIALS = ("s3_access_key_id", "s3_secret_access_key", "azure_account_key")
+CREDENTIALS = (*STORAGE_CREDENTIALS, "federation_token", "federation_credential")
 """The secret settings that a warehouse can have. Keys of Google Cloud are not among them: such a key is a document that
 names URLs, to which the server would send requests.
 """
@@ -51,7 +53,7 @@ _OWN_STORE_SETTINGS = ("s3_region", "s3_path_style")
 """The settings that make the host of a request to S3, so a warehouse that uses the keys of the server cannot have them.
 """
 _SERVER_KEYS = (
-    *CREDENTIALS,
+    *STORAGE_CREDENTIALS,
     *("azure_tenant_id", "azure_client_id", "azure_client_secret", "s3_folder", "s3_backend"),
     *("s3_sts_role", "s3_sts_external_id", "s3_sts_endpoint"),
 )
@@ -71,7 +73,7 @@ QUOTAS = (
     "plan_tables_bytes",
     "indexes_limit",
 )
-WAREHOUSE_SETTINGS = (*STORAGE_SETTINGS, *DEFAULTS, *QUOTAS)
+WAREHOUSE_SETTINGS = (*STORAGE_SETTINGS, *DEFAULTS, *QUOTAS, *FEDERATION_SETTINGS)
 """The settings in which a warehouse can differ from the server, without its credentials."""
 _SHARED_BUDGETS = (
     "metadata_cache_bytes",
@@ -245,6 +247,10 @@ def check_definition(settings: Settings, own_settings: Mapping[str, Any], creden
                 f"A warehouse with its own {name} needs s3_secret_access_key in credentials, because with the keys of "
                 "the server it would reach other buckets and hosts"
             )
+    if not own_settings.get("federation_uri"):
+        unused = [name for name in (*own_settings, *credentials) if name.startswith("federation_")]
+        if unused:
+            raise BadRequest(f"The warehouse has {unused[0]} and no federation_uri; set both or neither")
     access = own_settings.get("s3_client_access")
     if access == "gateway":
         raise BadRequest("The objects gateway serves only the warehouse of the server: set s3_client_access to signing")
@@ -273,6 +279,7 @@ def make_settings(
         own_settings: The own settings of the warehouse.
         credentials: The own settings of the warehouse that are secret.
     """
+    has_storage_keys = any(credentials.get(name) for name in STORAGE_CREDENTIALS)
     values: dict[str, Any] = {
         "home": settings.home / "warehouses" / warehouse.id,
         "database": make_database_url(settings, warehouse.id),
@@ -281,6 +288,11 @@ def make_settings(
         "encryption_key_file": str(key_file(settings).absolute()),
         "allowed_locations": (),
         "warehouse_roots": (),
+        "federation_uri": "",
+        "federation_warehouse": "",
+        "federation_token": "",
+        "federation_credential": "",
+        "federation_scope": "",
         # Only the server's own warehouse has these. Their absence makes the components of a warehouse refuse them.
         "peer_address": "",
         "peer_listen": "",
@@ -295,13 +307,13 @@ def make_settings(
         "parquet_kms": "",
         "plan_disk_folder": "",
         "index_disk_folder": "",
-        "s3_client_access": _choose_client_access(settings, has_credentials=bool(credentials)),
+        "s3_client_access": _choose_client_access(settings, has_credentials=has_storage_keys),
         "sql_statements_limit": max(1, settings.sql_statements_limit // settings.warehouses_limit),
         "pg_pool_max": max(2, settings.pg_pool_max // settings.warehouses_limit),
     }
     for name in _SHARED_BUDGETS:
         values[name] = max(FIELDS[name].metadata["minimum"], getattr(settings, name) // settings.warehouses_limit)
-    if credentials:
+    if has_storage_keys:
         values |= dict.fromkeys(_SERVER_KEYS, "")
     return dataclasses.replace(settings, **{**values, **own_settings, **credentials})
 

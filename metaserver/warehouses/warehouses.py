@@ -61,6 +61,7 @@ from seamark.metaserver.warehouses.definitions import (
     renew_seal,
     seal_credentials,
 )
+from seamark.metaserver.warehouses.federation.mirror import remove_mirrors
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -245,6 +246,11 @@ class Warehouses:
         else:
             credentials = check_settings(credentials, CREDENTIALS, self._settings)
         check_definition(self._settings, own_settings, credentials)
+        if bool(own_settings.get("federation_uri")) != bool(stored.settings.get("federation_uri")):
+            raise BadRequest(
+                f"The warehouse {name} cannot begin or cease to show another catalog, because its names come from "
+                "there; create another warehouse"
+            )
         changed = msgspec.structs.replace(
             stored,
             settings=own_settings,
@@ -265,6 +271,8 @@ class Warehouses:
         settings = make_settings(self._settings, stored, {}, {})
         async with open_store(settings.database_url(), clock=self._clock, pool_max=1) as store:
             await check_database(store, stored)
+            if stored.settings.get("federation_uri"):
+                await remove_mirrors(store)
             await store.transact([CloseCatalog()])
         await self._store.transact([RemoveWarehouse(stored.id)])
         self._retire(stored.id)

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from seamark.formats.runtime.clock import SimulatedClock
 from seamark.formats.runtime.errors import ConfigError, RetryLater, Unauthenticated
 from seamark.metaserver.access.authenticator import Authenticator, open_authenticator
-from seamark.metaserver.access.principal import Principal, Role, is_foreign
+from seamark.metaserver.access.principal import Principal, is_foreign
+from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.access.standing_rights import StandingRights
 from seamark.metaserver.settings.issuers import GROUP_SUFFIX, is_issuer_name, read_issuers
 from seamark.metaserver.settings.settings import Settings
@@ -200,7 +201,7 @@ async def test_rights_end_with_the_issuer(fleet: Fleet, store: PointerStore, clo
     async def why_lost(*tables: str) -> str | None:
         fleet.file.write_text("".join(tables) or build_issuer_table("https://else.example", "other"))
         settings = Settings(auth="oidc", oidc_issuers_file=str(fleet.file))
-        return await StandingRights(store, clock, settings).why_lost("corp:ann", Role.WRITER, ("shop",))
+        return await StandingRights(store, clock, settings).why_lost("corp:ann", "updateTable", Securable(("shop",)))
 
     assert await why_lost() == "the server no longer accepts this kind of login"
     assert await why_lost(build_issuer_table("https://corp.example")) == "its rights were withdrawn"

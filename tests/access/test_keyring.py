@@ -181,9 +181,17 @@ async def test_unencrypted_keys_of_an_older_database_sign_nothing(tmp_path: Path
     with sqlite3.connect(tmp_path / "seamark.db") as old_database:
         (step,) = (number for number, one in enumerate(MIGRATIONS) if "DELETE FROM secrets" in one.get("", ()))
         later_tables = ("replicas", "column_reads", "retained", "stream_offsets", "removal_flushes")
-        later_tables += ("query_shapes", "query_counts", "applied_advice", "warehouses", "catalog_state")
+        later_tables += (
+            "query_shapes",
+            "query_sums",
+            "applied_advice",
+            "warehouses",
+            "catalog_state",
+            "dropped_grants",
+        )
         for table in later_tables:
             old_database.execute(f"DROP TABLE {table}")
+        old_database.execute("DROP INDEX grants_by_entry")
         old_database.execute("ALTER TABLE leases DROP COLUMN state")
         old_database.execute("ALTER TABLE claims DROP COLUMN spelled")
         old_database.execute(f"UPDATE schema_version SET version = {step}")

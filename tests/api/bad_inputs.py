@@ -17,24 +17,30 @@ from typing import Any
 
 from tests.api.client import Answer, Api
 from tests.api.inputs.bad_input import BODY_LIMIT_BYTES, BadInput
-from tests.api.inputs.metadata import commits, list_other_inputs, schemas
-from tests.api.inputs.requests import bodies, headers, locations, names, queries
-from tests.api.inputs.tables_api import changes, indexes, joins, rows
+from tests.api.inputs.metadata import list_bad_commits, list_bad_schemas, list_other_inputs
+from tests.api.inputs.requests import (
+    list_bad_bodies,
+    list_bad_headers,
+    list_bad_locations,
+    list_bad_names,
+    list_bad_queries,
+)
+from tests.api.inputs.tables_api import list_bad_changes, list_bad_indexes, list_bad_joins, list_bad_row_queries
 from tests.server.rig import running
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "bad-inputs.md"
 _GROUPS = (
-    bodies,
-    names,
-    locations,
-    queries,
-    headers,
-    schemas,
-    commits,
-    changes,
-    indexes,
-    rows,
-    joins,
+    list_bad_bodies,
+    list_bad_names,
+    list_bad_locations,
+    list_bad_queries,
+    list_bad_headers,
+    list_bad_schemas,
+    list_bad_commits,
+    list_bad_changes,
+    list_bad_indexes,
+    list_bad_row_queries,
+    list_bad_joins,
     list_other_inputs,
 )
 BAD_INPUTS = tuple(bad for group in _GROUPS for bad in group())
@@ -68,7 +74,7 @@ async def prepare(api: Api) -> PreparedServer:
     return PreparedServer(api, {"location": location, "view": view, "warehouse": warehouse})
 
 
-def page(answers: list[tuple[BadInput, Answer]], warehouse: str) -> str:
+def format_page(answers: list[tuple[BadInput, Answer]], warehouse: str) -> str:
     """Return the reference page.
 
     Values that differ between runs are replaced by their names.
@@ -92,13 +98,13 @@ def page(answers: list[tuple[BadInput, Answer]], warehouse: str) -> str:
                 "|---|---|---|---|---|",
             ]
         path = bad.path if len(bad.path) <= 70 else bad.path[:67] + "…"
-        message = _stable(answer.json["error"]["message"], warehouse)
+        message = shorten_message(answer.json["error"]["message"], warehouse)
         cells = (f"`{bad.method} {path}`", bad.case, str(answer.status), answer.json["error"]["type"], message)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
 
 
-def _stable(message: str, warehouse: str) -> str:
+def shorten_message(message: str, warehouse: str) -> str:
     message = message.replace(warehouse, "<warehouse>").replace(warehouse.removeprefix("file://"), "<warehouse>")
     message = re.sub(r"\.[0-9a-f]{40}\.metadata", ".<digest>.metadata", message)
     message = re.sub(r"[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12}", "<uuid>", message)
@@ -119,7 +125,7 @@ async def ask(home: Path) -> tuple[list[tuple[BadInput, Answer]], str]:
 def main() -> None:
     with tempfile.TemporaryDirectory() as home:
         answers, warehouse = asyncio.run(ask(Path(home)))
-    PAGE.write_text(page(answers, warehouse))
+    PAGE.write_text(format_page(answers, warehouse))
 
 
 if __name__ == "__main__":

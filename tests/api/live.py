@@ -104,7 +104,7 @@ class LiveTable:
             [one for one in live if isinstance(one, DeleteFile)],
         )
         manifests = [
-            self._manifest(files, content, snapshot_id, sequence)
+            self._write_manifest(files, content, snapshot_id, sequence)
             for content, files in ((0, snapshot.data), (1, snapshot.deletes))
             if files
         ]
@@ -139,7 +139,7 @@ class LiveTable:
         answer = await self.api("POST", f"/v1/namespaces/db/tables/{self.name}", body)
         assert answer.status == 200, answer.raw
 
-    def _manifest(self, files: Sequence[Any], content: int, snapshot_id: int, sequence: int) -> Manifest:
+    def _write_manifest(self, files: Sequence[Any], content: int, snapshot_id: int, sequence: int) -> Manifest:
         entries = [
             Entry(
                 ADDED if file.sequence == sequence else EXISTING, file.snapshot_id, file.sequence, file.sequence, file

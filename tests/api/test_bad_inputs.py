@@ -8,7 +8,7 @@ from pathlib import Path
 
 from seamark.metaserver.store.model import EntryKind
 from seamark.metaserver.store.port import InstantFilter
-from tests.api.bad_inputs import BAD_INPUTS, BODY_LIMIT_BYTES, PAGE, ask, page, prepare
+from tests.api.bad_inputs import BAD_INPUTS, BODY_LIMIT_BYTES, PAGE, ask, format_page, prepare
 from tests.api.client import Api
 from tests.server.rig import running
 
@@ -21,7 +21,7 @@ async def test_inputs_are_rejected_as_the_table_and_the_reference_page_say(tmp_p
         if (answer.status, answer.json.get("error", {}).get("type")) != (bad.status, bad.type)
     ]
     assert wrong_cases == []
-    assert PAGE.read_text() == page(answers, warehouse), "run python -m tests.api.bad_inputs"
+    assert PAGE.read_text() == format_page(answers, warehouse), "run python -m tests.api.bad_inputs"
 
 
 async def test_rejected_inputs_leave_no_trace(tmp_path: Path) -> None:
@@ -29,17 +29,17 @@ async def test_rejected_inputs_leave_no_trace(tmp_path: Path) -> None:
         inputs = await prepare(Api(server))
         store = server.components.store
 
-        async def state() -> object:
+        async def read_state() -> object:
             entries = [await store.entries(kind, ("db",), None, 100) for kind in EntryKind]
             files = sorted(str(path) for path in (tmp_path / "warehouse").rglob("*") if path.is_file())
             namespaces = [await store.namespace(path) for path in await store.namespaces((), None, 100)]
             return entries, files, namespaces, await store.instants(InstantFilter(), 100)
 
-        before = await state()
+        before = await read_state()
         for bad_input in BAD_INPUTS:
             answer = await inputs.send(bad_input)
             assert answer.status < 500, bad_input
-        assert await state() == before
+        assert await read_state() == before
 
 
 async def test_errors_reveal_nothing_about_the_server(tmp_path: Path) -> None:

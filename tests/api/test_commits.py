@@ -17,8 +17,8 @@ from tests.api.client import Api, create_key
 from tests.api.indexes.indexed import build_index_file, define, load_index, write
 from tests.api.rest.test_permissions import House, house
 from tests.commits.lake import BY_PART, Lake, Row
-from tests.commits.reader import check, find_snapshot, live_files, read_manifests, read_snapshot_rows
-from tests.connector.lake import catalog_at
+from tests.commits.reader import check, find_snapshot, list_live_files, read_manifests, read_snapshot_rows
+from tests.connector.lake import open_catalog
 from tests.planner.lakes.lake import DataFile
 from tests.server.rig import running
 
@@ -28,14 +28,14 @@ __all__ = ["house"]
 async def read(api: Api, name: str = "t", **options: Any) -> list[Row]:
     """Return the rows that PyIceberg reads, in order."""
 
-    def scan() -> list[Row]:
-        with catalog_at(api.server.url) as catalog:
+    def scan_rows() -> list[Row]:
+        with open_catalog(api.server.url) as catalog:
             actual_rows = catalog.load_table(f"db.{name}").scan(**options).to_arrow()
         return sorted(
             zip(*(actual_rows.column(one).to_pylist() for one in ("id", "part", "value")), strict=True), key=repr
         )
 
-    return await asyncio.to_thread(scan)
+    return await asyncio.to_thread(scan_rows)
 
 
 def sort_rows(rows: list[Row]) -> list[Row]:
@@ -47,7 +47,7 @@ async def test_append_to_an_empty_table_is_read_by_pyiceberg(api: Api) -> None:
     rows = [(1, 0, "a"), (2, 0, None), (None, 1, "c")]
     answer = await lake.append(rows)
     assert await read(api) == sort_rows(rows)
-    metadata = await lake.metadata()
+    metadata = await lake.read_metadata()
     assert metadata["current-snapshot-id"] == answer["snapshot-id"]
     assert answer["parent-snapshot-id"] is None
     assert (answer["operation"], answer["sequence-number"], answer["duplicate"]) == ("append", 1, False)
@@ -80,7 +80,7 @@ async def test_repeat_with_its_idempotency_key_gets_the_first_answer(api: Api) -
 
 async def read_by_specification(lake: Lake, branch: str = "main") -> list[Row]:
     """Return the rows that a reader of the specification sees, and check that the snapshot is valid."""
-    metadata = await lake.metadata()
+    metadata = await lake.read_metadata()
     snapshot_id = metadata["refs"][branch]["snapshot-id"]
     check(metadata, snapshot_id)
     return read_snapshot_rows(find_snapshot(metadata, snapshot_id))
@@ -112,22 +112,22 @@ async def test_position_deletes_remove_rows(api: Api) -> None:
     lake = await Lake.create(api, spec=BY_PART)
     data, second_file = lake.data([(1, 0, "a"), (2, 0, "b")]), lake.data([(3, 0, "c"), (4, 0, "d")])
     first = await lake.commit({"add": [data, second_file]})
-    shared_deletes = lake.position_deletes([(data["file-path"], 0), (second_file["file-path"], 1)], 0)
+    shared_deletes = lake.write_position_deletes([(data["file-path"], 0), (second_file["file-path"], 1)], 0)
     second = await lake.commit(overwrite(first, add=[shared_deletes]))
     assert (second["operation"], second["summary"]["added-position-deletes"]) == ("delete", "2")
     assert await read_by_specification(lake) == await read(api) == [(2, 0, "b"), (3, 0, "c")]
-    position_deletes = lake.position_deletes([(second_file["file-path"], 0)], 0, has_path_bounds=True)
+    position_deletes = lake.write_position_deletes([(second_file["file-path"], 0)], 0, has_path_bounds=True)
     third = await lake.commit(overwrite(second, add=[position_deletes]))
     assert await read_by_specification(lake) == await read(api) == [(2, 0, "b")]
     await lake.commit(overwrite(third, remove=[{"file-path": second_file["file-path"]}]))
-    paths = {live_file.path for live_file in live_files(find_snapshot(await lake.metadata()))}
+    paths = {live_file.path for live_file in list_live_files(find_snapshot(await lake.read_metadata()))}
     assert paths == {data["file-path"], shared_deletes["file-path"]}, "deletes of a file alone go with it"
 
 
 async def test_equality_deletes_remove_earlier_rows(api: Api) -> None:
     lake = await Lake.create(api)
     await lake.append([(1, 0, "a"), (2, 0, "b")])
-    upsert = {"add": [lake.equality_deletes([1, 3]), lake.data([(1, 0, "A"), (3, 0, "C")])]}
+    upsert = {"add": [lake.write_equality_deletes([1, 3]), lake.data([(1, 0, "A"), (3, 0, "C")])]}
     answer = await lake.commit(upsert)
     assert (answer["operation"], answer["summary"]["added-equality-deletes"]) == ("overwrite", "2")
     assert await read_by_specification(lake) == [(1, 0, "A"), (2, 0, "b"), (3, 0, "C")]
@@ -137,11 +137,11 @@ async def test_deletion_vector_replaces_another(api: Api) -> None:
     lake = await Lake.create(api, version=3, spec=BY_PART)
     data, second_file = lake.data([(1, 0, "a"), (2, 0, "b"), (3, 0, "c")]), lake.data([(4, 0, "d")])
     first = await lake.commit({"add": [data, second_file]})
-    vectors = lake.vectors({data["file-path"]: {0}, second_file["file-path"]: {0}}, 0)
+    vectors = lake.write_vectors({data["file-path"]: {0}, second_file["file-path"]: {0}}, 0)
     second = await lake.commit(overwrite(first, add=vectors))
     assert (second["summary"]["added-dvs"], second["operation"]) == ("2", "delete")
     assert await read_by_specification(lake) == [(2, 0, "b"), (3, 0, "c")]
-    (merged_vector,) = lake.vectors({data["file-path"]: {0, 2}}, 0)
+    (merged_vector,) = lake.write_vectors({data["file-path"]: {0, 2}}, 0)
     refusal = await lake.send(overwrite(second, add=[merged_vector]))
     assert refusal.error[:2] == (409, "CommitFailedException")
     old_vector = {"file-path": vectors[0]["file-path"], "content-offset": vectors[0]["content-offset"]}
@@ -193,7 +193,7 @@ async def test_commit_to_a_branch_leaves_main_unchanged(api: Api) -> None:
     assert second["parent-snapshot-id"] == first["snapshot-id"]
     assert await read_by_specification(lake) == [(1, 0, "a")]
     assert await read_by_specification(lake, "dev") == [(1, 0, "a"), (2, 0, "b")]
-    refs = (await lake.metadata())["refs"]
+    refs = (await lake.read_metadata())["refs"]
     assert refs["dev"] == {"snapshot-id": second["snapshot-id"], "type": "branch", "min-snapshots-to-keep": 3}
     removals = await lake.send({"branch": "none", "add": [lake.data([(3, 0, "c")])]})
     assert removals.error[:2] == (409, "CommitFailedException")
@@ -214,9 +214,9 @@ async def test_small_manifests_are_merged(api: Api) -> None:
         lake = await Lake.create(api, f"t{version}", version=version, **properties)
         for number in range(9):
             await lake.append([(number, 0, "a")])
-            metadata = await lake.metadata()
+            metadata = await lake.read_metadata()
             check(metadata)
-        manifests = len({live_file.snapshot_id for live_file in live_files(find_snapshot(metadata))})
+        manifests = len({live_file.snapshot_id for live_file in list_live_files(find_snapshot(metadata))})
         assert manifests == 9, "files keep the snapshot that added them"
         listing = find_snapshot(metadata)
         assert listing is not None
@@ -233,9 +233,9 @@ async def test_live_file_is_not_added_twice(api: Api) -> None:
     assert await read_by_specification(lake) == [(1, 0, "a")]
 
 
-async def _index_file(api: Api, lake: Lake, data: dict[str, Any], **other: Any) -> dict[str, Any]:
+async def _build_index_registration(api: Api, lake: Lake, data: dict[str, Any], **other: Any) -> dict[str, Any]:
     """Return the registration of an index file of the index `i` for one data file, in the table's index folder."""
-    metadata = await lake.metadata()
+    metadata = await lake.read_metadata()
     definition = (await define(api))["definition-id"]
     build = {
         "definition-id": definition,
@@ -253,7 +253,7 @@ async def test_error_names_an_invalid_file_by_its_number(api: Api) -> None:
     await api.table()
     valid_file = {"content": "data", "spec-id": 0, "file-path": "x", "file-format": "parquet", "partition": []}
     first = json.dumps(
-        valid_file | {"file-size-in-bytes": 1, "record-count": 1, "file-path": await _place(api)}
+        valid_file | {"file-size-in-bytes": 1, "record-count": 1, "file-path": await _choose_data_path(api)}
     ).encode()
     cases: list[bytes] = [
         b"null",
@@ -276,7 +276,7 @@ def test_files_to_add_are_not_decoded_with_the_body() -> None:
     assert [type(one) for one in body.add] == [msgspec.Raw, msgspec.Raw]
 
 
-async def _place(api: Api) -> str:
+async def _choose_data_path(api: Api) -> str:
     loaded_table = (await api("GET", "/v1/namespaces/db/tables/t")).json
     return f"{loaded_table['metadata']['location']}/data/a.parquet"
 
@@ -284,12 +284,12 @@ async def _place(api: Api) -> str:
 async def test_index_files_are_registered_with_the_snapshot_and_not_before(api: Api) -> None:
     lake = await Lake.create(api)
     data = lake.data([(1, 0, "a")])
-    file = await _index_file(api, lake, data)
+    file = await _build_index_registration(api, lake, data)
     refusal = await lake.send({"remove": [{"file-path": "file:///x"}], "read-snapshot-id": None, "index-files": [file]})
     assert refusal.status == 409
     assert (await load_index(api))["index-files"] == []
     answer = await lake.commit({"add": [data], "index-files": [file]})
-    metadata = await lake.metadata()
+    metadata = await lake.read_metadata()
     (known_index_file,) = await api.server.components.store.index_files(metadata["table-uuid"])
     assert (known_index_file.location, known_index_file.state) == (file["location"], IndexFileState.LIVE)
     assert known_index_file.snapshot_id == answer["snapshot-id"]
@@ -299,7 +299,7 @@ async def test_index_files_are_registered_with_the_snapshot_and_not_before(api: 
 async def test_index_file_of_another_table_is_rejected(api: Api) -> None:
     lake = await Lake.create(api)
     data = lake.data([(1, 0, "a")])
-    foreign = await _index_file(api, lake, data, table_uuid="00000000-0000-4000-8000-000000000000")
+    foreign = await _build_index_registration(api, lake, data, table_uuid="00000000-0000-4000-8000-000000000000")
     for file, message in (
         (foreign, "it belongs to the table"),
         ({**foreign, "size-in-bytes": 5}, "Cannot register"),
@@ -308,13 +308,13 @@ async def test_index_file_of_another_table_is_rejected(api: Api) -> None:
         answer = await lake.send({"add": [data], "index-files": [file]})
         assert answer.status == 400
         assert message in answer.error[2]
-    assert (await lake.metadata()).get("current-snapshot-id") in (None, -1)
+    assert (await lake.read_metadata()).get("current-snapshot-id") in (None, -1)
 
 
 async def test_writer_of_a_namespace_adds_only_files_of_its_tables(house: House) -> None:
     """Otherwise a writer could read and delete another table's files through its own table."""
 
-    async def location(namespace: str) -> str:
+    async def read_location(namespace: str) -> str:
         answer = await house("root", "GET", f"/v1/namespaces/{namespace}/tables/t")
         actual_location: str = answer.json["metadata"]["location"]
         return actual_location
@@ -330,7 +330,7 @@ async def test_writer_of_a_namespace_adds_only_files_of_its_tables(house: House)
         answer = await house(principal, "POST", f"/api/v1/tables/{namespace}/t/commit", {"add": [file]})
         return answer.status, "" if answer.status == 200 else answer.error[1]
 
-    own_location, other = await location("db"), await location("other")
+    own_location, other = await read_location("db"), await read_location("other")
     assert await send("wendy", "db", own_location) == (200, "")
     assert await send("wendy", "db", other) == (403, "ForbiddenException")
     assert await send("wendy", "db", f"{own_location}-beside") == (403, "ForbiddenException")
@@ -370,7 +370,7 @@ async def test_many_files_are_split_into_several_manifests(api: Api) -> None:
     data = lake.data([(1, 0, "a")])
     files = [{**data, "file-path": f"{data['file-path']}-{number}"} for number in range(2000)]
     answer = await lake.commit({"add": files})
-    metadata = await lake.metadata()
+    metadata = await lake.read_metadata()
     check(metadata)
     snapshot = find_snapshot(metadata)
     assert snapshot is not None
@@ -380,7 +380,7 @@ async def test_many_files_are_split_into_several_manifests(api: Api) -> None:
     removals = [{"file-path": file["file-path"]} for file in files[::2]]
     second = await lake.commit({"remove": removals, "read-snapshot-id": answer["snapshot-id"]})
     assert second["summary"]["total-data-files"] == "1000"
-    check(await lake.metadata())
+    check(await lake.read_metadata())
 
 
 async def _evolve(api: Api, lake: Lake, *fields: dict[str, Any]) -> int:
@@ -395,7 +395,7 @@ async def _evolve(api: Api, lake: Lake, *fields: dict[str, Any]) -> int:
     return default_spec_id
 
 
-def _with_partition(file: dict[str, Any], spec_id: int, *values: Any) -> dict[str, Any]:
+def _set_partition(file: dict[str, Any], spec_id: int, *values: Any) -> dict[str, Any]:
     return {**file, "spec-id": spec_id, "partition": list(values)}
 
 
@@ -404,39 +404,41 @@ async def test_writers_of_other_buckets_continue_while_buckets_are_doubled(api: 
     bucket = {"name": "b", "transform": "bucket[8]", "source-id": 1}
     lake = await Lake.create(api, spec=[bucket])
     lake.spec = ()
-    base = await lake.commit({"add": [_with_partition(lake.data([(1, 0, "a")]), 0, 3)]})
+    base = await lake.commit({"add": [_set_partition(lake.data([(1, 0, "a")]), 0, 3)]})
     doubled = await _evolve(api, lake, {"name": "b16", "transform": "bucket[16]", "source-id": 1})
-    await lake.commit({"add": [_with_partition(lake.data([(2, 0, "b")]), 0, 3)]})
+    await lake.commit({"add": [_set_partition(lake.data([(2, 0, "b")]), 0, 3)]})
     for value, status in ((3, 409), (11, 409), (4, 200), (12, 200)):
         scope = {"partitions": [{"spec-id": doubled, "values": [value]}]}
-        add = [_with_partition(lake.data([(value, 0, "c")]), doubled, value)]
+        add = [_set_partition(lake.data([(value, 0, "c")]), doubled, value)]
         answer = await lake.send({"add": add, "scope": scope, "read-snapshot-id": base["snapshot-id"]})
         assert answer.status == status, (value, answer.raw)
-    metadata = await lake.metadata()
+    metadata = await lake.read_metadata()
     check(metadata)
     half = await lake.send(
-        {"add": [_with_partition(lake.data([(3, 0, "d")]), doubled, 3)], "replace": {"partitions": "written"}}
+        {"add": [_set_partition(lake.data([(3, 0, "d")]), doubled, 3)], "replace": {"partitions": "written"}}
     )
     assert half.status == 400
     assert "has partition spec 0" in half.error[2]
     all_changes = await lake.commit(
-        {"add": [_with_partition(lake.data([(9, 0, "e")]), 0, 4)], "replace": {"partitions": "written"}}
+        {"add": [_set_partition(lake.data([(9, 0, "e")]), 0, 4)], "replace": {"partitions": "written"}}
     )
     assert all_changes["summary"]["deleted-data-files"] == "2", "buckets 4 and 12 of 16 lie within 4 of 8"
-    check(await lake.metadata())
+    check(await lake.read_metadata())
 
 
 async def test_table_upgraded_to_version_3_gets_row_ids(api: Api) -> None:
     lake = await Lake.create(api, version=2)
     data = lake.data([(1, 0, "a"), (2, 0, "b")])
     await lake.commit({"add": [data]})
-    old_deletes = lake.position_deletes([(data["file-path"], 0)], has_path_bounds=True)
-    head = await lake.commit({"add": [old_deletes], "read-snapshot-id": (await lake.metadata())["current-snapshot-id"]})
+    old_deletes = lake.write_position_deletes([(data["file-path"], 0)], has_path_bounds=True)
+    head = await lake.commit(
+        {"add": [old_deletes], "read-snapshot-id": (await lake.read_metadata())["current-snapshot-id"]}
+    )
     upgrade = {"requirements": [], "updates": [{"action": "upgrade-format-version", "format-version": 3}]}
     assert (await api("POST", "/v1/namespaces/db/tables/t", upgrade)).status == 200
     await lake.append([(3, 0, "c")])
     assert await read_by_specification(lake) == [(2, 0, "b"), (3, 0, "c")]
-    (vector,) = lake.vectors({data["file-path"]: {0, 1}})
+    (vector,) = lake.write_vectors({data["file-path"]: {0, 1}})
     removals = [{"file-path": old_deletes["file-path"]}]
     scope = {"filter": {"type": "lt", "term": "id", "value": 3}}
     body = {"add": [vector], "remove": removals, "read-snapshot-id": head["snapshot-id"], "scope": scope}
@@ -476,7 +478,7 @@ async def test_missing_manifest_is_named_and_nothing_is_changed(api: Api) -> Non
     lake = await Lake.create(api)
     first = lake.data([(1, 0, "a")])
     head = await lake.commit({"add": [first]})
-    snapshot = find_snapshot(await lake.metadata())
+    snapshot = find_snapshot(await lake.read_metadata())
     assert snapshot is not None
     (manifest,) = read_manifests(snapshot)
     Path(manifest["manifest_path"].removeprefix("file://")).unlink()
@@ -491,7 +493,7 @@ async def test_missing_manifest_is_named_and_nothing_is_changed(api: Api) -> Non
         refusal = await lake.send(removal)
         assert refusal.error[:2] == (500, "CorruptMetadataException")
         assert manifest["manifest_path"] in refusal.error[2]
-        assert (await lake.metadata())["current-snapshot-id"] == head["snapshot-id"]
+        assert (await lake.read_metadata())["current-snapshot-id"] == head["snapshot-id"]
         await lake.append([(2, 0, "b")])
 
 
@@ -500,9 +502,9 @@ async def test_second_deletion_vector_for_a_file_is_rejected(api: Api) -> None:
     data, second_file = lake.data([(1, 0, "a"), (2, 0, "b")]), lake.data([(3, 0, "c"), (4, 0, "d")])
     head = await lake.commit({"add": [data, second_file]})
     options = {"read-snapshot-id": head["snapshot-id"], "isolation": "snapshot"}
-    first = await lake.send({"add": lake.vectors({data["file-path"]: {0}}), **options})
-    second = await lake.send({"add": lake.vectors({data["file-path"]: {1}}), **options})
-    other = await lake.send({"add": lake.vectors({second_file["file-path"]: {0}}), **options})
+    first = await lake.send({"add": lake.write_vectors({data["file-path"]: {0}}), **options})
+    second = await lake.send({"add": lake.write_vectors({data["file-path"]: {1}}), **options})
+    other = await lake.send({"add": lake.write_vectors({second_file["file-path"]: {0}}), **options})
     assert [answer.status for answer in (first, second, other)] == [200, 409, 200]
     assert await read_by_specification(lake) == [(2, 0, "b"), (4, 0, "d")]
 
@@ -518,4 +520,4 @@ async def test_request_for_an_earlier_answer_never_commits(api: Api) -> None:
     later_request = {**request, "producer": {"id": "job", "sequence": 8}, "add": [lake.data([(2, 0, "b")])]}
     assert (await lake.send(later_request)).status == 409
     assert (await lake.send({"repeats-only": True})).error[0] == 400
-    assert len((await lake.metadata())["snapshots"]) == 1
+    assert len((await lake.read_metadata())["snapshots"]) == 1

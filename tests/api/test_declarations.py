@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from tests.api.client import Api, set_properties
+from tests.api.client import SCHEMA, Api, set_properties
 
 POLICY = "/api/v1/tables/db/t/policy"
 
 
-async def instants(api: Api) -> int:
+async def count_instants(api: Api) -> int:
     return len((await api("GET", "/api/v1/timeline?limit=1000")).json["instants"])
 
 
-async def table_properties(api: Api) -> dict[str, str]:
+async def read_table_properties(api: Api) -> dict[str, str]:
     loaded_table: dict[str, Any] = (await api("GET", "/v1/namespaces/db/tables/t")).json
     return loaded_table["metadata"]["properties"]  # type: ignore[no-any-return]
 
@@ -82,17 +82,17 @@ async def test_put_replaces_the_policy_of_a_table_and_keeps_other_properties(api
     second = {"seamark.compaction.enabled": "false"}
     assert (await api("PUT", POLICY, {"properties": second})).status == 200
     expected = {"owner": "ann", "write.parquet.row-group-limit": "9", **second}
-    assert (await table_properties(api)).items() >= expected.items()
-    assert "seamark.services.priority" not in await table_properties(api)
+    assert (await read_table_properties(api)).items() >= expected.items()
+    assert "seamark.services.priority" not in await read_table_properties(api)
 
 
 async def test_repeated_policy_makes_no_commit(api: Api) -> None:
     await api.table()
     body = {"properties": {"seamark.compaction.enabled": "true"}}
     await api("PUT", POLICY, body)
-    count = await instants(api)
+    count = await count_instants(api)
     assert (await api("PUT", POLICY, body)).status == 200
-    assert await instants(api) == count
+    assert await count_instants(api) == count
 
 
 async def test_unknown_or_invalid_policy_is_refused(api: Api) -> None:
@@ -106,3 +106,68 @@ async def test_unknown_or_invalid_policy_is_refused(api: Api) -> None:
         assert answer.error[0] == 400
         assert message in answer.error[2]
     assert (await api("PUT", "/api/v1/tables/db/absent/policy", {"properties": {}})).status == 404
+
+
+TABLE, VIEW = "/api/v1/tables/db/t", "/api/v1/views/db/v"
+
+
+def declare_view(sql: str, **properties: str) -> dict[str, Any]:
+    representations = [{"sql": sql, "dialect": "spark"}]
+    return {
+        "schema": SCHEMA,
+        "representations": representations,
+        "default-namespace": ["db"],
+        "properties": properties,
+    }
+
+
+async def test_put_creates_a_table_and_a_repeat_changes_nothing(api: Api) -> None:
+    spec = {"spec-id": 0, "fields": [{"source-id": 1, "field-id": 1000, "name": "id", "transform": "identity"}]}
+    body = {"schema": SCHEMA, "partition-spec": spec, "properties": {"owner": "ann"}}
+    created = await api("PUT", TABLE, body)
+    assert created.status == 200, created.raw
+    before = await count_instants(api)
+    assert (await api("PUT", TABLE, body)).json == created.json
+    assert await count_instants(api) == before
+    changed = await api("PUT", TABLE, {**body, "properties": {"team": "data"}})
+    assert changed.json["uuid"] == created.json["uuid"]
+    assert {"owner": "ann", "team": "data"}.items() <= (await read_table_properties(api)).items()
+
+
+async def test_put_refuses_another_schema_of_a_table(api: Api) -> None:
+    assert (await api("PUT", TABLE, {"schema": SCHEMA})).status == 200
+    fields = [*SCHEMA["fields"], {"id": 9, "name": "new", "required": False, "type": "long"}]
+    for body in (
+        {"schema": {**SCHEMA, "fields": fields}},
+        {"schema": SCHEMA, "location": "file:///elsewhere"},
+        {
+            "schema": SCHEMA,
+            "partition-spec": {"fields": [{"source-id": 1, "field-id": 1000, "name": "p", "transform": "identity"}]},
+        },
+    ):
+        assert (await api("PUT", TABLE, body)).error[:2] == (409, "AlreadyExistsException")
+    refused = await api("PUT", TABLE, {"schema": SCHEMA, "properties": {"seamark.index.x": "{}"}})
+    assert refused.error[0] == 400
+    assert (await api("PUT", "/api/v1/tables/none/t", {"schema": SCHEMA})).error[0] == 404
+
+
+async def test_put_creates_and_replaces_a_view_and_a_repeat_changes_nothing(api: Api) -> None:
+    created = await api("PUT", VIEW, declare_view("SELECT 1", owner="ann"))
+    assert created.status == 200, created.raw
+    before = await count_instants(api)
+    assert (await api("PUT", VIEW, declare_view("SELECT 1", owner="ann"))).json == created.json
+    assert await count_instants(api) == before
+    assert (await api("PUT", VIEW, declare_view("SELECT 2"))).json["uuid"] == created.json["uuid"]
+    metadata = (await api("GET", "/v1/namespaces/db/views/v")).json["metadata"]
+    current = next(one for one in metadata["versions"] if one["version-id"] == metadata["current-version-id"])
+    assert [one["sql"] for one in current["representations"]] == ["SELECT 2"]
+    assert metadata["properties"]["owner"] == "ann"
+    await api("PUT", TABLE, {"schema": SCHEMA})
+    assert (await api("PUT", "/api/v1/views/db/t", declare_view("SELECT 1"))).error[0] == 409
+    assert (await api("PUT", VIEW, {**declare_view("SELECT 1"), "representations": []})).error[0] == 400
+
+
+async def test_concurrent_puts_create_one_table(api: Api) -> None:
+    answers = await asyncio.gather(*(api("PUT", TABLE, {"schema": SCHEMA}) for _ in range(6)))
+    assert {answer.status for answer in answers} == {200}
+    assert len({answer.json["uuid"] for answer in answers}) == 1

@@ -11,8 +11,9 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
 from seamark.formats.runtime.errors import Forbidden
-from seamark.metaserver.access.authorizer import Authorizer
+from seamark.metaserver.access.authorizer import GrantAuthorizer
 from seamark.metaserver.access.principal import Principal
+from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.api.http.components import COMPONENTS, ServerComponents
 from seamark.metaserver.api.http.dispatch import Call, Check, Endpoint, Route
 from seamark.metaserver.api.http.keys import PRINCIPAL
@@ -24,23 +25,23 @@ class _Body(msgspec.Struct):
     name: str
 
 
-def _route(check: Check) -> Route:
+def _build_route(check: Check) -> Route:
     return Route(method="POST", path="/x", operation="addGrant", summary="", check=check)
 
 
-def _request(*grants: Grant) -> web.Request:
+def _build_request(*grants: Grant) -> web.Request:
     app = web.Application()
-    app[COMPONENTS] = cast(ServerComponents, SimpleNamespace(authorizer=Authorizer(), settings=Settings()))
+    app[COMPONENTS] = cast(ServerComponents, SimpleNamespace(authorizer=GrantAuthorizer(None), settings=Settings()))
     request = make_mocked_request("POST", "/x", app=app)
     request[PRINCIPAL] = Principal("p", grants)
     return request
 
 
-def _endpoint(check: Check, allowed: tuple[str, ...] | None) -> Endpoint:
-    @_route(check)
+def _build_endpoint(check: Check, allowed: tuple[str, ...] | None) -> Endpoint:
+    @_build_route(check)
     async def handler(call: Call) -> web.Response:
         if allowed is not None:
-            call.allow(allowed)
+            await call.allow(Securable(allowed))
         return web.Response(status=204)
 
     return handler
@@ -48,22 +49,22 @@ def _endpoint(check: Check, allowed: tuple[str, ...] | None) -> Endpoint:
 
 def test_body_that_only_the_handler_checks_is_rejected() -> None:
     with pytest.raises(TypeError, match="addGrant has a body"):
-        _route(Check.HANDLER).takes(_Body)
+        _build_route(Check.HANDLER).takes(_Body)
 
 
 async def test_handler_without_a_check_gives_no_answer() -> None:
     with pytest.raises(RuntimeError, match="addGrant did not check"):
-        await _endpoint(Check.HANDLER, None).handle(_request(Grant("p", "admin")))
+        await _build_endpoint(Check.HANDLER, None).handle(_build_request(Grant("p", "admin")))
 
 
 async def test_handler_checks_the_namespace_that_it_names() -> None:
-    endpoint, request = _endpoint(Check.HANDLER, ("a",)), _request(Grant("p", "admin", ("a",)))
+    endpoint, request = _build_endpoint(Check.HANDLER, ("a",)), _build_request(Grant("p", "admin", ("a",)))
     assert (await endpoint.handle(request)).status == 204
     with pytest.raises(Forbidden, match="addGrant"):
-        await _endpoint(Check.HANDLER, ("b",)).handle(request)
+        await _build_endpoint(Check.HANDLER, ("b",)).handle(request)
 
 
 async def test_right_on_the_catalog_is_checked_before_the_handler() -> None:
     with pytest.raises(Forbidden, match="addGrant"):
-        await _endpoint(Check.CATALOG, None).handle(_request(Grant("p", "admin", ("a",))))
-    assert (await _endpoint(Check.CATALOG, None).handle(_request(Grant("p", "admin")))).status == 204
+        await _build_endpoint(Check.CATALOG, None).handle(_build_request(Grant("p", "admin", ("a",))))
+    assert (await _build_endpoint(Check.CATALOG, None).handle(_build_request(Grant("p", "admin")))).status == 204

@@ -26,7 +26,7 @@ from schemathesis.schemas import APIOperation
 from seamark.commands.reference import openapi_document
 from seamark.formats.protocol.wire import decode_json
 from tests.api.client import SCHEMA, VIEW_VERSION
-from tests.api.rest.standard import document
+from tests.api.rest.standard import read_specification
 from tests.services.seamark import Seamark
 
 pytestmark = [
@@ -39,13 +39,13 @@ EXAMPLES_LONG = 200
 _AIMS = {"namespace": "db", "table": "t", "view": "v", "function": "f"}
 
 
-def _standard() -> dict[str, Any]:
+def _load_specification() -> dict[str, Any]:
     """Return the specification with Seamark's paths, which have no prefix.
 
     The specification requires a plan id in every completed plan, and says that the service holds state for it.
     Seamark holds no state for a completed plan, and Java's client would send a DELETE for each id.
     """
-    spec = copy.deepcopy(document())
+    spec = copy.deepcopy(read_specification())
     paths = {}
     for template, methods in spec["paths"].items():
         parameters = [
@@ -56,15 +56,15 @@ def _standard() -> dict[str, Any]:
     return {**spec, "paths": paths, "servers": [{"url": "/"}]}
 
 
-def _operations(spec: dict[str, Any]) -> list[Any]:
+def _list_operations(spec: dict[str, Any]) -> list[Any]:
     schema = schemathesis.openapi.from_dict(spec)
     actual = [result.ok() for result in schema.get_all_operations() if not isinstance(result, Err)]
     assert len(actual) == sum(len(set(path) - {"parameters"}) for path in spec["paths"].values())
     return [pytest.param(one, id=f"{one.method.upper()} {one.path}") for one in actual]
 
 
-STANDARD = _operations(_standard())
-OURS = _operations(decode_json(openapi_document().encode(), "our document"))
+STANDARD = _list_operations(_load_specification())
+OURS = _list_operations(decode_json(openapi_document().encode(), "our document"))
 
 
 class Target:

@@ -58,7 +58,7 @@ other_types = [
 primitives = st.sampled_from([*numbers, *other_types])
 
 
-def fields_of(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+def draw_fields(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     return st.fixed_dictionaries(
         {"id": ids, "name": names, "required": st.booleans(), "type": inner},
         optional={"doc": texts, "initial-default": st.sampled_from([1, "x", None, 1.5]), "write-default": ids},
@@ -80,14 +80,14 @@ types = st.recursive(
             },
             inner, ids, ids,
         ),
-        st.builds(lambda fields: {"type": "struct", "fields": fields}, st.lists(fields_of(inner), max_size=3)),
+        st.builds(lambda fields: {"type": "struct", "fields": fields}, st.lists(draw_fields(inner), max_size=3)),
     ),
     max_leaves=4,
 )  # fmt: skip
 
 
 schemas = st.fixed_dictionaries(
-    {"type": st.just("struct"), "fields": st.lists(fields_of(types), max_size=4)},
+    {"type": st.just("struct"), "fields": st.lists(draw_fields(types), max_size=4)},
     optional={"schema-id": ids, "identifier-field-ids": st.lists(ids, max_size=2)},
 )
 transforms = st.sampled_from(
@@ -151,37 +151,37 @@ encryption = st.fixed_dictionaries(
 )
 
 
-def _action(name: str, **values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+def _draw_action(name: str, **values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     return st.fixed_dictionaries(
         {"action": st.just(name), **{key.replace("_", "-"): value for key, value in values.items()}}
     )
 
 
 UPDATES = st.one_of(
-    _action("assign-uuid", uuid=st.sampled_from([str(uuid.UUID(int=7, version=4)), "x"])),
-    _action("upgrade-format-version", format_version=ids),
-    _action("add-schema", schema=schemas),
-    _action("set-current-schema", schema_id=ids),
-    _action("add-spec", spec=specs),
-    _action("set-default-spec", spec_id=ids),
-    _action("add-sort-order", sort_order=orders),
-    _action("set-default-sort-order", sort_order_id=ids),
-    _action("add-snapshot", snapshot=snapshots),
+    _draw_action("assign-uuid", uuid=st.sampled_from([str(uuid.UUID(int=7, version=4)), "x"])),
+    _draw_action("upgrade-format-version", format_version=ids),
+    _draw_action("add-schema", schema=schemas),
+    _draw_action("set-current-schema", schema_id=ids),
+    _draw_action("add-spec", spec=specs),
+    _draw_action("set-default-spec", spec_id=ids),
+    _draw_action("add-sort-order", sort_order=orders),
+    _draw_action("set-default-sort-order", sort_order_id=ids),
+    _draw_action("add-snapshot", snapshot=snapshots),
     st.builds(lambda ref: {"action": "set-snapshot-ref", **ref}, references),
-    _action("remove-snapshots", snapshot_ids=st.lists(ids, max_size=3)),
-    _action("remove-snapshot-ref", ref_name=refs),
-    _action("set-location", location=st.sampled_from(["", "file:///etc", "x"])),
-    _action("set-properties", updates=st.dictionaries(keys, texts, max_size=3)),
-    _action("remove-properties", removals=st.lists(keys, max_size=3)),
-    _action("set-statistics", snapshot_id=ids, statistics=statistics),
-    _action("remove-statistics", snapshot_id=ids),
-    _action("set-partition-statistics", partition_statistics=partition_statistics),
-    _action("remove-partition-statistics", snapshot_id=ids),
-    _action("remove-partition-specs", spec_ids=st.lists(ids, max_size=2)),
-    _action("remove-schemas", schema_ids=st.lists(ids, max_size=2)),
-    _action("add-encryption-key", encryption_key=encryption),
-    _action("remove-encryption-key", key_id=texts),
-    _action("enable-row-lineage"),
+    _draw_action("remove-snapshots", snapshot_ids=st.lists(ids, max_size=3)),
+    _draw_action("remove-snapshot-ref", ref_name=refs),
+    _draw_action("set-location", location=st.sampled_from(["", "file:///etc", "x"])),
+    _draw_action("set-properties", updates=st.dictionaries(keys, texts, max_size=3)),
+    _draw_action("remove-properties", removals=st.lists(keys, max_size=3)),
+    _draw_action("set-statistics", snapshot_id=ids, statistics=statistics),
+    _draw_action("remove-statistics", snapshot_id=ids),
+    _draw_action("set-partition-statistics", partition_statistics=partition_statistics),
+    _draw_action("remove-partition-statistics", snapshot_id=ids),
+    _draw_action("remove-partition-specs", spec_ids=st.lists(ids, max_size=2)),
+    _draw_action("remove-schemas", schema_ids=st.lists(ids, max_size=2)),
+    _draw_action("add-encryption-key", encryption_key=encryption),
+    _draw_action("remove-encryption-key", key_id=texts),
+    _draw_action("enable-row-lineage"),
 )
 REQUIREMENTS = st.one_of(
     st.just({"type": "assert-create"}),

@@ -43,12 +43,12 @@ class Campaign:
                 self.world.secrets.tell(*self.hints[kind])
         self.steps.append(f"hints: {', '.join(kinds) or 'none'}")
 
-    def hint(self, kind: str, otherwise: str = "") -> str:
+    def choose_hint(self, kind: str, otherwise: str = "") -> str:
         """Return a hint of this kind, or a text that exists nowhere."""
         known_hint = self.hints.get(kind)
         return self.rng.choice(known_hint) if known_hint else otherwise or f"guess{self.rng.getrandbits(40):010x}"
 
-    def new_name(self, prefix: str) -> str:
+    def create_name(self, prefix: str) -> str:
         self.name_count += 1
         return f"{prefix}{self.name_count}"
 
@@ -77,7 +77,7 @@ class Campaign:
     def report(self, label: str) -> None:
         self.findings.append(f"{label}\n  by {self.steps[-1]}")
 
-    def verdict(self) -> str:
+    def format_verdict(self) -> str:
         """Return an empty text if nothing was found; else all that is needed to repeat the campaign."""
         if not self.findings:
             return ""

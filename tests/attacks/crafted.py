@@ -53,12 +53,12 @@ async def create_table(c: Campaign, name: str, principal: str = "mallory", **opt
     return await c.ask(principal, "POST", f"{NAMES}/tables", {"name": name, "schema": SCHEMA, **options})
 
 
-def data_file(path: str, low: int, high: int, size: int = 1000, rows: int = 3) -> DataFile:
+def build_data_file(path: str, low: int, high: int, size: int = 1000, rows: int = 3) -> DataFile:
     metrics = {1: ColumnMetrics(rows, 0, None, to_bytes("long", low), to_bytes("long", high))}
     return DataFile(path, 0, "PARQUET", 0, (), rows, size, metrics, split_offsets=[4])
 
 
-def own_parquet(c: Campaign, path: str, ids: Sequence[int]) -> DataFile:
+def write_own_parquet(c: Campaign, path: str, ids: Sequence[int]) -> DataFile:
     """Return a real data file of the attacker, written to its own table."""
     out = io.BytesIO()
     count = len(ids)
@@ -69,7 +69,7 @@ def own_parquet(c: Campaign, path: str, ids: Sequence[int]) -> DataFile:
     ]
     pq.write_table(pa.table(columns, schema=pa.schema(fields)), out)
     c.world.write(path, out.getvalue())
-    return data_file(path, min(ids), max(ids), len(out.getvalue()), count)
+    return build_data_file(path, min(ids), max(ids), len(out.getvalue()), count)
 
 
 def write_manifest(c: Campaign, path: str, files: Sequence[Any], *, content: int = 0) -> Manifest:
@@ -158,21 +158,21 @@ def search_storage(c: Campaign, place: str) -> None:
 
 async def create_own_table(c: Campaign, prefix: str) -> tuple[str, str]:
     """Create a new table, and return (name, location)."""
-    name = c.new_name(prefix)
+    name = c.create_name(prefix)
     table = await create_table(c, name)
     assert table.status == 200, table.raw
     return name, table.json["metadata"]["location"]
 
 
-async def foreign_manifest_list(c: Campaign) -> None:
+async def commit_foreign_manifest_list(c: Campaign) -> None:
     name, _ = await create_own_table(c, "foreign_list")
-    await commit_snapshot(c, name, c.hint("manifest list", f"{c.world.warehouse}/no/snap.avro"))
+    await commit_snapshot(c, name, c.choose_hint("manifest list", f"{c.world.warehouse}/no/snap.avro"))
     await harvest(c, name)
 
 
-async def foreign_manifest(c: Campaign) -> None:
+async def commit_foreign_manifest(c: Campaign) -> None:
     name, location = await create_own_table(c, "foreign_manifest")
-    place = c.hint("manifest", f"{c.world.warehouse}/no/m0.avro")
+    place = c.choose_hint("manifest", f"{c.world.warehouse}/no/m0.avro")
     try:
         size = len(c.world.read(place))
     except Exception:  # noqa: BLE001  it does not exist, on whichever storage
@@ -181,19 +181,21 @@ async def foreign_manifest(c: Campaign) -> None:
     await harvest(c, name)
 
 
-async def foreign_data_file(c: Campaign) -> None:
+async def commit_foreign_data_file(c: Campaign) -> None:
     """Commit a data file of the victim, which the server reads when a join uses the table as a dimension."""
     name, location = await create_own_table(c, "foreign_data")
-    place = c.hint("data file", f"{c.world.warehouse}/no/0.parquet")
+    place = c.choose_hint("data file", f"{c.world.warehouse}/no/0.parquet")
     try:
         size = len(c.world.read(place))
     except Exception:  # noqa: BLE001
         size = 4000
-    manifest = write_manifest(c, f"{location}/metadata/m0.avro", [data_file(place, 1, 10**18, size)])
+    manifest = write_manifest(c, f"{location}/metadata/m0.avro", [build_data_file(place, 1, 10**18, size)])
     snapshot = await commit_snapshot(c, name, write_list(c, f"{location}/metadata/snap.avro", [manifest]))
     await harvest(c, name)
     fact, where = await create_own_table(c, "fact")
-    manifest = write_manifest(c, f"{where}/metadata/m0.avro", [own_parquet(c, f"{where}/data/0.parquet", [1, 2, 3])])
+    manifest = write_manifest(
+        c, f"{where}/metadata/m0.avro", [write_own_parquet(c, f"{where}/data/0.parquet", [1, 2, 3])]
+    )
     await commit_snapshot(c, fact, write_list(c, f"{where}/metadata/snap.avro", [manifest]))
     join = {"table": [EVIL, name], "on": {"id": c.rng.choice(("id", "amount"))}, "predicate": "id > 0"}
     for path in ("plan-tables", "explain"):
@@ -204,15 +206,15 @@ async def foreign_data_file(c: Campaign) -> None:
             c.report("a join evaluated rows of the victim's data file")
 
 
-async def foreign_delete_files(c: Campaign) -> None:
+async def commit_foreign_delete_files(c: Campaign) -> None:
     """Commit a data file of the attacker with the victim's files as delete files."""
     name, location = await create_own_table(c, "foreign_deletes")
-    data = own_parquet(c, f"{location}/data/0.parquet", [1, 2, 3])
-    place = c.hint("data file", f"{c.world.warehouse}/no/0.parquet")
-    delete = data_file(place, 1, 10**18)
+    data = write_own_parquet(c, f"{location}/data/0.parquet", [1, 2, 3])
+    place = c.choose_hint("data file", f"{c.world.warehouse}/no/0.parquet")
+    delete = build_data_file(place, 1, 10**18)
     delete.content = c.rng.choice((1, 2))
     delete.equality_ids = [1] if delete.content == 2 else None
-    delete.referenced = c.hint("data file", data.path) if delete.content == 1 and c.rng.random() < 0.5 else None
+    delete.referenced = c.choose_hint("data file", data.path) if delete.content == 1 and c.rng.random() < 0.5 else None
     manifests = [
         write_manifest(c, f"{location}/metadata/m0.avro", [data]),
         write_manifest(c, f"{location}/metadata/m1.avro", [delete], content=1),
@@ -221,14 +223,16 @@ async def foreign_delete_files(c: Campaign) -> None:
     await harvest(c, name)
 
 
-async def native_commit(c: Campaign) -> None:
+async def commit_natively(c: Campaign) -> None:
     """Commit through the native route, where the server writes manifests: they may name only files in the table."""
     name, location = await create_own_table(c, "native")
     content = c.rng.choice(("data", "data", "position-deletes", "equality-deletes"))
     file = {
         "spec-id": 0,
         "content": content,
-        "file-path": c.hint(c.rng.choice(("data file", "manifest", "metadata file")), f"{location}/data/x.parquet"),
+        "file-path": c.choose_hint(
+            c.rng.choice(("data file", "manifest", "metadata file")), f"{location}/data/x.parquet"
+        ),
         "file-format": "parquet",
         "partition": [],
         "file-size-in-bytes": 2000,
@@ -239,16 +243,18 @@ async def native_commit(c: Campaign) -> None:
     if c.rng.random() < 0.4:
         body = {"remove": [{"file-path": file["file-path"]}], "read-snapshot-id": None}
     if c.rng.random() < 0.3:
-        body["index-files"] = [{"location": c.hint("data file", f"{location}/x"), "size-in-bytes": 2000}]
+        body["index-files"] = [{"location": c.choose_hint("data file", f"{location}/x"), "size-in-bytes": 2000}]
     await c.ask("mallory", "POST", f"{OURS}/{name}/commit", body)
     await harvest(c, name)
 
 
-async def statistics(c: Campaign) -> None:
+async def commit_foreign_statistics(c: Campaign) -> None:
     name, location = await create_own_table(c, "statistics")
-    manifest = write_manifest(c, f"{location}/metadata/m0.avro", [own_parquet(c, f"{location}/data/0.parquet", [1, 2])])
+    manifest = write_manifest(
+        c, f"{location}/metadata/m0.avro", [write_own_parquet(c, f"{location}/data/0.parquet", [1, 2])]
+    )
     await commit_snapshot(c, name, write_list(c, f"{location}/metadata/snap.avro", [manifest]))
-    place = c.hint(c.rng.choice(("data file", "manifest", "metadata file")), f"{location}/x.puffin")
+    place = c.choose_hint(c.rng.choice(("data file", "manifest", "metadata file")), f"{location}/x.puffin")
     property_name = c.rng.choice(("statistics", "partition-statistics"))
     statistics_update: dict[str, Any] = {"snapshot-id": 7, "statistics-path": place, "file-size-in-bytes": 1000}
     if property_name == "statistics":
@@ -260,12 +266,12 @@ async def statistics(c: Campaign) -> None:
     await purge(c)
 
 
-async def foreign_location(c: Campaign) -> None:
+async def claim_foreign_location(c: Campaign) -> None:
     """Place a table or view over the victim's location in any way; a purge would delete the victim's files."""
-    place = c.hint(c.rng.choice(("location", "moved location")), f"{c.world.warehouse}/no")
+    place = c.choose_hint(c.rng.choice(("location", "moved location")), f"{c.world.warehouse}/no")
     forms = (place, place + "/", place.rpartition("/")[0], f"{place}/data", place.replace("file://", "file:"))
     place = c.rng.choice(forms)
-    name, way = c.new_name("over"), c.rng.randrange(6)
+    name, way = c.create_name("over"), c.rng.randrange(6)
     if way < 2:
         table = await create_table(c, name, **{"location": place, "stage-create": way == 1})
         if way == 1 and table.status == 200:
@@ -315,28 +321,28 @@ async def purge(c: Campaign) -> None:
 async def take_names(c: Campaign) -> None:
     """Use the victim's ids: of dropped tables, builds, staged tables and records."""
     for principal in ("mallory", "morgan", "riley"):
-        dropped = c.hint("dropped")
-        target = {"namespace": [EVIL], "name": c.new_name("undropped")}
+        dropped = c.choose_hint("dropped")
+        target = {"namespace": [EVIL], "name": c.create_name("undropped")}
         await c.ask(principal, "POST", f"/api/v1/dropped/{dropped}/undrop", target)
         await c.ask(principal, "DELETE", f"/api/v1/dropped/{dropped}")
     name, _ = await create_own_table(c, "ids")
     table_name = f"{OURS}/{name}"
     await c.ask("mallory", "PUT", f"{table_name}/indexes/i", {"kind": "bloom", "columns": ["id"]})
-    build = c.hint("build")
+    build = c.choose_hint("build")
     for method, path, body in (
         ("GET", "", None),
         ("GET", "/files", None),
         ("POST", "/finish", {}),
-        ("POST", "/index-files", {"index-files": [{"location": c.hint("data file"), "size-in-bytes": 1000}]}),
+        ("POST", "/index-files", {"index-files": [{"location": c.choose_hint("data file"), "size-in-bytes": 1000}]}),
     ):
         await c.ask("mallory", method, f"{table_name}/indexes/i/builds/{build}{path}", body)
-    await c.ask("mallory", "POST", f"{NAMES}/tables/{name}/tasks", {"plan-task": c.hint("plan task")})
-    await c.ask("mallory", "GET", f"{NAMES}/tables/{name}/plan/{quote(c.hint('plan task'), safe='')}")
+    await c.ask("mallory", "POST", f"{NAMES}/tables/{name}/tasks", {"plan-task": c.choose_hint("plan task")})
+    await c.ask("mallory", "GET", f"{NAMES}/tables/{name}/plan/{quote(c.choose_hint('plan task'), safe='')}")
     for route in ("files", "stats/id", "partitions"):
-        await c.ask("mallory", "GET", f"{table_name}/{route}?page-token={quote(c.hint('page token'), safe='')}")
-    key, body = c.hint("idempotency key"), json.loads(c.hint("idempotent body", "{}"))
+        await c.ask("mallory", "GET", f"{table_name}/{route}?page-token={quote(c.choose_hint('page token'), safe='')}")
+    key, body = c.choose_hint("idempotency key"), json.loads(c.choose_hint("idempotent body", "{}"))
     await c.ask("mallory", "POST", f"{NAMES}/tables/{name}", body, {"Idempotency-Key": key})
-    context = f"/v1/namespaces/{quote(c.hint('namespace'))}/tables/{quote(c.hint('table'))}"
+    context = f"/v1/namespaces/{quote(c.choose_hint('namespace'))}/tables/{quote(c.choose_hint('table'))}"
     await c.ask("mallory", "POST", context, body, {"Idempotency-Key": key})
 
 
@@ -346,23 +352,23 @@ async def use_moved_name(c: Campaign) -> None:
         await c.ask(principal, "GET", f"{OURS}/moved/timeline")
         await c.ask(principal, "GET", f"{OURS}/moved/timeline?order=desc")
         await c.ask(principal, "GET", f"{OURS}/moved/files")
-    name = c.rng.choice(("moved", c.new_name("recreated")))
-    place = c.hint("moved location", f"{c.world.warehouse}/no")
+    name = c.rng.choice(("moved", c.create_name("recreated")))
+    place = c.choose_hint("moved location", f"{c.world.warehouse}/no")
     await create_table(c, name, location=place + c.rng.choice(("", "/", "/data", "/metadata")))
     await check_claim(c, name)
     await sign_everything(c, name)
-    uuid = {"action": "assign-uuid", "uuid": c.hint("moved uuid", "0")}
+    uuid = {"action": "assign-uuid", "uuid": c.choose_hint("moved uuid", "0")}
     await c.ask("mallory", "POST", f"{NAMES}/tables/{name}", {"requirements": [], "updates": [uuid]})
     await harvest(c, name)
     await c.ask("mallory", "DELETE", f"{NAMES}/tables/{name}?purgeRequested=true")
     await purge(c)
 
 
-async def stolen_tokens(c: Campaign) -> None:
+async def check_stolen_tokens(c: Campaign) -> None:
     """Check that a victim who reads the attacker's table contacts only this server, and loads only the
     client's own code.
     """
-    name, key = c.new_name("steal"), c.rng.choice(STEALING_METADATA)
+    name, key = c.create_name("steal"), c.rng.choice(STEALING_METADATA)
     value = c.rng.choice((CANARY, f"{CANARY}/x", "canary.evil.Code"))
     if c.rng.random() < 0.5:
         await create_table(c, name, properties={key: value})
@@ -380,7 +386,7 @@ async def stolen_tokens(c: Campaign) -> None:
 
 async def borrow_owner(c: Campaign) -> None:
     """Create a view that would run with another user's rights."""
-    name = c.new_name("owned")
+    name = c.create_name("owned")
     key = c.rng.choice(("trino.run-as-owner", "trino.run-as-owner", "Trino.Run-As-Owner"))
     view = {"name": name, "schema": SCHEMA, "view-version": {**VIEW_VERSION, "default-namespace": [EVIL]}}
     properties = {key: "root"} if c.rng.random() < 0.5 else {}
@@ -405,21 +411,23 @@ async def undrop_elsewhere(c: Campaign) -> None:
     dropped = await c.ask("mallory", "GET", f"/api/v1/dropped?namespace={EVIL}")
     rows = dropped.json["dropped"] if dropped.status == 200 else []
     if rows:
-        target = {"namespace": [c.hint("namespace")], "name": c.new_name("planted")}
+        target = {"namespace": [c.choose_hint("namespace")], "name": c.create_name("planted")}
         await c.ask("mallory", "POST", f"/api/v1/dropped/{rows[-1]['id']}/undrop", target)
 
 
 async def swap_manifests(c: Campaign) -> None:
     """Commit the attacker's own manifests, and overwrite them before they are read."""
     name, location = await create_own_table(c, "swapped")
-    manifest = write_manifest(c, f"{location}/metadata/m0.avro", [own_parquet(c, f"{location}/data/0.parquet", [1, 2])])
+    manifest = write_manifest(
+        c, f"{location}/metadata/m0.avro", [write_own_parquet(c, f"{location}/data/0.parquet", [1, 2])]
+    )
     place = write_list(c, f"{location}/metadata/snap.avro", [manifest])
     await commit_snapshot(c, name, place)
-    foreign = c.hint("data file", f"{c.world.warehouse}/no/0.parquet")
+    foreign = c.choose_hint("data file", f"{c.world.warehouse}/no/0.parquet")
     if c.rng.random() < 0.5:
-        write_manifest(c, manifest.path, [data_file(foreign, 1, 10**18)])
+        write_manifest(c, manifest.path, [build_data_file(foreign, 1, 10**18)])
     else:
-        write_list(c, place, [list_entry(c.hint("manifest", f"{c.world.warehouse}/no/m0.avro"), 4000)])
+        write_list(c, place, [list_entry(c.choose_hint("manifest", f"{c.world.warehouse}/no/m0.avro"), 4000)])
     await harvest(c, name)
     await c.ask("mallory", "DELETE", f"{NAMES}/tables/{name}?purgeRequested=true")
     await purge(c)
@@ -431,12 +439,14 @@ async def swap_metadata(c: Campaign) -> None:
     answer = await c.ask("mallory", "GET", f"{NAMES}/tables/{name}")
     place = answer.json["metadata-location"]
     forged_metadata = dict(answer.json["metadata"])
-    missing_location = c.hint(c.rng.choice(("location", "moved location")), f"{c.world.warehouse}/no")
+    missing_location = c.choose_hint(c.rng.choice(("location", "moved location")), f"{c.world.warehouse}/no")
     match c.rng.randrange(4):
         case 0:
             forged_metadata["location"] = missing_location
         case 1:
-            forged_metadata["table-uuid"] = c.hint("uuid", c.hint("moved uuid", forged_metadata["table-uuid"]))
+            forged_metadata["table-uuid"] = c.choose_hint(
+                "uuid", c.choose_hint("moved uuid", forged_metadata["table-uuid"])
+            )
         case 2:
             forged_metadata["properties"] = {
                 **forged_metadata.get("properties", {}),
@@ -448,7 +458,7 @@ async def swap_metadata(c: Campaign) -> None:
                 "snapshot-id": 7,
                 "sequence-number": 1,
                 "timestamp-ms": forged_metadata["last-updated-ms"],
-                "manifest-list": c.hint("manifest list", f"{location}/metadata/snap.avro"),
+                "manifest-list": c.choose_hint("manifest list", f"{location}/metadata/snap.avro"),
                 "summary": {"operation": "append"},
                 "schema-id": 0,
             }
@@ -465,7 +475,7 @@ async def swap_metadata(c: Campaign) -> None:
 
 async def swap_view(c: Campaign) -> None:
     """Overwrite the view's metadata file: another owner, UUID or location, or another text for an owned view."""
-    name = c.new_name("swapped_view")
+    name = c.create_name("swapped_view")
     view = {"name": name, "schema": SCHEMA, "view-version": {**VIEW_VERSION, "default-namespace": [EVIL]}}
     await c.ask("mallory", "POST", f"{NAMES}/views", {**view, "properties": {"trino.run-as-owner": "mallory"}})
     answer = await c.ask("mallory", "GET", f"{NAMES}/views/{name}")
@@ -476,9 +486,11 @@ async def swap_view(c: Campaign) -> None:
         case 0:
             forged_metadata["properties"] = {"trino.run-as-owner": "root"}
         case 1:
-            forged_metadata["view-uuid"] = c.hint("uuid", c.hint("moved uuid", forged_metadata["view-uuid"]))
+            forged_metadata["view-uuid"] = c.choose_hint(
+                "uuid", c.choose_hint("moved uuid", forged_metadata["view-uuid"])
+            )
         case 2:
-            forged_metadata["location"] = c.hint(
+            forged_metadata["location"] = c.choose_hint(
                 c.rng.choice(("location", "moved location")), f"{c.world.warehouse}/no"
             )
         case _:
@@ -501,7 +513,7 @@ async def swap_view(c: Campaign) -> None:
     await c.ask("mallory", "DELETE", f"{NAMES}/views/{name}")
 
 
-async def nameless_table(c: Campaign) -> None:
+async def take_uuid_of_nameless_table(c: Campaign) -> None:
     """Give the victim's UUID to a table without one, which an admin registered."""
     name, location = await create_own_table(c, "nameless")
     answer = await c.ask("mallory", "GET", f"{NAMES}/tables/{name}")
@@ -510,18 +522,33 @@ async def nameless_table(c: Campaign) -> None:
     place = f"{location}-old/metadata/v1.metadata.json"
     c.world.write(place, json.dumps(old_metadata).encode())
     body = {"name": f"{name}_old", "metadata-location": place}
-    await c.world.good("root", "POST", f"{NAMES}/register", body)
-    uuid = {"action": "assign-uuid", "uuid": c.hint("uuid", c.hint("moved uuid", "0"))}
+    await c.world.ask_successfully("root", "POST", f"{NAMES}/register", body)
+    uuid = {"action": "assign-uuid", "uuid": c.choose_hint("uuid", c.choose_hint("moved uuid", "0"))}
     path = f"{NAMES}/tables/{name}_old"
     await c.ask("mallory", "POST", path, {"requirements": [], "updates": [uuid]})
-    await commit_snapshot(c, f"{name}_old", c.hint("manifest list", f"{c.world.warehouse}/no/snap.avro"))
+    await commit_snapshot(c, f"{name}_old", c.choose_hint("manifest list", f"{c.world.warehouse}/no/snap.avro"))
     await harvest(c, f"{name}_old")
     await c.ask("mallory", "DELETE", f"{path}?purgeRequested=true")
     await purge(c)
 
 
 CRAFTED = (
-    *(foreign_manifest_list, foreign_manifest, foreign_data_file, foreign_delete_files, native_commit, statistics),
-    *(foreign_location, take_names, use_moved_name, stolen_tokens, borrow_owner, sign_own, undrop_elsewhere),
-    *(swap_manifests, swap_metadata, swap_view, nameless_table),
+    *(
+        commit_foreign_manifest_list,
+        commit_foreign_manifest,
+        commit_foreign_data_file,
+        commit_foreign_delete_files,
+        commit_natively,
+        commit_foreign_statistics,
+    ),
+    *(
+        claim_foreign_location,
+        take_names,
+        use_moved_name,
+        check_stolen_tokens,
+        borrow_owner,
+        sign_own,
+        undrop_elsewhere,
+    ),
+    *(swap_manifests, swap_metadata, swap_view, take_uuid_of_nameless_table),
 )

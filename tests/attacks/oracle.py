@@ -60,7 +60,7 @@ class Secrets:
         secret = Secret(label, str(text), value)
         if secret.text not in {item.text for item in self.planted}:
             self.planted.append(secret)
-            self._forms[secret] = tuple(_forms(secret.text))
+            self._forms[secret] = tuple(_encode_forms(secret.text))
         return secret.text
 
     def tell(self, *texts: str) -> None:
@@ -86,19 +86,19 @@ class Secrets:
         return {secret for secret, forms in self._forms.items() if any(form in blob for form in forms)}
 
 
-def _forms(text: str) -> Iterator[bytes]:
+def _encode_forms(text: str) -> Iterator[bytes]:
     raw = text.encode()
     spellings = {text, json.dumps(text)[1:-1], quote(text, safe=""), quote(text), quote_plus(text)}
     yield from {item.encode() for item in spellings}
-    yield from _opaque(raw)
+    yield from _encode_opaquely(raw)
     if text.lstrip("-").isdigit():
         for order in ("little", "big"):
             number = int(text).to_bytes(8, order, signed=True)  # type: ignore[arg-type]
             yield number
-            yield from _opaque(number)
+            yield from _encode_opaquely(number)
 
 
-def _opaque(raw: bytes) -> Iterator[bytes]:
+def _encode_opaquely(raw: bytes) -> Iterator[bytes]:
     """Yield the hexadecimal form, and base64 at each of the three possible alignments."""
     yield raw.hex().encode()
     yield raw.hex().upper().encode()
@@ -116,29 +116,29 @@ def unpack(blob: bytes, depth: int = 0) -> Iterator[bytes]:
     yield blob
     if depth >= _DEPTH_MAX or not blob:
         return
-    for inner in _inside(blob):
+    for inner in _unpack_blob(blob):
         if inner and inner != blob:
             yield from unpack(inner[:_BYTES_MAX], depth + 1)
 
 
-def _inside(blob: bytes) -> Iterator[bytes]:
+def _unpack_blob(blob: bytes) -> Iterator[bytes]:
     if blob[:2] == b"\x1f\x8b":
         yield _read_or_return_nothing(lambda: gzip.decompress(blob))
     elif blob[:1] == b"\x78":
         yield _read_or_return_nothing(lambda: zlib.decompress(blob))
     elif blob[:4] == b"Obj\x01":
         yield _read_or_return_nothing(lambda: repr(list(fastavro.reader(io.BytesIO(blob)))).encode())
-        yield _read_or_return_nothing(lambda: b"\0".join(_leaves(list(fastavro.reader(io.BytesIO(blob))))))
+        yield _read_or_return_nothing(lambda: b"\0".join(_list_leaves(list(fastavro.reader(io.BytesIO(blob))))))
     elif blob[:4] == b"PAR1":
         yield _read_or_return_nothing(
             lambda: json.dumps(pq.read_table(io.BytesIO(blob)).to_pylist(), default=repr).encode()
         )
         yield _read_or_return_nothing(lambda: repr(pq.read_metadata(io.BytesIO(blob)).to_dict()).encode())
     elif blob[:4] == b"\xff\xff\xff\xff":
-        yield _read_or_return_nothing(lambda: _arrow(blob))
+        yield _read_or_return_nothing(lambda: _decode_arrow(blob))
     else:
         for match in re.finditer(re.escape(_ZSTD), blob):
-            yield _read_or_return_nothing(partial(_unzstd, blob[match.start() :]))
+            yield _read_or_return_nothing(partial(_decompress_zstd, blob[match.start() :]))
         for token in _BASE64.findall(blob):
             bare = token.rstrip(b"=")
             yield _read_or_return_nothing(partial(base64.urlsafe_b64decode, bare + b"=" * (-len(bare) % 4)))
@@ -148,27 +148,29 @@ def _inside(blob: bytes) -> Iterator[bytes]:
             yield unquote_to_bytes(blob)
 
 
-def _leaves(value: object) -> Iterator[bytes]:
+def _list_leaves(value: object) -> Iterator[bytes]:
     if isinstance(value, bytes):
         yield value
     elif isinstance(value, dict):
         for inner in value.values():
-            yield from _leaves(inner)
+            yield from _list_leaves(inner)
     elif isinstance(value, list):
         for inner in value:
-            yield from _leaves(inner)
+            yield from _list_leaves(inner)
     else:
         yield str(value).encode()
 
 
-def _arrow(blob: bytes) -> bytes:
+def _decode_arrow(blob: bytes) -> bytes:
     with pa.ipc.open_stream(blob) as stream:
         table = stream.read_all()
     schema_text = repr(stream.schema.metadata)
-    return (json.dumps(table.to_pylist(), default=repr) + schema_text).encode() + b"\0".join(_leaves(table.to_pylist()))
+    return (json.dumps(table.to_pylist(), default=repr) + schema_text).encode() + b"\0".join(
+        _list_leaves(table.to_pylist())
+    )
 
 
-def _unzstd(blob: bytes) -> bytes:
+def _decompress_zstd(blob: bytes) -> bytes:
     with pa.CompressedInputStream(pa.BufferReader(blob), "zstd") as stream:
         return bytes(stream.read(_BYTES_MAX))
 

@@ -55,7 +55,7 @@ class PatternUse:
     methods: frozenset[str]
 
 
-def uses() -> Iterator[PatternUse]:
+def find_uses() -> Iterator[PatternUse]:
     """Yield each call of `re` in the packages.
 
     Raises:
@@ -65,10 +65,10 @@ def uses() -> Iterator[PatternUse]:
         for path in sorted((REPO / package).rglob("*.py")):
             file = path.relative_to(REPO).as_posix()
             if ".compile(" in (source := path.read_text()) or re.search(r"\bre\.", source):
-                yield from _uses_in(file, ast.parse(source))
+                yield from _find_uses_in(file, ast.parse(source))
 
 
-def _uses_in(file: str, tree: ast.Module) -> Iterator[PatternUse]:
+def _find_uses_in(file: str, tree: ast.Module) -> Iterator[PatternUse]:
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _is_of_re(node)]
     if not calls:
         return
@@ -88,8 +88,8 @@ def _uses_in(file: str, tree: ast.Module) -> Iterator[PatternUse]:
             raise LookupError(
                 f"{context}: add examples of the variables in this call to VARIABLES in {__file__}"
             ) from None
-        methods = _methods(tree, names.get(id(call))) if call.func.attr == "compile" else {call.func.attr}
-        yield PatternUse(context, re.compile(text, flags), frozenset(_method(method) for method in methods))
+        methods = _find_methods(tree, names.get(id(call))) if call.func.attr == "compile" else {call.func.attr}
+        yield PatternUse(context, re.compile(text, flags), frozenset(_choose_method(method) for method in methods))
 
 
 def _is_of_re(call: ast.Call) -> bool:
@@ -119,7 +119,7 @@ def _find_assignments(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
                         yield name.id, value
 
 
-def _methods(tree: ast.Module, name: str | None) -> set[str]:
+def _find_methods(tree: ast.Module, name: str | None) -> set[str]:
     """Return the methods that the module calls on the expression; all of them if it is used in another way."""
     results: set[str] = set()
     called: set[int] = set()
@@ -136,15 +136,15 @@ def _methods(tree: ast.Module, name: str | None) -> set[str]:
     return set(METHODS) if name is None or nodes or not results else results
 
 
-def _method(name: str) -> str:
+def _choose_method(name: str) -> str:
     return name if name in METHODS else "finditer"
 
 
-def hostile_texts(pattern: re.Pattern[Any], characters: int) -> Iterator[Any]:
+def build_hostile_texts(pattern: re.Pattern[Any], characters: int) -> Iterator[Any]:
     """Yield texts of about `characters` characters that make the expression try many ways."""
     source = pattern.pattern
     tree = parser.parse(source, pattern.flags & ~re.DEBUG)
-    parts = _take_first(_parts(tree), _PARTS_MAX)
+    parts = _take_first(_list_parts(tree), _PARTS_MAX)
     beginnings = _take_first(("", *_generate_beginnings(tree, "")), _BEGINNINGS_MAX)
     for beginning in beginnings:
         for part in parts:
@@ -157,25 +157,25 @@ def _take_first(texts: Iterable[str], count: int) -> list[str]:
     return list(dict.fromkeys(texts))[:count]
 
 
-def _parts(tree: Any) -> Iterator[str]:
+def _list_parts(tree: Any) -> Iterator[str]:
     """Yield parts to repeat in a text: examples of each repeated part, and each character of the expression."""
     for code, argument in tree:
         for inner in _list_inner_trees(code, argument):
             if code in _REPEATS and argument[1] > 1:
-                yield from filter(None, (_example(inner), *(_example([item]) for item in inner)))
-            yield from _parts(inner)
-    if example := _example(tree):
+                yield from filter(None, (_build_example(inner), *(_build_example([item]) for item in inner)))
+            yield from _list_parts(inner)
+    if example := _build_example(tree):
         yield example
-    yield from _characters(tree)
+    yield from _list_characters(tree)
     yield from (" ", "1", "a", ".")
 
 
-def _characters(tree: Any) -> Iterator[str]:
+def _list_characters(tree: Any) -> Iterator[str]:
     for code, argument in tree:
         if code in (codes.LITERAL, codes.NOT_LITERAL, codes.IN, codes.ANY):
-            yield _example([(code, argument)])
+            yield _build_example([(code, argument)])
         for inner in _list_inner_trees(code, argument):
-            yield from _characters(inner)
+            yield from _list_characters(inner)
 
 
 def _generate_beginnings(tree: Any, before: str) -> Iterator[str]:
@@ -186,7 +186,7 @@ def _generate_beginnings(tree: Any, before: str) -> Iterator[str]:
             yield before
         for inner in _list_inner_trees(code, argument):
             yield from _generate_beginnings(inner, before)
-        before += _example([node])
+        before += _build_example([node])
 
 
 def _list_inner_trees(code: Any, argument: Any) -> list[Any]:
@@ -204,7 +204,7 @@ def _list_inner_trees(code: Any, argument: Any) -> list[Any]:
     return []
 
 
-def _example(tree: Any) -> str:
+def _build_example(tree: Any) -> str:
     """Return a short text that the tree matches, without regard to its surroundings."""
     text = ""
     for code, argument in tree:
@@ -215,19 +215,19 @@ def _example(tree: Any) -> str:
         elif code is codes.ANY:
             text += "a"
         elif code is codes.IN:
-            text += _member(argument)
+            text += _choose_member(argument)
         elif code in _REPEATS:
-            text += _example(argument[2]) * max(argument[0], 1 if argument[1] > 1 else 0)
+            text += _build_example(argument[2]) * max(argument[0], 1 if argument[1] > 1 else 0)
         elif code is codes.BRANCH:
-            text += _example(argument[1][0])
+            text += _build_example(argument[1][0])
         elif code is codes.SUBPATTERN:
-            text += _example(argument[3])
+            text += _build_example(argument[3])
         elif code is codes.ATOMIC_GROUP:
-            text += _example(argument)
+            text += _build_example(argument)
     return text
 
 
-def _member(members: Any) -> str:
+def _choose_member(members: Any) -> str:
     """Return a character of a set."""
     pattern = _Set(members)
     for code, argument in members:
@@ -270,7 +270,7 @@ class _Set:
         return results != negated
 
 
-def cpu_s(work: Callable[[], object], rounds: int = 1) -> float:
+def measure_cpu_s(work: Callable[[], object], rounds: int = 1) -> float:
     """Return the shortest CPU time of `work` in this process."""
     times = []
     for _ in range(rounds):
@@ -280,7 +280,7 @@ def cpu_s(work: Callable[[], object], rounds: int = 1) -> float:
     return min(times)
 
 
-def grows_too_fast(work: Callable[[Any], object], texts: dict[int, Any]) -> float | None:
+def measure_excessive_growth(work: Callable[[Any], object], texts: dict[int, Any]) -> float | None:
     """Return the growth of the CPU time of `work` for twice the text, or None if it is linear.
 
     Args:
@@ -289,19 +289,19 @@ def grows_too_fast(work: Callable[[Any], object], texts: dict[int, Any]) -> floa
             only that text is measured.
     """
     first, *_ = sizes = sorted(texts)
-    size = first if cpu_s(lambda: work(texts[first])) > LINEAR_S else sizes[2]
+    size = first if measure_cpu_s(lambda: work(texts[first])) > LINEAR_S else sizes[2]
     for rounds in (1, 3):  # Measure again, because the first measurement may have been disturbed.
-        short_s = cpu_s(lambda: work(texts[size]), rounds)
+        short_s = measure_cpu_s(lambda: work(texts[size]), rounds)
         if short_s < LINEAR_S:
             return None
-        growth = cpu_s(lambda: work(texts[2 * size]), rounds) / short_s
+        growth = measure_cpu_s(lambda: work(texts[2 * size]), rounds) / short_s
         if growth < GROWTH_MAX:
             return None
     return growth
 
 
 def generate_by_size(generate: Callable[[int], Iterable[Any]], size: int) -> Iterator[dict[int, Any]]:
-    """Yield each text in the sizes that `grows_too_fast` needs."""
+    """Yield each text in the sizes that `measure_excessive_growth` needs."""
     sizes = (size // 4, size // 2, size, 2 * size)
     for texts in zip(*map(generate, sizes), strict=True):
         yield dict(zip(sizes, texts, strict=True))
@@ -321,11 +321,11 @@ def _apply(pattern: re.Pattern[Any], method: str, text: Any) -> None:
         getattr(pattern, method)(text)
 
 
-def superlinear(use: PatternUse) -> Iterator[str]:
+def find_superlinear_texts(use: PatternUse) -> Iterator[str]:
     """Yield a text for which the expression needs more than linear time."""
-    for texts in generate_by_size(partial(hostile_texts, use.pattern), TEXT_CHARACTERS):
+    for texts in generate_by_size(partial(build_hostile_texts, use.pattern), TEXT_CHARACTERS):
         for method in sorted(use.methods):
-            growth = grows_too_fast(partial(_apply, use.pattern, method), texts)
+            growth = measure_excessive_growth(partial(_apply, use.pattern, method), texts)
             if growth is not None:
                 yield f"{use.where}: {method} of {use.pattern.pattern!r} on {shorten_text(texts)}: ×{growth:.1f}"
                 return
@@ -335,10 +335,10 @@ def main() -> None:
     """Print each expression that is not linear, and their number."""
     count = 0
     gc.disable()  # A garbage collection in one of two measurements looks like growth.
-    for use in uses():
+    for use in find_uses():
         count += 1
         print(f"begins {use.where}", file=sys.stderr, flush=True)
-        for fault in superlinear(use):
+        for fault in find_superlinear_texts(use):
             print(fault, flush=True)
     print(f"{count} expressions")
 

@@ -30,7 +30,7 @@ _TRUE: dict[str, Any] = {"type": "true"}
 
 
 @cache
-def routes() -> tuple[tuple[str, str, str], ...]:
+def list_routes() -> tuple[tuple[str, str, str], ...]:
     """Return (operation id, method, template) of all published routes."""
     results = [
         (operation.id, operation.method, operation.template.replace("/{prefix}/", "/"))
@@ -66,15 +66,15 @@ async def attack_route(c: Campaign, operation: str, method: str, template: str) 
     body = _BODIES[operation](names) if operation in _BODIES else None
     headers = {}
     if method == "POST" and c.rng.random() < 0.3:
-        headers["Idempotency-Key"] = c.hint("idempotency key", create_key())
+        headers["Idempotency-Key"] = c.choose_hint("idempotency key", create_key())
     if operation == "getToken":
         headers["Content-Type"] = "application/x-www-form-urlencoded"
     if operation == "leasePlanSnapshots" or c.rng.random() < 0.2:
-        headers["X-Seamark-Plans"] = c.hint("audience")
+        headers["X-Seamark-Plans"] = c.choose_hint("audience")
     if c.rng.random() < 0.1:
         headers["Accept"] = "application/vnd.apache.arrow.stream"
     if c.rng.random() < 0.05 and isinstance(body, dict):
-        body = {**body, "unknown": [c.hint("location"), c.hint("uuid")]}
+        body = {**body, "unknown": [c.choose_hint("location"), c.choose_hint("uuid")]}
     query = _QUERIES.get(operation)
     if query is not None:
         path += "?" + "&".join(f"{name}={quote(str(value), safe='')}" for name, value in query(names).items())
@@ -92,29 +92,34 @@ class _Names:
         c, rng = self.c, self.rng
         match variable:
             case "namespace":
-                below = (f"{EVIL}\x1fsub", f"{EVIL}\x1f{c.hint('namespace')}")
-                return rng.choice((EVIL, EVIL, c.hint("namespace"), *below))
+                below = (f"{EVIL}\x1fsub", f"{EVIL}\x1f{c.choose_hint('namespace')}")
+                return rng.choice((EVIL, EVIL, c.choose_hint("namespace"), *below))
             case "table":
-                hints = (c.hint("table"), c.hint("plan table"), c.hint("dropped name"), c.hint("view"))
+                hints = (
+                    c.choose_hint("table"),
+                    c.choose_hint("plan table"),
+                    c.choose_hint("dropped name"),
+                    c.choose_hint("view"),
+                )
                 return rng.choice(("own", "own", "moved", *hints))
             case "view":
-                return rng.choice(("own_view", c.hint("view"), c.hint("table")))
+                return rng.choice(("own_view", c.choose_hint("view"), c.choose_hint("table")))
             case "function":
-                return rng.choice(("own_function", c.hint("function")))
+                return rng.choice(("own_function", c.choose_hint("function")))
             case "index":
-                return rng.choice(("own_index", c.hint("index")))
+                return rng.choice(("own_index", c.choose_hint("index")))
             case "build" | "plan-id":
-                return c.hint("build") if variable == "build" else c.hint("plan task")
+                return c.choose_hint("build") if variable == "build" else c.choose_hint("plan task")
             case "id":
-                return c.hint("dropped")
+                return c.choose_hint("dropped")
             case "warehouse":
-                return rng.choice(("sales", EVIL, c.hint("namespace")))
+                return rng.choice(("sales", EVIL, c.choose_hint("namespace")))
             case "statement":
-                return rng.choice(("mine", c.hint("uuid")))
+                return rng.choice(("mine", c.choose_hint("uuid")))
             case "name":
                 return rng.choice(("mallory", "root", "nobody", "rita"))
             case "column":
-                return rng.choice(("id", "data", c.hint("uuid")))
+                return rng.choice(("id", "data", c.choose_hint("uuid")))
         raise AssertionError(variable)
 
     def namespace(self) -> list[str]:
@@ -122,29 +127,29 @@ class _Names:
 
     def place(self) -> str:
         kinds = ("location", "metadata file", "manifest list", "manifest", "data file", "moved location")
-        place = self.c.hint(self.rng.choice(kinds), f"{self.c.world.warehouse}/elsewhere")
-        place = self.rng.choice((place, place, place, *_spellings(place)))
+        place = self.c.choose_hint(self.rng.choice(kinds), f"{self.c.world.warehouse}/elsewhere")
+        place = self.rng.choice((place, place, place, *_list_spellings(place)))
         return place + self.rng.choice(
             ("", "", "/", "/x", "/../x", "%2F..%2Fx", "//x", "/./x", "/%2e%2e/x", "\\x", "?x")
         )
 
-    def identifier(self) -> dict[str, Any]:
+    def choose_identifier(self) -> dict[str, Any]:
         return {"namespace": self.namespace(), "name": self.of("table")}
 
     def snapshot(self) -> int:
-        text = self.c.hint(self.rng.choice(("snapshot", "plan snapshot")), "1")
+        text = self.c.choose_hint(self.rng.choice(("snapshot", "plan snapshot")), "1")
         return int(text) if text.isdigit() else 1
 
     def join(self) -> dict[str, Any]:
-        table = [*self.namespace(), self.of("table")]
-        return {"table": table, "on": {"id": "id"}, "predicate": "data = 'x'"}
+        table_identifier = [*self.namespace(), self.of("table")]
+        return {"table": table_identifier, "on": {"id": "id"}, "predicate": "data = 'x'"}
 
     def query(self) -> str:
         left, right = (f'"{".".join(self.namespace())}"."{self.of("table")}"' for _ in range(2))
         return f"SELECT 1 FROM {left} a JOIN {right} b ON a.id = b.id WHERE b.data = 'x'"
 
 
-def _spellings(place: str) -> tuple[str, ...]:
+def _list_spellings(place: str) -> tuple[str, ...]:
     """Return spellings of a location that may look equal with other letters, schemes, slashes or characters."""
     scheme, _, path = place.partition("://")
     folder, _, name = path.rpartition("/")
@@ -178,7 +183,7 @@ _CATALOG_TABLES = (
 )
 
 
-def _statement(n: _Names) -> dict[str, Any]:
+def _choose_statement(n: _Names) -> dict[str, Any]:
     """Return a query of data that the caller may not read, or a way around the catalog."""
     table = ".".join(f'"{part}"' for part in (".".join(n.namespace()), n.of("table")))
     place = n.place().replace("'", "''")
@@ -213,7 +218,7 @@ def _statement(n: _Names) -> dict[str, Any]:
     return body | ({"id": "mine"} if n.rng.random() < 0.3 else {})
 
 
-def _updates(n: _Names) -> list[dict[str, Any]]:
+def _choose_updates(n: _Names) -> list[dict[str, Any]]:
     """Return updates of a commit."""
     return [
         n.rng.choice(
@@ -223,12 +228,12 @@ def _updates(n: _Names) -> list[dict[str, Any]]:
                 {"action": "set-properties", "updates": {"seamark.allowed-locations": n.place()}},
                 {"action": "set-partition-statistics", "partition-statistics": _partition_statistics(n)},
                 {"action": "remove-statistics", "snapshot-id": n.snapshot()},
-                {"action": "add-encryption-key", "encryption-key": _encryption_key(n)},
-                {"action": "remove-encryption-key", "key-id": n.c.hint("uuid", "k")},
+                {"action": "add-encryption-key", "encryption-key": _build_encryption_key(n)},
+                {"action": "remove-encryption-key", "key-id": n.c.choose_hint("uuid", "k")},
                 {"action": "set-snapshot-ref", "ref-name": n.of("table"), "type": "tag", "snapshot-id": n.snapshot()},
                 {"action": "remove-snapshot-ref", "ref-name": "main"},
-                {"action": "assign-uuid", "uuid": n.c.hint("uuid", "0")},
-                {"action": "set-statistics", "statistics": _statistics(n)},
+                {"action": "assign-uuid", "uuid": n.c.choose_hint("uuid", "0")},
+                {"action": "set-statistics", "statistics": _build_statistics(n)},
                 {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": n.snapshot()},
                 {"action": "remove-snapshots", "snapshot-ids": [n.snapshot()]},
             )
@@ -236,7 +241,7 @@ def _updates(n: _Names) -> list[dict[str, Any]]:
     ]
 
 
-def _statistics(n: _Names) -> dict[str, Any]:
+def _build_statistics(n: _Names) -> dict[str, Any]:
     return {
         "snapshot-id": n.snapshot(),
         "statistics-path": n.place(),
@@ -253,20 +258,24 @@ def _partition_statistics(n: _Names) -> dict[str, Any]:
     return {"snapshot-id": n.snapshot(), "statistics-path": n.place(), "file-size-in-bytes": 100}
 
 
-def _encryption_key(n: _Names) -> dict[str, Any]:
-    key = {"key-id": n.c.hint("uuid", "k"), "encrypted-key-metadata": "AAAA", "encrypted-by-id": n.c.hint("snapshot")}
+def _build_encryption_key(n: _Names) -> dict[str, Any]:
+    key = {
+        "key-id": n.c.choose_hint("uuid", "k"),
+        "encrypted-key-metadata": "AAAA",
+        "encrypted-by-id": n.c.choose_hint("snapshot"),
+    }
     return {**key, "properties": {"location": n.place()}}
 
 
-def _view_updates(n: _Names) -> list[dict[str, Any]]:
+def _choose_view_updates(n: _Names) -> list[dict[str, Any]]:
     """Return updates of a view's commit."""
-    version = {**VIEW_VERSION, "default-namespace": n.namespace(), "default-catalog": n.c.hint("namespace")}
+    version = {**VIEW_VERSION, "default-namespace": n.namespace(), "default-catalog": n.c.choose_hint("namespace")}
     table = ".".join((*n.namespace(), n.of("table")))
     version["representations"] = [{"type": "sql", "sql": f"SELECT * FROM {table}", "dialect": "trino"}]
     return n.rng.choice(
         (
             [{"action": "set-location", "location": n.place()}],
-            [{"action": "assign-uuid", "uuid": n.c.hint("uuid", "0")}],
+            [{"action": "assign-uuid", "uuid": n.c.choose_hint("uuid", "0")}],
             [{"action": "set-properties", "updates": {n.rng.choice((*_PATHS, "owner", "location")): n.place()}}],
             [
                 {"action": "add-view-version", "view-version": version},
@@ -276,41 +285,41 @@ def _view_updates(n: _Names) -> list[dict[str, Any]]:
     )
 
 
-def _requirements(n: _Names) -> list[dict[str, Any]]:
-    uuid = {"type": "assert-table-uuid", "uuid": n.c.hint("uuid", "0")}
+def _choose_requirements(n: _Names) -> list[dict[str, Any]]:
+    uuid = {"type": "assert-table-uuid", "uuid": n.c.choose_hint("uuid", "0")}
     return n.rng.choice(([], [{"type": "assert-create"}], [uuid]))
 
 
-def _snapshot_query(n: _Names) -> dict[str, Any]:
+def _build_snapshot_query(n: _Names) -> dict[str, Any]:
     query: dict[str, Any] = {"limit": 1}
     if n.rng.random() < 0.5:
-        query["page-token"] = n.c.hint("page token")
+        query["page-token"] = n.c.choose_hint("page token")
     if n.rng.random() < 0.3:
         query["snapshot-id"] = n.snapshot()
     return query
 
 
-def _change(n: _Names) -> dict[str, Any]:
+def _build_change(n: _Names) -> dict[str, Any]:
     file = {"spec-id": 0, "content": "data", "file-path": n.place(), "file-format": "parquet", "partition": []}
     return {
         "add": [{**file, "file-size-in-bytes": 100, "record-count": 3}],
         "remove": [{"file-path": n.place()}],
         "read-snapshot-id": n.snapshot(),
         "index-files": [{"location": n.place(), "size-in-bytes": 100}],
-        "producer": {"id": n.c.hint("uuid"), "sequence": 1},
+        "producer": {"id": n.c.choose_hint("uuid"), "sequence": 1},
         "repeats-only": n.rng.random() < 0.2,
     }
 
 
-def _form(n: _Names) -> bytes:
-    token = n.rng.choice((n.c.hint("stage"), n.c.hint("plan task"), n.c.world.tokens["nobody"]))
+def _build_form(n: _Names) -> bytes:
+    token = n.rng.choice((n.c.choose_hint("stage"), n.c.choose_hint("plan task"), n.c.world.tokens["nobody"]))
     exchange = "urn:ietf:params:oauth:grant-type:token-exchange"
     grant = n.rng.choice((f"client_credentials&client_secret={token}", f"{exchange}&subject_token={token}"))
     return f"grant_type={grant}&scope=catalog".encode()
 
 
-def _token(n: _Names) -> str:
-    return n.rng.choice(("", n.c.hint("page token"), "AAAA"))
+def _choose_token(n: _Names) -> str:
+    return n.rng.choice(("", n.c.choose_hint("page token"), "AAAA"))
 
 
 _READS: dict[str, Any] = {"files": 1.0, "bytes": 1, "seconds": 0.1}
@@ -329,7 +338,7 @@ _PROPOSAL: dict[str, Any] = {
 }
 _BODIES: dict[str, _Body] = {
     "createNamespace": lambda n: {"namespace": n.namespace(), "properties": {"location": n.place()}},
-    "runStatement": _statement,
+    "runStatement": _choose_statement,
     "aggregate": lambda n: {"namespace": n.namespace(), "table": n.of("table"), "measures": ["count(*)"]},
     "updateProperties": lambda n: {"removals": ["x"], "updates": {"location": n.place()}},
     "createTable": lambda n: {
@@ -339,10 +348,10 @@ _BODIES: dict[str, _Body] = {
         "stage-create": n.rng.random() < 0.5,
     },
     "registerTable": lambda n: {"name": n.of("table"), "metadata-location": n.place(), "overwrite": True},
-    "registerView": lambda n: {"name": n.of("view"), "metadata-location": n.c.hint("view file")},
-    "updateTable": lambda n: {"requirements": _requirements(n), "updates": _updates(n)},
-    "renameTable": lambda n: {"source": n.identifier(), "destination": n.identifier()},
-    "renameView": lambda n: {"source": n.identifier(), "destination": n.identifier()},
+    "registerView": lambda n: {"name": n.of("view"), "metadata-location": n.c.choose_hint("view file")},
+    "updateTable": lambda n: {"requirements": _choose_requirements(n), "updates": _choose_updates(n)},
+    "renameTable": lambda n: {"source": n.choose_identifier(), "destination": n.choose_identifier()},
+    "renameView": lambda n: {"source": n.choose_identifier(), "destination": n.choose_identifier()},
     "createView": lambda n: {
         "name": n.of("view"),
         "schema": SCHEMA,
@@ -350,16 +359,21 @@ _BODIES: dict[str, _Body] = {
         "location": n.place(),
         "properties": {},
     },
-    "replaceView": lambda n: {"updates": _view_updates(n), "requirements": []},
+    "replaceView": lambda n: {"updates": _choose_view_updates(n), "requirements": []},
     "commitTransaction": lambda n: {
         "table-changes": [
-            {"identifier": n.identifier(), "requirements": _requirements(n), "updates": _updates(n)} for _ in range(2)
+            {
+                "identifier": n.choose_identifier(),
+                "requirements": _choose_requirements(n),
+                "updates": _choose_updates(n),
+            }
+            for _ in range(2)
         ]
     },
     "reportMetrics": lambda n: {"report-type": "scan-report", "table-name": n.of("table"), "snapshot-id": n.snapshot()},
     "signRequest": lambda n: {"region": "us-east-1", "uri": n.place(), "method": "GET", "headers": {}},
     "planTableScan": lambda n: {"snapshot-id": n.snapshot(), "filter": _TRUE},
-    "fetchScanTasks": lambda n: {"plan-task": n.c.hint("plan task")},
+    "fetchScanTasks": lambda n: {"plan-task": n.c.choose_hint("plan task")},
     "undrop": lambda n: n.rng.choice((None, {"namespace": [EVIL], "name": "undropped"}, {"namespace": n.namespace()})),
     "putFunction": lambda n: {
         **build_function_document(),
@@ -370,7 +384,7 @@ _BODIES: dict[str, _Body] = {
     "createWarehouse": lambda n: {"name": "mallory", "location": n.place()},
     "putWarehouse": lambda n: {"location": n.place(), "settings": {"s3_endpoint": "http://127.0.0.1:1"}},
     "selectRows": lambda n: {"where": "id > 0", "snapshot-id": n.snapshot()},
-    "commitChange": _change,
+    "commitChange": _build_change,
     "appendRows": lambda n: {"rows": [{"id": n.rng.randrange(9), "name": n.place()}, {n.place(): None}]},
     "appendRowsToTables": lambda n: {
         "tables": [{"namespace": n.namespace(), "name": n.of("table"), "rows": [{"id": 1, "_op": n.place()}]}]
@@ -385,9 +399,19 @@ _BODIES: dict[str, _Body] = {
     "explain": lambda n: {"where": "id > 0", "files": True, "joins": [n.join()]},
     "explainQuery": lambda n: {"query": n.query(), "dialect": n.rng.choice(("trino", "duckdb")), "namespace": [EVIL]},
     "putNamespace": lambda n: {"properties": n.rng.choice(({}, {"location": n.place()}, {n.place(): "x"}))},
+    "putTable": lambda n: {"schema": SCHEMA, "location": n.place(), "properties": {"write.data.path": n.place()}},
+    "putView": lambda n: {
+        "schema": SCHEMA,
+        "representations": [{"sql": n.query(), "dialect": "trino"}],
+        "default-namespace": n.namespace(),
+        "properties": {"trino.run-as-owner": "root"},
+    },
+    "importTable": lambda n: {"metadata-location": n.place(), "dry-run": n.rng.random() < 0.5},
+    "importView": lambda n: {"metadata-location": n.place(), "keep-owner": True},
     "putTablePolicy": lambda n: {"properties": n.rng.choice(({}, {"seamark.compaction.enabled": n.place()}))},
     "putIndex": lambda n: {"kind": "bloom", "columns": ["id"]},
     "recordIndexAudit": lambda n: {"index-files": 1},
+    "recordStatementTime": lambda n: {"statement": "0" * 16, "seconds": 1.5, "files": 3, "bytes": 10_000},
     "recordAppliedAdvice": lambda n: {"proposal": _PROPOSAL},
     "applyAdvice": lambda n: {"id": n.place()},
     "finishAdviceStep": lambda n: {
@@ -413,27 +437,27 @@ _BODIES: dict[str, _Body] = {
     "leasePlanSnapshots": lambda n: {"snapshot-ids": [n.snapshot()], "lease-s": n.rng.choice((0, 600))},
     "makePlanTable": lambda n: {"predicate": "id > 0", "joins": [n.join()]},
     "makePlanView": lambda n: {
-        "metadata-location": n.c.hint("view file"),
+        "metadata-location": n.c.choose_hint("view file"),
         "predicate": "id > 0",
-        "tables": [{"start": 0, "end": 1, "plan": [*n.namespace(), n.c.hint("plan table")]}],
+        "tables": [{"start": 0, "end": 1, "plan": [*n.namespace(), n.c.choose_hint("plan table")]}],
     },
-    "getToken": _form,
+    "getToken": _build_form,
 }
 
 _QUERIES: dict[str, Callable[[_Names], dict[str, Any]]] = {
     "getConfig": lambda n: {"warehouse": n.place()},
-    "appendRows": lambda n: {"producer": n.c.hint("uuid"), "sequence": 0} if n.rng.random() < 0.5 else {},
+    "appendRows": lambda n: {"producer": n.c.choose_hint("uuid"), "sequence": 0} if n.rng.random() < 0.5 else {},
     "readRows": lambda n: {"after": n.place(), "wait": 0},
     "loadStreamPosition": lambda n: {"at": n.rng.choice(("earliest", "latest", "snapshot:1", n.place()))},
     "listNamespaces": lambda n: (
-        {"parent": n.of("namespace"), "pageToken": _token(n)}
+        {"parent": n.of("namespace"), "pageToken": _choose_token(n)}
         if n.rng.random() < 0.5
-        else {"pageToken": _token(n), "pageSize": 1}
+        else {"pageToken": _choose_token(n), "pageSize": 1}
     ),
-    "listTables": lambda n: {"pageToken": _token(n), "pageSize": 1},
-    "listViews": lambda n: {"pageToken": _token(n), "pageSize": 1},
+    "listTables": lambda n: {"pageToken": _choose_token(n), "pageSize": 1},
+    "listViews": lambda n: {"pageToken": _choose_token(n), "pageSize": 1},
     "dropTable": lambda n: {"purgeRequested": "true"},
-    "signRequest": lambda n: {"stage": n.c.hint("stage")} if n.rng.random() < 0.5 else {},
+    "signRequest": lambda n: {"stage": n.c.choose_hint("stage")} if n.rng.random() < 0.5 else {},
     "listDropped": lambda n: (
         ({"namespace": n.of("namespace")} if n.rng.random() < 0.7 else {})
         | ({"retained": "true"} if n.rng.random() < 0.3 else {})
@@ -443,11 +467,13 @@ _QUERIES: dict[str, Callable[[_Names], dict[str, Any]]] = {
     "removeGrant": lambda n: {"principal": "rita", "role": "reader", "namespace": n.of("namespace")},
     "listTimeline": lambda n: {"limit": 100},
     "listTableTimeline": lambda n: {"limit": 100, "order": n.rng.choice(("asc", "desc"))},
-    "listFiles": _snapshot_query,
-    "listColumnStats": _snapshot_query,
-    "loadColumnLayout": lambda n: _snapshot_query(n) | ({"compare-to": n.snapshot()} if n.rng.random() < 0.5 else {}),
-    "listPartitions": _snapshot_query,
-    "listIndexBuildFiles": _snapshot_query,
+    "listFiles": _build_snapshot_query,
+    "listColumnStats": _build_snapshot_query,
+    "loadColumnLayout": lambda n: (
+        _build_snapshot_query(n) | ({"compare-to": n.snapshot()} if n.rng.random() < 0.5 else {})
+    ),
+    "listPartitions": _build_snapshot_query,
+    "listIndexBuildFiles": _build_snapshot_query,
 }
 _BODILESS = """
     getConfig listNamespaces loadNamespaceMetadata namespaceExists dropNamespace listTables loadTable

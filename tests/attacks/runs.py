@@ -33,12 +33,12 @@ async def run(
             await fill_cache(world)
         before = await world.fingerprint()
         world.touched.clear()
-        await _own_things(c)
-        plan: list[Any] = [*routes.routes(), *CRAFTED]
-        while len(plan) < requests:
-            plan.append(rng.choice(routes.routes()) if rng.random() < 0.7 else rng.choice(CRAFTED))
-        rng.shuffle(plan)
-        for item in plan:
+        await _create_own_things(c)
+        steps: list[Any] = [*routes.list_routes(), *CRAFTED]
+        while len(steps) < requests:
+            steps.append(rng.choice(routes.list_routes()) if rng.random() < 0.7 else rng.choice(CRAFTED))
+        rng.shuffle(steps)
+        for item in steps:
             if isinstance(item, tuple):
                 if item[0] not in routes.HARMLESS:
                     await routes.attack_route(c, *item)
@@ -48,7 +48,7 @@ async def run(
     return c
 
 
-async def _own_things(c: Campaign) -> None:
+async def _create_own_things(c: Campaign) -> None:
     await create_table(c, "own")
     view = {"name": "own_view", "schema": SCHEMA, "view-version": VIEW_VERSION, "properties": {}}
     await c.ask("mallory", "POST", f"{NAMES}/views", view)

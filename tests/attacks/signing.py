@@ -23,7 +23,7 @@ async def sign_everything(c: Campaign, name: str, query: str = "") -> None:
         return
     base = f"{world.s3.endpoint}/{world.bucket}"
     for kind in ("data file", "manifest", "location"):
-        place = c.hint(kind, f"s3://{world.bucket}/lake/no")
+        place = c.choose_hint(kind, f"s3://{world.bucket}/lake/no")
         key = place.partition(f"{world.bucket}/")[2]
         loaded_table = await c.ask("mallory", "GET", f"{NAMES}/tables/{name}")
         own_location = (

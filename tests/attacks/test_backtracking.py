@@ -35,7 +35,7 @@ from seamark.formats.protocol.wire import encode_json, fold_name, fold_path
 from seamark.formats.runtime.decoding import from_json
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.store.operations import CreateNamespace
-from tests.attacks.patterns import PatternUse, generate_by_size, grows_too_fast, superlinear
+from tests.attacks.patterns import PatternUse, find_superlinear_texts, generate_by_size, measure_excessive_growth
 from tests.attacks.world import SCHEMA
 from tests.server.rig import running
 
@@ -116,9 +116,9 @@ def test_no_function_of_text_takes_more_than_linear_time() -> None:
     ],
 )
 def test_measurement_finds_expressions_that_are_not_linear(pattern: str, method: str) -> None:
-    assert list(superlinear(PatternUse("here", re.compile(pattern), frozenset([method]))))
+    assert list(find_superlinear_texts(PatternUse("here", re.compile(pattern), frozenset([method]))))
     linear = PatternUse("here", re.compile(r"[+-]?(?:\d++(?:\.\d*+)?|\.\d++)"), frozenset([method]))
-    assert not list(superlinear(linear))
+    assert not list(find_superlinear_texts(linear))
 
 
 def test_numbers_in_filters_have_a_limited_length() -> None:
@@ -146,7 +146,7 @@ def test_other_texts_are_not_read_as_numbers(text: str) -> None:
 def test_names_are_folded_in_linear_time(name: str) -> None:
     for fold in (fold_name, fold_path):
         texts = generate_by_size(lambda size: [name[:size]], len(name) // 2)
-        assert grows_too_fast(fold, next(texts)) is None
+        assert measure_excessive_growth(fold, next(texts)) is None
     with pytest.raises(BadRequest, match=f"{PROPERTY_NAME_CHARACTERS_MAX:,} characters"):
         check_client_properties({name: "x"}, "A namespace")
 

@@ -26,7 +26,7 @@ from tests.services.s3 import S3
 @pytest.mark.parametrize("hints", quick([KINDS, ()], 1), ids=["all handles known", "nothing known"])
 async def test_short_campaign_finds_no_leak(tmp_path: Path, hints: tuple[str, ...]) -> None:
     c = await run(tmp_path / "home", 1, requests=0, hints=hints)
-    assert not c.findings, c.verdict()
+    assert not c.findings, c.format_verdict()
 
 
 @pytest.mark.slow
@@ -34,7 +34,7 @@ async def test_short_campaign_finds_no_leak(tmp_path: Path, hints: tuple[str, ..
 @pytest.mark.parametrize("number", range(8))
 async def test_campaigns_over_local_files_find_no_leak(tmp_path: Path, number: int) -> None:
     c = await run(tmp_path / "home", first_seed() + number, requests=300)
-    assert not c.findings, c.verdict()
+    assert not c.findings, c.format_verdict()
 
 
 @pytest.mark.slow
@@ -42,7 +42,7 @@ async def test_campaigns_over_local_files_find_no_leak(tmp_path: Path, number: i
 @pytest.mark.parametrize("number", range(4))
 async def test_campaigns_over_s3_find_no_leak(tmp_path: Path, s3: S3, number: int) -> None:
     c = await run(tmp_path / "home", first_seed() + 100 + number, requests=300, s3=s3, with_gateway=number % 2 == 1)
-    assert not c.findings, c.verdict()
+    assert not c.findings, c.format_verdict()
 
 
 async def test_gateway_neither_reveals_nor_changes_the_victims_objects(tmp_path: Path, s3: S3) -> None:
@@ -58,7 +58,7 @@ async def test_gateway_neither_reveals_nor_changes_the_victims_objects(tmp_path:
         for _ in range(examples(25, 12)):
             await reach_through_gateway(c, "own")
         await compare(c, before)
-    assert not c.findings, c.verdict()
+    assert not c.findings, c.format_verdict()
 
 
 @pytest.mark.slow

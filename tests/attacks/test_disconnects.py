@@ -39,7 +39,7 @@ REQUESTS: tuple[tuple[str, str, str, Any], ...] = (
 )
 
 
-def request_of(rng: random.Random, secrets: dict[str, str]) -> bytes:
+def build_random_request(rng: random.Random, secrets: dict[str, str]) -> bytes:
     """Return a whole request in one of the forms in which clients send bodies."""
     principal, method, path, body = rng.choice(REQUESTS)
     headers = [f"Authorization: Bearer {secrets[principal]}", "Content-Type: application/json", "User-Agent: Java/17"]
@@ -59,7 +59,7 @@ def request_of(rng: random.Random, secrets: dict[str, str]) -> bytes:
 
 async def leave(server: RunningServer, secrets: dict[str, str], seed: int) -> None:
     rng = random.Random(seed)
-    data = request_of(rng, secrets)
+    data = build_random_request(rng, secrets)
     async with await RawConnection.open(server) as wire:
         try:
             async with asyncio.timeout(60):
@@ -80,7 +80,7 @@ async def leave(server: RunningServer, secrets: dict[str, str], seed: int) -> No
             pass  # An error that closes the connection
 
 
-async def in_groups(work: Callable[[int], Awaitable[None]], seeds: range, at_once: int) -> None:
+async def run_in_groups(work: Callable[[int], Awaitable[None]], seeds: range, at_once: int) -> None:
     seed_iterator = iter(seeds)
 
     async def run_next_seeds() -> None:
@@ -105,13 +105,13 @@ async def test_clients_that_disconnect_at_any_point_hold_no_resources(
     async with running(tmp_path, auth="token", requests_limit=16) as server:
         api = Api(server)
 
-        async def as_root(method: str, path: str, body: Any = None) -> Any:
+        async def ask_as_root(method: str, path: str, body: Any = None) -> Any:
             return await api(method, path, body, headers={"Authorization": f"Bearer {secrets['root']}"})
 
         for name in ("t", "mine"):
-            assert (await as_root("POST", NAMES, {"name": name, "schema": SCHEMA})).status == 200
-        await append(as_root, "t", build_ten_id_files(300), snapshot_id=1, manifests=3)  # type: ignore[arg-type]
-        await in_groups(lambda seed: leave(server, secrets, seed), range(32), 8)
+            assert (await ask_as_root("POST", NAMES, {"name": name, "schema": SCHEMA})).status == 200
+        await append(ask_as_root, "t", build_ten_id_files(300), snapshot_id=1, manifests=3)  # type: ignore[arg-type]
+        await run_in_groups(lambda seed: leave(server, secrets, seed), range(32), 8)
         (bounds,) = limits
         await until(lambda: bounds.is_idle and server.components.metrics.requests.answering == 0)
         bounds.check_invariants()

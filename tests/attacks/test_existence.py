@@ -36,9 +36,9 @@ class _Fakes:
         self.known_secrets: dict[str, str] = {}
 
     def of(self, text: str) -> str:
-        return _ATOM.sub(lambda found: self._atom(found[0]), text)
+        return _ATOM.sub(lambda found: self._replace_atom(found[0]), text)
 
-    def _atom(self, atom: str) -> str:
+    def _replace_atom(self, atom: str) -> str:
         if atom not in self.known_secrets:
             fake = self._replace(atom)
             while atom.isdigit() and int(fake) > _LONG_MAX >= int(atom):
@@ -63,7 +63,7 @@ class _Twins(Campaign):
         return Answer(200, {}, b"{}")
 
 
-def _attackers(world: World, fakes: _Fakes, seed: int) -> tuple[_Twins, _Twins]:
+def _build_attackers(world: World, fakes: _Fakes, seed: int) -> tuple[_Twins, _Twins]:
     """Return two campaigns with the same random choices: one with the victim's handles, one with the fakes."""
     real, fake = (_Twins(world, random.Random(seed), seed) for _ in range(2))
     for kind in KINDS:
@@ -74,15 +74,15 @@ def _attackers(world: World, fakes: _Fakes, seed: int) -> tuple[_Twins, _Twins]:
     return real, fake
 
 
-async def _differences(world: World, seeds: range) -> list[str]:
+async def _list_differences(world: World, seeds: range) -> list[str]:
     fakes, results = _Fakes(random.Random(1)), []
     c = Campaign(world, random.Random(1), 1)
     c.hand_out(KINDS)
-    for operation, method, template in routes.routes():
+    for operation, method, template in routes.list_routes():
         if operation in routes.HARMLESS:
             continue
         for seed in seeds:
-            real, fake = _attackers(world, fakes, seed)
+            real, fake = _build_attackers(world, fakes, seed)
             await routes.attack_route(real, operation, method, template)
             await routes.attack_route(fake, operation, method, template)
             (principal, method_, path, body, headers), other = real.request, fake.request
@@ -109,7 +109,7 @@ def _remove_identifiers(body: bytes) -> bytes:
 
 async def test_answers_for_foreign_handles_equal_those_for_nonexistent_handles(tmp_path: Path) -> None:
     async with open_world(tmp_path, random.Random(1)) as world:
-        differences = await _differences(world, range(8))
+        differences = await _list_differences(world, range(8))
     assert not differences, "\n".join(differences[:6])
 
 
@@ -117,7 +117,7 @@ async def test_answers_for_foreign_handles_equal_those_for_nonexistent_handles(t
 @pytest.mark.timeout(900)
 async def test_no_answer_of_many_random_requests_reveals_whether_a_foreign_handle_exists(tmp_path: Path) -> None:
     async with open_world(tmp_path, random.Random(2)) as world:
-        differences = await _differences(world, range(100, 160))
+        differences = await _list_differences(world, range(100, 160))
     assert not differences, "\n".join(differences[:6])
 
 

@@ -18,7 +18,7 @@ from tests.attacks.world import World, open_world
 
 
 def test_each_published_route_is_attacked_or_listed_as_harmless() -> None:
-    published = {operation for operation, _, _ in routes.routes()}
+    published = {operation for operation, _, _ in routes.list_routes()}
     assert len(published) > 70
     attacked = routes.OPERATIONS_WITH_BODY | routes.BODILESS
     assert not attacked & set(routes.HARMLESS)
@@ -29,11 +29,11 @@ async def test_each_campaign_uses_each_route_that_is_not_harmless(tmp_path: Path
     async with open_world(tmp_path, random.Random(2)) as world:
         c = Campaign(world, random.Random(2), 2)
         c.hand_out(())
-        for route in routes.routes():
+        for route in routes.list_routes():
             if route[0] not in routes.HARMLESS:
                 await routes.attack_route(c, *route)
-        assert c.drawn == {operation for operation, _, _ in routes.routes()} - set(routes.HARMLESS)
-        assert not c.findings, c.verdict()
+        assert c.drawn == {operation for operation, _, _ in routes.list_routes()} - set(routes.HARMLESS)
+        assert not c.findings, c.format_verdict()
 
 
 # The campaign can fail
@@ -56,8 +56,8 @@ async def test_answer_with_a_planted_leak_is_detected(tmp_path: Path, monkeypatc
         with monkeypatch.context() as patched:
             patched.setattr(World, "ask", answer_with_leak)
             await c.ask("mallory", "GET", "/v1/config")
-        assert "data file" in c.verdict()
-        assert "seed 3" in c.verdict()
+        assert "data file" in c.format_verdict()
+        assert "seed 3" in c.format_verdict()
 
 
 async def test_writer_who_may_read_the_other_namespace_is_detected(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ async def test_writer_who_may_read_the_other_namespace_is_detected(tmp_path: Pat
     rng = random.Random(4)
     async with open_world(tmp_path, rng) as world:
         grant = {"principal": "mallory", "role": "reader", "namespace": [world.victim]}
-        await world.good("root", "PUT", "/api/v1/grants", grant)
+        await world.ask_successfully("root", "PUT", "/api/v1/grants", grant)
         c = Campaign(world, rng, 4)
         c.hand_out(("namespace", "table"))
         for table in world.hints["table"]:
@@ -109,7 +109,7 @@ async def test_requests_of_an_honest_client_for_its_own_table_succeed(tmp_path: 
         c = Campaign(world, rng, 6)
         c.hand_out(())
         name, location = await crafted.create_own_table(c, "honest")
-        data = crafted.own_parquet(c, f"{location}/data/0.parquet", [1, 2, 3])
+        data = crafted.write_own_parquet(c, f"{location}/data/0.parquet", [1, 2, 3])
         manifest = crafted.write_manifest(c, f"{location}/metadata/m0.avro", [data])
         path = crafted.write_list(c, f"{location}/metadata/snap.avro", [manifest])
         assert (await crafted.commit_snapshot(c, name, path)).status < 300

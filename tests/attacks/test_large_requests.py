@@ -174,12 +174,12 @@ async def test_first_requests_import_modules_off_the_event_loop(
         threads.setdefault(name, threading.get_ident())
         return original(name, package)
 
-    def arrow_body(*args: Any) -> Any:
+    def build_body_in_thread(*args: Any) -> Any:
         threads["arrow"] = threading.get_ident()
         return body(*args)
 
     monkeypatch.setattr(importlib, "import_module", import_module)
-    monkeypatch.setattr(metadata, "_encode_arrow", arrow_body)
+    monkeypatch.setattr(metadata, "_encode_arrow", build_body_in_thread)
     for module in (bitmaps, explain, explain_query, plan_tables, sql_texts):
         for name, value in vars(module).copy().items():
             if isinstance(value, lazy_module.LazyModule):

@@ -26,7 +26,7 @@ from seamark.connector.client.client import SeamarkClient
 from seamark.connector.write.appends import append
 from seamark.metaserver.services.launching.launchers import JobRequest
 from tests.api.client import Api
-from tests.connector.lake import catalog_at
+from tests.connector.lake import open_catalog
 from tests.server.rig import RunningServer, running
 
 SECRET = "the-other-tenants-value"
@@ -37,7 +37,7 @@ SEEDS = [pytest.param(seed, marks=[] if seed == 1 else pytest.mark.slow) for see
 
 
 def fill(url: str, namespace: str, text: str, appends: int = 3) -> None:
-    with catalog_at(url) as catalog:
+    with open_catalog(url) as catalog:
         catalog.create_table(f"{namespace}.t", schema=SCHEMA)
     with closing(SeamarkClient(url)) as client:
         for number in range(appends):
@@ -65,10 +65,10 @@ class Swapper:
     def _run(self) -> None:
         while not self._ended.is_set():
             with suppress(OSError):
-                self._swap(self._victim())
+                self._swap(self._choose_victim())
                 self.swaps += 1
 
-    def _victim(self) -> Path:
+    def _choose_victim(self) -> Path:
         choices = [self._own, self._own / "data", self._own / "metadata"]
         choices += [path for folder in choices[1:] for path in folder.iterdir()]
         return self._rng.choice(choices)
@@ -92,7 +92,7 @@ def list_plain_files(folder: Path) -> list[Path]:
     return sorted(path for path in paths if not path.is_symlink())
 
 
-def digests(folder: Path) -> dict[str, str]:
+def compute_digests(folder: Path) -> dict[str, str]:
     files = list_plain_files(folder)
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
@@ -131,7 +131,7 @@ async def test_no_file_of_another_tenant_is_read_changed_or_deleted(
             await asyncio.to_thread(fill, server.url, "mine", "own")
             own_table = max((warehouse / "mine").iterdir(), key=lambda path: path.stat().st_mtime_ns)
             copy_names(own_table, other, fitting)
-            before = digests(warehouse / "theirs")
+            before = compute_digests(warehouse / "theirs")
             with Swapper(own_table, other, seed * 100 + round_number) as swapper:
                 answers = [await send_request(server, warehouse, action) for action in rng.sample(ACTIONS * 2, 8)]
                 answers += [
@@ -139,7 +139,7 @@ async def test_no_file_of_another_tenant_is_read_changed_or_deleted(
                     await send_request(server, warehouse, "housekeep"),
                 ]
             swaps += swapper.swaps
-            assert digests(warehouse / "theirs") == before
+            assert compute_digests(warehouse / "theirs") == before
             assert not any(SECRET in answer for answer in answers)
             for path in list_plain_files(own_table):
                 assert SECRET.encode() not in path.read_bytes(), path

@@ -17,27 +17,27 @@ from tests.attacks.oracle import Secrets
 TEXT, NUMBER = 'name of "somebody" é', 7_310_442_189_553_001
 
 
-def _avro(value: object, kind: str) -> bytes:
+def _encode_avro(value: object, kind: str) -> bytes:
     out = io.BytesIO()
     schema = {"type": "record", "name": "r", "fields": [{"name": "f", "type": kind}]}
     fastavro.writer(out, fastavro.parse_schema(schema), [{"f": value}], codec="deflate")
     return out.getvalue()
 
 
-def _parquet(value: object) -> bytes:
+def _encode_parquet(value: object) -> bytes:
     out = io.BytesIO()
     pq.write_table(pa.table({"a": [value]}), out, compression="zstd")
     return out.getvalue()
 
 
-def _arrow(value: object) -> bytes:
+def _encode_arrow(value: object) -> bytes:
     table, out = pa.table({"a": [value]}), io.BytesIO()
     with pa.ipc.new_stream(out, table.schema) as stream:
         stream.write_table(table)
     return out.getvalue()
 
 
-def _puffin(value: bytes) -> bytes:
+def _encode_puffin(value: bytes) -> bytes:
     return b"PFA1" + pa.compress(value * 3, "zstd", asbytes=True) + b"PFA1{}\x02\0\0\0\0\0\0\0PFA1"
 
 
@@ -52,13 +52,13 @@ CARRIERS = {
     "hex": TEXT.encode().hex().upper().encode(),
     "gzip": gzip.compress(TEXT.encode()),
     "token in json": json.dumps({"t": base64.b64encode(gzip.compress(TEXT.encode())).decode()}).encode(),
-    "avro": _avro(TEXT, "string"),
-    "avro bytes": _avro(NUMBER_BYTES, "bytes"),
-    "parquet": _parquet(TEXT),
-    "parquet number": _parquet(NUMBER),
-    "arrow": _arrow(TEXT),
-    "arrow bytes": _arrow(NUMBER_BYTES),
-    "puffin": _puffin(TEXT.encode()),
+    "avro": _encode_avro(TEXT, "string"),
+    "avro bytes": _encode_avro(NUMBER_BYTES, "bytes"),
+    "parquet": _encode_parquet(TEXT),
+    "parquet number": _encode_parquet(NUMBER),
+    "arrow": _encode_arrow(TEXT),
+    "arrow bytes": _encode_arrow(NUMBER_BYTES),
+    "puffin": _encode_puffin(TEXT.encode()),
     "bound in hex": json.dumps({"lower": NUMBER_BYTES.hex()}).encode(),
     "number in json": json.dumps([NUMBER]).encode(),
 }
@@ -97,5 +97,12 @@ def test_no_secret_is_found_in_harmless_data() -> None:
     secrets = Secrets()
     secrets.plant("name", TEXT)
     secrets.plant("bound", NUMBER, value=True)
-    for blob in (b"", b"{}", gzip.compress(b"nothing"), _parquet("other"), _avro("x", "string"), b"Obj\x01broken"):
+    for blob in (
+        b"",
+        b"{}",
+        gzip.compress(b"nothing"),
+        _encode_parquet("other"),
+        _encode_avro("x", "string"),
+        b"Obj\x01broken",
+    ):
         assert not secrets.find_leaks(blob)

@@ -48,12 +48,12 @@ OVERWRITES: dict[str, tuple[str, str, Any]] = {
 }
 
 
-async def _attackers_own(world: World) -> str:
+async def _create_attackers_table(world: World) -> str:
     """Create a table `t` with an index and a view `v`; return the table's location."""
-    answer = await world.good("mallory", "POST", f"{NAMES}/tables", {"name": "t", "schema": SCHEMA})
-    await world.good("mallory", "PUT", f"{OURS}/t/indexes/i", _BLOOM)
+    answer = await world.ask_successfully("mallory", "POST", f"{NAMES}/tables", {"name": "t", "schema": SCHEMA})
+    await world.ask_successfully("mallory", "PUT", f"{OURS}/t/indexes/i", _BLOOM)
     view = {"name": "v", "schema": SCHEMA, "view-version": VIEW_VERSION, "properties": {}}
-    await world.good("mallory", "POST", f"{NAMES}/views", view)
+    await world.ask_successfully("mallory", "POST", f"{NAMES}/views", view)
     return str(answer["metadata"]["location"])
 
 
@@ -64,7 +64,7 @@ async def _try(world: World, way: str, own_location: str) -> Answer:
 
 async def _overwrite(world: World, path: str, **changes: Any) -> None:
     """Overwrite the metadata file, as a principal with access to the table's folder can."""
-    answer = await world.good("mallory", "GET", path)
+    answer = await world.ask_successfully("mallory", "GET", path)
     metadata = {**json.loads(world.read(answer["metadata-location"])), **changes}
     world.write(answer["metadata-location"], json.dumps(metadata).encode())
     world.server.components.catalog.documents.cache.clear()
@@ -72,14 +72,16 @@ async def _overwrite(world: World, path: str, **changes: Any) -> None:
 
 async def _rename_file(world: World, kind: str, name: str) -> None:
     """Let an admin register the metadata under a name without a digest, as from another catalog."""
-    answer = await world.good("mallory", "GET", f"{NAMES}/{kind}s/{name}")
+    answer = await world.ask_successfully("mallory", "GET", f"{NAMES}/{kind}s/{name}")
     location = answer["metadata-location"].rpartition("/")[0] + "/v1.metadata.json"
     world.write(location, world.read(answer["metadata-location"]))
     if kind == "view":
-        await world.good("root", "DELETE", f"{NAMES}/views/{name}")
+        await world.ask_successfully("root", "DELETE", f"{NAMES}/views/{name}")
     body = {"name": name, "metadata-location": location, "overwrite": True}
     route = "register" if kind == "table" else "register-view"
-    await world.good("root", "POST", f"{NAMES}/{route}", body if kind == "table" else {**body, "overwrite": False})
+    await world.ask_successfully(
+        "root", "POST", f"{NAMES}/{route}", body if kind == "table" else {**body, "overwrite": False}
+    )
 
 
 @pytest.mark.each_value
@@ -97,7 +99,7 @@ async def test_forged_metadata_causes_no_write_or_listing_elsewhere(
     tmp_path: Path, way: str, kind: str, target_name: str
 ) -> None:
     async with open_world(tmp_path, random.Random(7)) as world:
-        own_location = await _attackers_own(world)
+        own_location = await _create_attackers_table(world)
         if target_name == "freely":
             await _rename_file(world, "table", "t")
             await _rename_file(world, "view", "v")
@@ -114,7 +116,7 @@ async def test_forged_metadata_causes_no_write_or_listing_elsewhere(
 @pytest.mark.parametrize("way", OVERWRITES)
 async def test_same_requests_work_with_unchanged_metadata(tmp_path: Path, way: str) -> None:
     async with open_world(tmp_path, random.Random(8)) as world:
-        own_location = await _attackers_own(world)
+        own_location = await _create_attackers_table(world)
         world.server.components.catalog.documents.cache.clear()
         answer = await _try(world, way, own_location)
         assert answer.status < 300, answer.raw
@@ -123,9 +125,9 @@ async def test_same_requests_work_with_unchanged_metadata(tmp_path: Path, way: s
 @pytest.mark.parametrize("codec", ["none", "gzip"])
 async def test_overwritten_metadata_is_not_served(tmp_path: Path, codec: str) -> None:
     async with open_world(tmp_path, random.Random(12)) as world:
-        await _attackers_own(world)
+        await _create_attackers_table(world)
         properties = set_properties(**{"write.metadata.compression-codec": codec})
-        loaded_table = await world.good("mallory", "POST", f"{NAMES}/tables/t", properties)
+        loaded_table = await world.ask_successfully("mallory", "POST", f"{NAMES}/tables/t", properties)
         location = loaded_table["metadata-location"]
         whole_file = world.read(location)
         documents = world.server.components.catalog.documents
@@ -140,12 +142,14 @@ async def test_overwritten_metadata_is_not_served(tmp_path: Path, codec: str) ->
             assert answer.error[:2] == (403, "ForbiddenException"), answer.raw
             assert "overwritten" in answer.error[2]
             assert (await world.ask("root", "DELETE", f"{NAMES}/tables/t?purgeRequested=true")).status == 204
-            dropped = (await world.good("root", "GET", "/api/v1/dropped"))["dropped"]
+            dropped = (await world.ask_successfully("root", "GET", "/api/v1/dropped"))["dropped"]
             (row,) = [item for item in dropped if item["name"] == "t"]
             world.write(location, whole_file)
             documents.cache.clear()
-            await world.good("root", "POST", f"/api/v1/dropped/{row['id']}/undrop")
-            assert (await world.good("mallory", "GET", f"{NAMES}/tables/t"))["metadata-location"] == location
+            await world.ask_successfully("root", "POST", f"/api/v1/dropped/{row['id']}/undrop")
+            assert (await world.ask_successfully("mallory", "GET", f"{NAMES}/tables/t"))[
+                "metadata-location"
+            ] == location
 
 
 PATHS = (
@@ -157,15 +161,23 @@ MOVES: dict[str, Callable[[dict[str, str]], tuple[str, str, Any]]] = {
     "a staged table": lambda paths: (
         "POST",
         f"{NAMES}/tables/s",
-        {"requirements": [{"type": "assert-create"}], "updates": [*_CREATION, _set(paths)]},
+        {"requirements": [{"type": "assert-create"}], "updates": [*_CREATION, _build_set_properties(paths)]},
     ),
     "a view": lambda paths: (
         "POST",
         f"{NAMES}/views",
         {"name": "n", "schema": SCHEMA, "view-version": VIEW_VERSION, "properties": paths},
     ),
-    "a commit": lambda paths: ("POST", f"{NAMES}/tables/t", {"requirements": [], "updates": [_set(paths)]}),
-    "a view's commit": lambda paths: ("POST", f"{NAMES}/views/v", {"requirements": [], "updates": [_set(paths)]}),
+    "a commit": lambda paths: (
+        "POST",
+        f"{NAMES}/tables/t",
+        {"requirements": [], "updates": [_build_set_properties(paths)]},
+    ),
+    "a view's commit": lambda paths: (
+        "POST",
+        f"{NAMES}/views/v",
+        {"requirements": [], "updates": [_build_set_properties(paths)]},
+    ),
 }
 _CREATION: list[dict[str, Any]] = [
     {"action": "assign-uuid", "uuid": "7d1ba4c5-3f0a-4a61-9a0a-5b6f0f6f2f10"},
@@ -180,7 +192,7 @@ _CREATION: list[dict[str, Any]] = [
 ]
 
 
-def _set(properties: dict[str, str]) -> dict[str, Any]:
+def _build_set_properties(properties: dict[str, str]) -> dict[str, Any]:
     return {"action": "set-properties", "updates": properties}
 
 
@@ -189,7 +201,7 @@ def _set(properties: dict[str, str]) -> dict[str, Any]:
 async def test_no_file_is_written_to_a_path_claimed_by_another_table(tmp_path: Path, way: str, name: str) -> None:
     """The table was moved out of the attacker's namespace, so its path is still below the namespace's folder."""
     async with open_world(tmp_path, random.Random(9)) as world:
-        own_location = await _attackers_own(world)
+        own_location = await _create_attackers_table(world)
         before = await world.fingerprint()
         for place, status in ((world.hints["moved location"][0], 400), (f"{own_location}-more", 200)):
             world.touched.clear()
@@ -203,7 +215,7 @@ async def test_no_file_is_written_to_a_path_claimed_by_another_table(tmp_path: P
 
 async def test_no_file_is_written_for_the_uuid_of_another_table(tmp_path: Path) -> None:
     async with open_world(tmp_path, random.Random(10)) as world:
-        own_location = await _attackers_own(world)
+        own_location = await _create_attackers_table(world)
         for uuid, location in (
             (world.hints["uuid"][0], world.hints["location"][0]),
             (world.hints["moved uuid"][0], world.hints["moved location"][0]),

@@ -21,7 +21,7 @@ from seamark.formats.iceberg.expressions.sql import parse_sql
 from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.protocol.wire import encode_json
 from seamark.formats.runtime.decoding import from_json
-from tests.attacks.patterns import PACKAGES, REPO, generate_by_size, grows_too_fast, shorten_text
+from tests.attacks.patterns import PACKAGES, REPO, generate_by_size, measure_excessive_growth, shorten_text
 from tests.attacks.world import SCHEMA
 
 NOT_CALLED = (
@@ -55,25 +55,25 @@ _AROUND = (
 # fmt: on
 
 
-def functions() -> Iterator[tuple[str, Callable[[str], object]]]:
+def list_functions() -> Iterator[tuple[str, Callable[[str], object]]]:
     """Yield (place, a call with one text) of each function whose required arguments are texts or plain values.
 
     This includes the reader of predicates, which also needs a schema.
     """
     schema = from_json(encode_json(SCHEMA), Schema)
-    yield "parse_sql", _call(partial(parse_sql, schema=schema), ["str"], {})
+    yield "parse_sql", _build_call(partial(parse_sql, schema=schema), ["str"], {})
     for package in PACKAGES:
         for path in sorted((REPO / package).rglob("*.py")):
             file = path.relative_to(REPO).as_posix()
             if file.startswith(NOT_CALLED) or file.endswith("__main__.py"):
                 continue
             for node in ast.parse(path.read_text()).body:
-                if isinstance(node, ast.FunctionDef) and (types := _types(node)) is not None:
+                if isinstance(node, ast.FunctionDef) and (types := _list_types(node)) is not None:
                     module = importlib.import_module("seamark." + file.removesuffix(".py").replace("/", "."))
-                    yield f"{file}:{node.lineno} {node.name}", _call(getattr(module, node.name), *types)
+                    yield f"{file}:{node.lineno} {node.name}", _build_call(getattr(module, node.name), *types)
 
 
-def _types(node: ast.FunctionDef) -> tuple[list[str], dict[str, str]] | None:
+def _list_types(node: ast.FunctionDef) -> tuple[list[str], dict[str, str]] | None:
     """Return the types of the required arguments, by position and by name.
 
     Return None if no argument is a text, or if one has another type.
@@ -95,10 +95,10 @@ def _types(node: ast.FunctionDef) -> tuple[list[str], dict[str, str]] | None:
     return [spellings[item.arg] for item in required], {item.arg: spellings[item.arg] for item in named_arguments}
 
 
-def _call(function: Any, positional: list[str], keyword_arguments: dict[str, str]) -> Callable[[str], object]:
+def _build_call(function: Any, positional: list[str], keyword_arguments: dict[str, str]) -> Callable[[str], object]:
     plain = inspect.unwrap(function)  # A cache would answer the second measurement.
 
-    def value(kind: str, text: str) -> Any:
+    def choose_value(kind: str, text: str) -> Any:
         if kind == "bytes":
             return text.encode("utf-8", "surrogatepass")
         return text if kind in ("str", "object") else _VALUES[kind]
@@ -106,7 +106,8 @@ def _call(function: Any, positional: list[str], keyword_arguments: dict[str, str
     def call(text: str) -> object:
         with suppress(Exception):
             answer = plain(
-                *(value(kind, text) for kind in positional), **{k: value(v, text) for k, v in keyword_arguments.items()}
+                *(choose_value(kind, text) for kind in positional),
+                **{k: choose_value(v, text) for k, v in keyword_arguments.items()},
             )
             if isinstance(answer, GeneratorType):
                 return list(answer)
@@ -116,17 +117,17 @@ def _call(function: Any, positional: list[str], keyword_arguments: dict[str, str
     return call
 
 
-def hostile_texts(characters: int) -> Iterator[str]:
+def build_hostile_texts(characters: int) -> Iterator[str]:
     """Yield long texts of repeated parts, in an order that does not depend on the length."""
     for before, after in _AROUND:
         for part in _REPEATED:
             yield before + part * (characters // len(part)) + after
 
 
-def superlinear(place: str, call: Callable[[str], object]) -> Iterator[str]:
+def find_superlinear_texts(place: str, call: Callable[[str], object]) -> Iterator[str]:
     """Yield a text for which the function needs more than linear time."""
-    for texts in generate_by_size(hostile_texts, TEXT_CHARACTERS):
-        growth = grows_too_fast(call, texts)
+    for texts in generate_by_size(build_hostile_texts, TEXT_CHARACTERS):
+        growth = measure_excessive_growth(call, texts)
         if growth is not None:
             yield f"{place} on {shorten_text(texts)}: ×{growth:.1f}"
             return
@@ -136,10 +137,10 @@ def main() -> None:
     """Print each function that is not linear, and their number."""
     count = 0
     gc.disable()  # A garbage collection in one of two measurements looks like growth.
-    for place, call in functions():
+    for place, call in list_functions():
         count += 1
         print(f"begins {place}", file=sys.stderr, flush=True)
-        for fault in superlinear(place, call):
+        for fault in find_superlinear_texts(place, call):
             print(fault, flush=True)
     print(f"{count} functions")
 

@@ -28,7 +28,7 @@ OPERATIONS = (
 OF_BUCKETS = ("list", "delete", "copy")
 
 
-async def keys_of(world: World, principal: str, path: str) -> dict[str, str]:
+async def read_keys(world: World, principal: str, path: str) -> dict[str, str]:
     """Return the config of a table; empty without access."""
     answer = await world.ask(principal, "GET", path, headers=VENDING_HEADER)
     return answer.json.get("config", {}) if answer.status == 200 else {}
@@ -38,8 +38,8 @@ async def fill_cache(world: World) -> None:
     """Read all objects of the victim through the gateway."""
     for name in world.hints["table"]:
         path = f"/v1/namespaces/{world.victim}/tables/{name}"
-        keys = await keys_of(world, "viola", path)
-        location = (await world.good("viola", "GET", path))["metadata"]["location"]
+        keys = await read_keys(world, "viola", path)
+        location = (await world.ask_successfully("viola", "GET", path))["metadata"]["location"]
         for place in world.files():
             if place.startswith(location + "/"):
                 for _ in range(2):
@@ -84,7 +84,7 @@ async def reach_through_gateway(c: Campaign, name: str) -> None:
     location = answer.json["metadata"]["location"] if answer.status == 200 else f"s3://{world.bucket}/lake/none"
     own_location = location.removeprefix(f"s3://{world.bucket}/")
     for kind in ("data file", "manifest", "metadata file", "location"):
-        place = c.hint(kind, f"s3://{world.bucket}/lake/no").removeprefix(f"s3://{world.bucket}/")
+        place = c.choose_hint(kind, f"s3://{world.bucket}/lake/no").removeprefix(f"s3://{world.bucket}/")
         up = "/".join([".."] * (own_location.count("/") + 1))
         target = rng.choice(
             (

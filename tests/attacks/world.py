@@ -74,7 +74,7 @@ class World:
             headers.setdefault("Authorization", f"Bearer {self.tokens[principal]}")
         return await self.api(method, path, body, headers=headers, **options)
 
-    async def good(self, principal: str, method: str, path: str, body: Any = None, **options: Any) -> Any:
+    async def ask_successfully(self, principal: str, method: str, path: str, body: Any = None, **options: Any) -> Any:
         """Send a request that must succeed, and return its JSON."""
         answer = await self.ask(principal, method, path, body, **options)
         assert answer.status < 300, (method, path, answer.raw)
@@ -85,7 +85,7 @@ class World:
     def read(self, location: str) -> bytes:
         if self.s3 is None:
             return Path(location.removeprefix("file://")).read_bytes()
-        return bytes(self._s3("get_object", location)["Body"].read())
+        return bytes(self._call_s3("get_object", location)["Body"].read())
 
     def write(self, location: str, data: bytes) -> None:
         """Write an object as an engine with access to the storage writes into its own table."""
@@ -94,9 +94,9 @@ class World:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
         else:
-            self._s3("put_object", location, Body=data)
+            self._call_s3("put_object", location, Body=data)
 
-    def _s3(self, operation: str, location: str, **options: Any) -> Any:
+    def _call_s3(self, operation: str, location: str, **options: Any) -> Any:
         assert self.s3 is not None
         bucket, _, key = location.removeprefix("s3://").partition("/")
         client = self.s3.client()  # put_object replaces an existing object.
@@ -131,31 +131,31 @@ class World:
 
     async def fingerprint(self) -> dict[str, str]:
         """Return digests of the victim's files and of all that the catalog has about it, as an admin sees it."""
-        results = {place: _digest(data) for place, data in self.files().items() if self.is_victims(place)}
+        results = {place: _compute_digest(data) for place, data in self.files().items() if self.is_victims(place)}
         names = f"/v1/namespaces/{self.victim}"
         paths = [names, f"{names}/tables", f"{names}/views", f"{names}/functions"]
         paths += [f"{names}/views/{name}" for name in self.hints["view"]]
         paths += [f"{names}/functions/{name}" for name in self.hints["function"]]
         paths += [f"/api/v1/dropped?namespace={self.victim}"]
         for path in paths:
-            results[path] = _digest((await self.ask("root", "GET", path)).raw)
+            results[path] = _compute_digest((await self.ask("root", "GET", path)).raw)
         for table in self.hints["table"]:
-            loaded_table = await self.good("root", "GET", f"{names}/tables/{table}")
+            loaded_table = await self.ask_successfully("root", "GET", f"{names}/tables/{table}")
             known_ids = [
                 loaded_table["metadata-location"],
                 loaded_table["metadata"],
             ]  # The credentials in `config` change with the time.
-            results[f"{names}/tables/{table}"] = _digest(json.dumps(known_ids).encode())
-            answer = await self.good("root", "GET", f"/api/v1/tables/{self.victim}/{table}/indexes")
+            results[f"{names}/tables/{table}"] = _compute_digest(json.dumps(known_ids).encode())
+            answer = await self.ask_successfully("root", "GET", f"/api/v1/tables/{self.victim}/{table}/indexes")
             unused_indexes = [{**index, "used": None} for index in answer["indexes"]]
-            results[f"indexes of {table}"] = _digest(json.dumps(unused_indexes).encode())
-        grants = (await self.good("root", "GET", "/api/v1/grants"))["grants"]
+            results[f"indexes of {table}"] = _compute_digest(json.dumps(unused_indexes).encode())
+        grants = (await self.ask_successfully("root", "GET", "/api/v1/grants"))["grants"]
         grants = [grant for grant in grants if grant["namespace"][:1] != [EVIL]]  # The confined admin gives these.
-        results["grants"] = _digest(json.dumps(grants).encode())
+        results["grants"] = _compute_digest(json.dumps(grants).encode())
         return results
 
 
-def _digest(data: bytes) -> str:
+def _compute_digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
@@ -234,11 +234,11 @@ async def _prepare(world: World, mark: str, rng: random.Random) -> None:
     for principal in ("viola", "rita", "root", "bridge"):
         world.secrets.plant(f"token of {principal}", world.tokens[principal], value=True)
     for namespace in (EVIL, world.victim):
-        await world.good("root", "POST", "/v1/namespaces", {"namespace": [namespace]})
+        await world.ask_successfully("root", "POST", "/v1/namespaces", {"namespace": [namespace]})
     await _Planting(world, mark, rng).plant()
 
 
-def _arrow_schema(names: Sequence[str]) -> pa.Schema:
+def _build_arrow_schema(names: Sequence[str]) -> pa.Schema:
     kinds = (pa.int64(), pa.string(), pa.string(), pa.int64())
     return pa.schema(list(zip(names, kinds, strict=True)))
 
@@ -254,7 +254,7 @@ class _Planting:
     def secret(self, label: str, *, value: bool = True) -> str:
         return self.world.secrets.plant(label, f"{label.replace(' ', '')}{self.rng.getrandbits(48):012x}", value=value)
 
-    def hint(self, kind: str, text: str | int) -> str:
+    def plant_hint(self, kind: str, text: str | int) -> str:
         """Plant a handle as a possible hint, and return it."""
         text = str(text)
         if len(text) >= 10:
@@ -265,13 +265,13 @@ class _Planting:
     async def plant(self) -> None:
         world = self.world
         names = f"/v1/namespaces/{world.victim}"
-        self.hint("namespace", world.victim)
+        self.plant_hint("namespace", world.victim)
         properties = {self.secret("property key"): self.secret("property of namespace")}
-        await world.good("viola", "POST", f"{names}/properties", {"removals": [], "updates": properties})
+        await world.ask_successfully("viola", "POST", f"{names}/properties", {"removals": [], "updates": properties})
         await self._create_moved_table()
         await asyncio.to_thread(self._create_written_tables)
         for name in [*self.hints["table"], *self.hints["dropped name"]]:
-            await self._handles_of(name)
+            await self._plant_handles(name)
         await self._create_other_objects(self.hints["table"][0])
         await self._create_dropped()
         await self._create_others()
@@ -279,44 +279,44 @@ class _Planting:
     async def _create_moved_table(self) -> None:
         """Create a table as the attacker and move it into the victim's namespace."""
         world = self.world
-        answer = await world.good(
+        answer = await world.ask_successfully(
             "mallory", "POST", f"/v1/namespaces/{EVIL}/tables", {"name": "moved", "schema": SCHEMA}
         )
         self.hints["moved location"].append(answer["metadata"]["location"])
         self.hints["moved uuid"].append(answer["metadata"]["table-uuid"])
-        name = self.hint("table", f"shipment{self.mark}")
+        name = self.plant_hint("table", f"shipment{self.mark}")
         ends = {
             "source": {"namespace": [EVIL], "name": "moved"},
             "destination": {"namespace": [world.victim], "name": name},
         }
-        await world.good("bridge", "POST", "/v1/tables/rename", ends)
+        await world.ask_successfully("bridge", "POST", "/v1/tables/rename", ends)
 
     def _create_written_tables(self) -> None:
         """Write tables with PyIceberg, as an ordinary client."""
         world, secret = self.world, self.secret
         options: dict[str, str] = {"uri": world.server.url, "token": world.tokens["viola"]}
         if world.s3 is not None:
-            options |= world.s3.client_properties() | {"s3.signer": "", "s3.remote-signing-enabled": "false"}
+            options |= world.s3.build_client_properties() | {"s3.signer": "", "s3.remote-signing-enabled": "false"}
         catalog = RestCatalog("victim", **options)
         part = secret("partition value", value=False)  # It is part of paths, like its column's name.
         columns = [secret("column name", value=number != 2) for number in range(4)]
-        schema = _arrow_schema(columns)
+        schema = _build_arrow_schema(columns)
         for kind, name in (("table", f"ledger{self.mark}"), ("dropped name", f"gone{self.mark}")):
             properties = {secret("property key"): secret("property value")}
-            table = catalog.create_table((world.victim, self.hint(kind, name)), schema, properties=properties)
+            table = catalog.create_table((world.victim, self.plant_hint(kind, name)), schema, properties=properties)
             with table.update_spec() as change:
                 change.add_identity(columns[2])
             for _ in range(2):
-                table.append(self._rows(schema, part), snapshot_properties={"note": secret("summary")})
+                table.append(self._build_rows(schema, part), snapshot_properties={"note": secret("summary")})
             snapshot = table.current_snapshot()
             assert snapshot is not None
             table.manage_snapshots().create_tag(snapshot.snapshot_id, secret("tag name")).commit()
         moved = catalog.load_table((world.victim, self.hints["table"][0]))
-        moved.append(self._rows(_arrow_schema([item["name"] for item in FIELDS]), part))
+        moved.append(self._build_rows(_build_arrow_schema([item["name"] for item in FIELDS]), part))
         # The first table that attacks name is the one written by itself.
         self.hints["table"].reverse()
 
-    def _rows(self, schema: pa.Schema, part: str) -> pa.Table:
+    def _build_rows(self, schema: pa.Schema, part: str) -> pa.Table:
         """Return three rows whose values are complete in bounds: strings below 16 characters are not truncated."""
         count = 3
         numbers = [self.rng.randrange(10**15, 10**18) for _ in range(2 * count)]
@@ -326,22 +326,22 @@ class _Planting:
             plant("row number", number, value=True)
         return pa.table([numbers[:count], texts, [part] * count, numbers[count:]], schema=schema)
 
-    async def _handles_of(self, name: str) -> None:
+    async def _plant_handles(self, name: str) -> None:
         world = self.world
-        answer = await world.good("root", "GET", f"/v1/namespaces/{world.victim}/tables/{name}")
+        answer = await world.ask_successfully("root", "GET", f"/v1/namespaces/{world.victim}/tables/{name}")
         metadata = answer["metadata"]
-        self.hint("uuid", metadata["table-uuid"])
-        self.hint("location", metadata["location"])
-        self.hint("metadata file", answer["metadata-location"])
+        self.plant_hint("uuid", metadata["table-uuid"])
+        self.plant_hint("location", metadata["location"])
+        self.plant_hint("metadata file", answer["metadata-location"])
         for snapshot in metadata["snapshots"]:
-            self.hint("snapshot", snapshot["snapshot-id"])
-            self.hint("manifest list", snapshot["manifest-list"])
-        files = await world.good("root", "GET", f"/api/v1/tables/{world.victim}/{name}/files")
+            self.plant_hint("snapshot", snapshot["snapshot-id"])
+            self.plant_hint("manifest list", snapshot["manifest-list"])
+        files = await world.ask_successfully("root", "GET", f"/api/v1/tables/{world.victim}/{name}/files")
         for file in files["files"]:
-            self.hint("data file", file["file-path"])
+            self.plant_hint("data file", file["file-path"])
         for place in world.files():
             if place.startswith(metadata["location"]) and place.endswith("-m0.avro"):
-                self.hint("manifest", place)
+                self.plant_hint("manifest", place)
 
     async def _create_other_objects(self, name: str) -> None:
         """Create other objects of a table: an index with a build, plans, pages, a report, staged and recorded
@@ -350,35 +350,39 @@ class _Planting:
         world = self.world
         table_name = f"/api/v1/tables/{world.victim}/{name}"
         standard = f"/v1/namespaces/{world.victim}/tables/{name}"
-        loaded_table = await world.good("root", "GET", standard)
+        loaded_table = await world.ask_successfully("root", "GET", standard)
         columns = [field["name"] for field in loaded_table["metadata"]["schemas"][-1]["fields"]]
-        index = self.hint("index", f"byowner{self.mark}")
-        await world.good("viola", "PUT", f"{table_name}/indexes/{index}", {"kind": "bloom", "columns": [columns[1]]})
-        build = await world.good("viola", "POST", f"{table_name}/indexes/{index}/builds")
-        self.hint("build", build["build-id"])
-        plan = await world.good("rita", "POST", f"{table_name}/plan-tables", {"predicate": f'"{columns[0]}" > 1'})
-        self.hint("plan table", plan["name"])
-        headers = {"X-Seamark-Plans": self.hint("audience", f"audience{self.mark}")}
+        index = self.plant_hint("index", f"byowner{self.mark}")
+        await world.ask_successfully(
+            "viola", "PUT", f"{table_name}/indexes/{index}", {"kind": "bloom", "columns": [columns[1]]}
+        )
+        build = await world.ask_successfully("viola", "POST", f"{table_name}/indexes/{index}/builds")
+        self.plant_hint("build", build["build-id"])
+        plan = await world.ask_successfully(
+            "rita", "POST", f"{table_name}/plan-tables", {"predicate": f'"{columns[0]}" > 1'}
+        )
+        self.plant_hint("plan table", plan["name"])
+        headers = {"X-Seamark-Plans": self.plant_hint("audience", f"audience{self.mark}")}
         expected = {"predicate": f'"{columns[0]}" > 2', "lease-s": 600}
-        answer = await world.good("rita", "POST", f"{table_name}/plan-tables", expected, headers=headers)
-        self.hint("plan snapshot", answer["plan-snapshot-id"])
-        scan = await world.good("rita", "POST", f"{standard}/plan", {})
+        answer = await world.ask_successfully("rita", "POST", f"{table_name}/plan-tables", expected, headers=headers)
+        self.plant_hint("plan snapshot", answer["plan-snapshot-id"])
+        scan = await world.ask_successfully("rita", "POST", f"{standard}/plan", {})
         for token in scan.get("plan-tasks", ()):
-            self.hint("plan task", token)
-        page = await world.good("rita", "GET", f"{table_name}/files?limit=1")
-        self.hint("page token", page["next-page-token"])
-        page = await world.good("rita", "GET", f"{table_name}/stats/{columns[0]}?limit=1")
-        self.hint("page token", page["next-page-token"])
+            self.plant_hint("plan task", token)
+        page = await world.ask_successfully("rita", "GET", f"{table_name}/files?limit=1")
+        self.plant_hint("page token", page["next-page-token"])
+        page = await world.ask_successfully("rita", "GET", f"{table_name}/stats/{columns[0]}?limit=1")
+        self.plant_hint("page token", page["next-page-token"])
         key = create_key()
         staged = {"name": f"staged{self.mark}", "schema": SCHEMA, "stage-create": True}
-        creation = await world.good("viola", "POST", f"/v1/namespaces/{world.victim}/tables", staged)
+        creation = await world.ask_successfully("viola", "POST", f"/v1/namespaces/{world.victim}/tables", staged)
         for text in creation.get("config", {}).values():
             if "stage=" in text:
-                self.hint("stage", text.partition("stage=")[2])
+                self.plant_hint("stage", text.partition("stage=")[2])
         update = {"action": "set-properties", "updates": {"note": self.secret("property")}}
         body = {"requirements": [], "updates": [update]}
-        await world.good("viola", "POST", standard, body, key=key)
-        self.hint("idempotency key", key)
+        await world.ask_successfully("viola", "POST", standard, body, key=key)
+        self.plant_hint("idempotency key", key)
         self.hints["idempotent body"].append(json.dumps(body))
         report = {
             "report-type": "scan-report",
@@ -390,14 +394,14 @@ class _Planting:
             "projected-field-names": [columns[0]],
             "metrics": {},
         }
-        await world.good("rita", "POST", f"{standard}/metrics", report)
-        self.hint("metadata file", (await world.good("root", "GET", standard))["metadata-location"])
+        await world.ask_successfully("rita", "POST", f"{standard}/metrics", report)
+        self.plant_hint("metadata file", (await world.ask_successfully("root", "GET", standard))["metadata-location"])
 
     async def _create_dropped(self) -> None:
         world, name = self.world, self.hints["dropped name"][0]
-        await world.good("viola", "DELETE", f"/v1/namespaces/{world.victim}/tables/{name}")
-        answer = await world.good("viola", "GET", f"/api/v1/dropped?namespace={world.victim}")
-        self.hint("dropped", answer["dropped"][0]["id"])
+        await world.ask_successfully("viola", "DELETE", f"/v1/namespaces/{world.victim}/tables/{name}")
+        answer = await world.ask_successfully("viola", "GET", f"/api/v1/dropped?namespace={world.victim}")
+        self.plant_hint("dropped", answer["dropped"][0]["id"])
 
     async def _create_others(self) -> None:
         """Create a view, a function and an access token."""
@@ -406,16 +410,16 @@ class _Planting:
         sql = f"SELECT 1 AS id, '{self.secret('text of a view')}' AS data"
         version = {**VIEW_VERSION, "representations": [{"type": "sql", "sql": sql, "dialect": "trino"}]}
         version["default-namespace"] = [world.victim]
-        view = {"name": self.hint("view", f"report{self.mark}"), "schema": SCHEMA, "view-version": version}
+        view = {"name": self.plant_hint("view", f"report{self.mark}"), "schema": SCHEMA, "view-version": version}
         view["properties"] = {"comment": self.secret("comment")}
-        answer = await world.good("viola", "POST", f"{names}/views", view)
-        self.hint("view file", answer["metadata-location"])
-        self.hint("location", answer["metadata"]["location"])
+        answer = await world.ask_successfully("viola", "POST", f"{names}/views", view)
+        self.plant_hint("view file", answer["metadata-location"])
+        self.plant_hint("location", answer["metadata"]["location"])
         document = build_function_document()
         version = document["definitions"][0]["versions"][0]
         version["representations"][0]["sql"] = f"x + '{self.secret('body of a function')}'"
-        name = self.hint("function", f"score{self.mark}")
-        await world.good("viola", "PUT", f"/api/v1/functions/{world.victim}/{name}", document)
+        name = self.plant_hint("function", f"score{self.mark}")
+        await world.ask_successfully("viola", "PUT", f"/api/v1/functions/{world.victim}/{name}", document)
         form = f"grant_type=client_credentials&client_secret={world.tokens['viola']}".encode()
         headers = {"Content-Type": "application/x-www-form-urlencoded"}
         issued_token = await world.ask("", "POST", "/v1/oauth/tokens", form, headers=headers)

@@ -16,4 +16,4 @@ async def test_no_attack_fails_a_request_of_a_good_client_or_exceeds_the_memory(
     measured = {(row.case, row.measure): row for row in report.rows}
     for attack in ATTACKS:
         assert measured[attack, "failed requests"].values["seamark"] == 0, report.notes
-        assert measured[attack, "memory"].goal_met(), attack
+        assert measured[attack, "memory"].is_goal_met(), attack

@@ -11,12 +11,12 @@ import pytest
 
 from bench import readme
 from bench.corpus.needed import RowsDiffer, TableCopies, count_rows, find_smallest_set
-from bench.corpus.run import ALL_FILES, NEEDED_FILES, PEER, queries, run
+from bench.corpus.run import ALL_FILES, NEEDED_FILES, PEER, list_queries, run
 from bench.report import OURS
 
 
 def test_corpus_has_each_query_once() -> None:
-    query_queries = queries()
+    query_queries = list_queries()
     assert len({item.title for item in query_queries}) == len(query_queries)
     assert any(f"all: {len(query_queries)} queries" == case for case, _ in readme.CORPUS_CLAIMS["corpus"])
 
@@ -61,11 +61,11 @@ def test_queries_read_fewer_files_than_duckdb_alone(tmp_path: Path) -> None:
     report = asyncio.run(run(tmp_path, quick=True))  # Raises AnswersDiffer.
     rows = {(row.case, row.measure): row for row in report.rows}
     assert set(readme.CORPUS_CLAIMS["corpus"]) <= rows.keys()
-    for query in queries():
+    for query in list_queries():
         row = rows[query.title, "files"]
         assert row.values[OURS] <= row.values[ALL_FILES], row
         assert row.values[NEEDED_FILES] <= row.values[ALL_FILES], row
-    file_counts = rows[f"all: {len(queries())} queries", "files read"].values
+    file_counts = rows[f"all: {len(list_queries())} queries", "files read"].values
     assert file_counts[OURS] < file_counts[PEER] < file_counts[ALL_FILES]
-    pruned = rows[f"all: {len(queries())} queries", "read fewer than all files"]
+    pruned = rows[f"all: {len(list_queries())} queries", "read fewer than all files"]
     assert pruned.values[OURS] > pruned.values[PEER] > 0

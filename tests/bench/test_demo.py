@@ -18,7 +18,7 @@ import pytest
 from rich.console import Console
 
 from bench import connect
-from bench.demo.options import DemoFailed, Options, home
+from bench.demo.options import DemoFailed, Options, provide_home
 from bench.demo.queries import COLUMNS, Comparison, Query, QueryMeasurement
 from bench.demo.screen import show
 from bench.ssb.queries import QUERIES
@@ -29,7 +29,7 @@ from tests.services.java import SHORT_LIVED
 from tests.services.process import REPO, is_http_ok
 
 
-def demo(**env: str) -> subprocess.CompletedProcess[str]:
+def run_demo(**env: str) -> subprocess.CompletedProcess[str]:
     """Run the demo in a separate process, as `make demo` starts it, without the tests' JVM."""
     argv = [sys.executable, "-m", "bench.demo"]
     java = {"JDK_JAVA_OPTIONS": " ".join(SHORT_LIVED)}
@@ -57,13 +57,13 @@ def test_empty_settings_use_their_defaults() -> None:
 
 def test_folder_with_foreign_files_is_never_emptied(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("x")
-    with pytest.raises(DemoFailed, match="DEMO_HOME"), home(Options(keep=True, home=tmp_path)):
+    with pytest.raises(DemoFailed, match="DEMO_HOME"), provide_home(Options(keep=True, home=tmp_path)):
         pass
     assert (tmp_path / "precious").exists()
 
 
 def test_spark_command_has_the_settings_that_the_tests_use() -> None:
-    text = connect.spark("http://127.0.0.1:1", [Path("/jars/iceberg.jar")], "ssb.lineorder")
+    text = connect.format_spark("http://127.0.0.1:1", [Path("/jars/iceberg.jar")], "ssb.lineorder")
     for key, value in catalog_conf(connect.CATALOG, "http://127.0.0.1:1").items():
         assert f"--conf {key}={value}" in text
     assert "--jars /jars/iceberg.jar" in text
@@ -110,7 +110,7 @@ def test_demo_gives_right_answers_from_fewer_files_and_a_kept_server_runs_the_pr
     tmp_path: Path,
 ) -> None:
     kept_home = tmp_path / "kept"
-    result = demo(KEEP="1", DEMO_HOME=str(kept_home), DEMO_REPORT=str(tmp_path / "demo.html"))
+    result = run_demo(KEEP="1", DEMO_HOME=str(kept_home), DEMO_REPORT=str(tmp_path / "demo.html"))
     assert result.returncode == 0, result.stdout + result.stderr
     document = json.loads((kept_home / "kept.json").read_text())
     try:
@@ -120,10 +120,10 @@ def test_demo_gives_right_answers_from_fewer_files_and_a_kept_server_runs_the_pr
         assert f"{document['url']}/" in result.stdout.partition("The console")[2]
         for engine in ("Spark", "PyIceberg", "Trino", "DuckDB"):
             assert engine in result.stdout
-        second_demo = demo(KEEP="1", DEMO_HOME=str(kept_home))
+        second_demo = run_demo(KEEP="1", DEMO_HOME=str(kept_home))
         assert second_demo.returncode == 1
         assert f"kill {document['pid']}" in second_demo.stdout
-        snippet = connect.pyiceberg(document["url"], "ssb.lineorder")
+        snippet = connect.format_pyiceberg(document["url"], "ssb.lineorder")
         ran = subprocess.run([sys.executable, "-c", snippet], capture_output=True, text=True, timeout=60)
         assert ran.returncode == 0, ran.stderr
         assert ran.stdout.count("'lo_orderkey':") == 5

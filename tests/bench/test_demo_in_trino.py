@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.test_demo import check_table, demo
+from tests.bench.test_demo import check_table, run_demo
 from tests.services.needs import NEEDS_TRINO
 
 pytestmark = [*NEEDS_TRINO, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -15,7 +15,7 @@ pytestmark = [*NEEDS_TRINO, pytest.mark.spark, pytest.mark.slow, pytest.mark.tim
 
 def test_demo_runs_the_queries_on_trino_too(tmp_path: Path) -> None:
     # Trino's jvm.config chooses a garbage collector; a JVM with a second one does not start.
-    result = demo(TRINO="1", DEMO_REPORT=str(tmp_path / "demo.html"), JDK_JAVA_OPTIONS="-XX:TieredStopAtLevel=1")
+    result = run_demo(TRINO="1", DEMO_REPORT=str(tmp_path / "demo.html"), JDK_JAVA_OPTIONS="-XX:TieredStopAtLevel=1")
     assert result.returncode == 0, result.stdout + result.stderr
     check_table(result.stdout)
     part = result.stdout.partition("The same 13 queries in Trino")[2]

@@ -26,7 +26,7 @@ from tests.services.seamark import Seamark
 ARGV = [sys.executable, "-c", "from seamark.commands.main import main; main()", "demo"]
 
 
-def environment(folder: Path) -> dict[str, str]:
+def build_environment(folder: Path) -> dict[str, str]:
     """Return the environment with the settings of another server, which the demo must not use."""
     other_settings = {"SEAMARK_DATABASE": "postgresql://nobody@127.0.0.1:1/none", "SEAMARK_AUTH": "token"}
     return {**os.environ, "TMPDIR": str(folder), "COLUMNS": "120", "http_proxy": "http://127.0.0.1:1", **other_settings}
@@ -35,7 +35,7 @@ def environment(folder: Path) -> dict[str, str]:
 @pytest.mark.slow  # `make demo` runs the same.
 def test_lookup_opens_fewer_files_with_the_index(tmp_path: Path) -> None:
     completed = subprocess.run(
-        [*ARGV, "--files", "60"], env=environment(tmp_path), cwd=REPO, capture_output=True, text=True, timeout=120
+        [*ARGV, "--files", "60"], env=build_environment(tmp_path), cwd=REPO, capture_output=True, text=True, timeout=120
     )
     assert completed.returncode == 0, completed.stderr
     actual = {
@@ -56,7 +56,9 @@ def test_lookup_opens_fewer_files_with_the_index(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_demo_ends_with_its_server(tmp_path: Path) -> None:
     argv = [*ARGV, "--files", "3", "--keep"]
-    with subprocess.Popen(argv, env=environment(tmp_path), cwd=REPO, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        argv, env=build_environment(tmp_path), cwd=REPO, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         url = next(matches[0] for line in process.stdout if (matches := re.findall(r"http://127\.0\.0\.1:\d+", line)))
         assert is_http_ok(f"{url}/readyz")

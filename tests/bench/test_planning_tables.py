@@ -24,8 +24,8 @@ from pyiceberg.types import LongType, StringType
 from bench.planning import ragged
 from bench.planning.columns import build_columns
 from bench.planning.filters import FILTERS, build_small_filter
-from bench.planning.java_peer import java_planner
-from bench.planning.plans import Plan, PlansDiffer, fingerprint
+from bench.planning.java_peer import run_java_planner
+from bench.planning.plans import Plan, PlansDiffer, compute_fingerprint
 from bench.planning.pyiceberg_peer import PyIcebergPlanner
 from bench.planning.run import BENCHES
 from bench.planning.tables import Table, generate_table
@@ -71,7 +71,7 @@ def test_varint_has_avros_encoding(value: int) -> None:
     "value", [0, 1, -1, 127, 128, -128, -129, 32767, 32768, 10**9, -(10**9), 2**55, -(2**55), 2**63 - 1]
 )
 def test_decimal_bound_has_the_fewest_bytes(value: int) -> None:
-    cells = ragged.unscaled_decimal(np.array([value], np.int64))
+    cells = ragged.encode_unscaled_decimal(np.array([value], np.int64))
     content = cells.matrix[cells.mask()].tobytes()
     assert int.from_bytes(content, "big", signed=True) == value
     assert len(content) == 1 or not _fits(value, len(content) - 1)
@@ -83,14 +83,14 @@ def _fits(value: int, size: int) -> bool:
 
 def test_numbers_too_wide_for_their_digits_are_rejected() -> None:
     with pytest.raises(ValueError, match="3 digits"):
-        ragged.digits(np.array([1000], np.int64), 3)
+        ragged.format_digits(np.array([1000], np.int64), 3)
 
 
 def test_planners_that_keep_different_files_are_not_compared() -> None:
-    plan = Plan(1.0, 2, 100, fingerprint([b"a", b"b"]))
-    plan.check_same(Plan(9.0, 2, 100, fingerprint([b"b", b"a"])), "the same in another order")
+    plan = Plan(1.0, 2, 100, compute_fingerprint([b"a", b"b"]))
+    plan.check_same(Plan(9.0, 2, 100, compute_fingerprint([b"b", b"a"])), "the same in another order")
     with pytest.raises(PlansDiffer, match="some filter"):
-        plan.check_same(Plan(1.0, 2, 100, fingerprint([b"a", b"c"])), "some filter")
+        plan.check_same(Plan(1.0, 2, 100, compute_fingerprint([b"a", b"c"])), "some filter")
 
 
 @pytest.mark.parametrize(("files", "options"), [(0, {}), (10, {"column_count": 3}), (10, {"files_per_day": 100})])
@@ -206,7 +206,7 @@ def test_same_table_has_the_same_statistics_at_any_location(
     generated_table: Table, entries: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     second_table = generate_table(FILES, cache=tmp_path)
-    (first,) = (second_table.folder / "metadata").glob(f"{_first_manifest(second_table)}")
+    (first,) = (second_table.folder / "metadata").glob(f"{_find_first_manifest(second_table)}")
     with first.open("rb") as file:
         for entry, expected in zip(fastavro.reader(file), entries, strict=False):
             actual = {pair["key"]: pair["value"] for pair in entry["data_file"]["lower_bounds"]}
@@ -214,7 +214,7 @@ def test_same_table_has_the_same_statistics_at_any_location(
             assert entry["data_file"]["record_count"] == expected["record_count"]
 
 
-def _first_manifest(table: Table) -> str:
+def _find_first_manifest(table: Table) -> str:
     document = json.loads(Path(urlsplit(table.metadata_location).path).read_text())
     with Path(urlsplit(document["snapshots"][0]["manifest-list"]).path).open("rb") as file:
         return Path(list(fastavro.reader(file))[-1]["manifest_path"]).name
@@ -242,7 +242,7 @@ def test_wider_table_repeats_the_columns_under_new_names(tmp_path: Path) -> None
 @pytest.mark.slow  # This starts a separate JVM; tests/planner/ compares both planners with ours too.
 def test_pyiceberg_and_java_keep_the_same_files_by_every_filter(generated_table: Table, tmp_path: Path) -> None:
     python = PyIcebergPlanner(generated_table.metadata_location)
-    with java_planner(generated_table.metadata_location, FILES, tmp_path / "java.log") as java:
+    with run_java_planner(generated_table.metadata_location, FILES, tmp_path / "java.log") as java:
         assert java.plan(True).answer == python.plan(True).answer
         assert java.plan(True).files == FILES
         for expected in FILTERS.values():

@@ -12,20 +12,20 @@ from xml.etree import ElementTree
 import pytest
 
 from bench import readme
-from bench.bodies import long_history
+from bench.bodies import write_long_history
 from bench.measure import Sample
-from bench.mix import tree
-from bench.picture import PICTURE, ratio_bars
-from bench.report import RESULTS, Report, Row, figure
+from bench.mix import build_tree
+from bench.picture import PICTURE, draw_ratio_bars
+from bench.report import RESULTS, Report, Row, format_figure
 from bench.run import BENCHES
 
 MACHINE = {"cpu": "c", "cores": 2, "memory_gb": 1, "when": "now", "python": "3", "commit": "abc"}
 
 
 def test_ratio_above_one_is_better_in_either_direction() -> None:
-    assert Row("x", "p50", "ms", {"seamark": 2.0, "fixture": 10.0}).ratio() == 5.0
-    assert Row("x", "rate", "/s", {"seamark": 10.0, "fixture": 2.0}, lower_is_better=False).ratio() == 5.0
-    assert Row("x", "rate", "/s", {"seamark": 10.0}).ratio() is None
+    assert Row("x", "p50", "ms", {"seamark": 2.0, "fixture": 10.0}).compute_ratio() == 5.0
+    assert Row("x", "rate", "/s", {"seamark": 10.0, "fixture": 2.0}, lower_is_better=False).compute_ratio() == 5.0
+    assert Row("x", "rate", "/s", {"seamark": 10.0}).compute_ratio() is None
 
 
 def test_report_says_whether_a_goal_is_met_or_missed() -> None:
@@ -34,7 +34,7 @@ def test_report_says_whether_a_goal_is_met_or_missed() -> None:
         Row("fast", "p50", "ms", {"seamark": 4.0, "fixture": 8.0}, goal=5.0),
         Row("slow", "p50", "ms", {"seamark": 6.0, "fixture": 8.0}, goal=5.0),
     ]
-    text = report.markdown()
+    text = report.format_markdown()
     assert "| fast | p50 | 2.00× | 4.00 ms | 8.00 ms | 5.00 ms: met |" in text
     assert "| slow | p50 | 1.33× | 6.00 ms | 8.00 ms | 5.00 ms: missed |" in text
 
@@ -57,7 +57,7 @@ def test_report_is_equal_after_saving_and_loading(tmp_path: Path) -> None:
     ("value", "text"), [(0, "0"), (0.01234, "0.0123"), (1.2345, "1.23"), (99.96, "100.0"), (12345.6, "12,300")]
 )
 def test_figures_have_three_digits(value: float, text: str) -> None:
-    assert figure(value) == text
+    assert format_figure(value) == text
 
 
 def test_only_the_marked_section_of_the_readme_is_filled() -> None:
@@ -68,14 +68,14 @@ def test_only_the_marked_section_of_the_readme_is_filled() -> None:
 
 
 def test_pages_show_the_figures_of_the_results() -> None:
-    for page, content in ((readme.README, readme.headlines()), (readme.PAGE, readme.section())):
+    for page, content in ((readme.README, readme.format_headlines()), (readme.PAGE, readme.format_section())):
         text = page.read_text()
         assert readme.fill_section(text, content) == text, "run `python -m bench.readme`"
-    assert PICTURE.read_text() == readme.picture(), "run `python -m bench.readme`"
+    assert PICTURE.read_text() == readme.draw_picture(), "run `python -m bench.readme`"
 
 
 def test_picture_has_a_bar_for_each_ratio_that_begins_at_the_peer() -> None:
-    drawing = ElementTree.fromstring(ratio_bars([("a < b", "100×"), ("slower", "0.100×"), ("equal", "1.00×")]))
+    drawing = ElementTree.fromstring(draw_ratio_bars([("a < b", "100×"), ("slower", "0.100×"), ("equal", "1.00×")]))
     svg = "{http://www.w3.org/2000/svg}"
     bars = [(item.get("class"), float(item.get("x")), float(item.get("width"))) for item in drawing.iter(f"{svg}rect")]
     (peer,) = [float(line.get("x1")) for line in drawing.iter(f"{svg}line")]
@@ -87,7 +87,7 @@ def test_picture_has_a_bar_for_each_ratio_that_begins_at_the_peer() -> None:
 
 
 def test_headline_of_the_readme_is_a_row_of_its_bench() -> None:
-    assert len(readme.headlines().splitlines()) == 2 + len(readme.HEADLINES) + 2
+    assert len(readme.format_headlines().splitlines()) == 2 + len(readme.HEADLINES) + 2
 
 
 def test_every_claim_of_the_readme_names_a_row_of_its_bench() -> None:
@@ -100,7 +100,7 @@ def test_every_claim_of_the_readme_names_a_row_of_its_bench() -> None:
 
 def test_namespace_tree_has_the_counts_of_the_polaris_benchmarks() -> None:
     """N-ary tree of width N and depth D: (N^D - 1)/(N - 1) namespaces, N^(D-1) leaves."""
-    dataset = tree("NS_0", width=3, depth=4, tables=5, views=2)
+    dataset = build_tree("NS_0", width=3, depth=4, tables=5, views=2)
     assert len(set(dataset.namespaces)) == (3**4 - 1) // 2
     assert len(set(dataset.tables)) == 3**3 * 5
     assert len(set(dataset.views)) == 3**3 * 2
@@ -110,7 +110,7 @@ def test_namespace_tree_has_the_counts_of_the_polaris_benchmarks() -> None:
 def test_long_history_is_metadata_that_pyiceberg_accepts(tmp_path: Path) -> None:
     from pyiceberg.table.metadata import TableMetadataUtil
 
-    location = long_history(tmp_path / "t", 50)
+    location = write_long_history(tmp_path / "t", 50)
     text = Path(location.removeprefix("file://")).read_text()
     metadata = TableMetadataUtil.parse_raw(text)
     assert len(metadata.snapshots) == len(metadata.snapshot_log) == 50

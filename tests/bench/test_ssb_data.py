@@ -11,7 +11,7 @@ from typing import Any
 import duckdb
 import pytest
 
-from bench.ssb.generate import TABLES, dimension_rows, generate, get_table_path
+from bench.ssb.generate import TABLES, compute_dimension_rows, generate, get_table_path
 from bench.ssb.queries import QUERIES, Oracle
 
 SCALE = 0.02
@@ -58,9 +58,9 @@ def test_dimensions_have_the_papers_row_counts(data: Data) -> None:
 
 
 def test_part_grows_with_the_logarithm_above_scale_one() -> None:
-    assert dimension_rows(1)["parts"] == 200_000
-    assert dimension_rows(4)["parts"] == 600_000
-    assert dimension_rows(100)["parts"] == 1_400_000
+    assert compute_dimension_rows(1)["parts"] == 200_000
+    assert compute_dimension_rows(4)["parts"] == 600_000
+    assert compute_dimension_rows(100)["parts"] == 1_400_000
 
 
 @pytest.mark.parametrize("scale", [0, -1, 0.0001, 5000])
@@ -172,7 +172,7 @@ def test_date_dimension_is_the_calendar_of_seven_years(data: Data) -> None:
             "d_daynuminyear": in_year,
             "d_monthnuminyear": day.month,
             "d_weeknuminyear": (in_year + 6) // 7,
-            "d_sellingseason": _season(day.month),
+            "d_sellingseason": _find_season(day.month),
             "d_lastdayinweekfl": int(sunday_first == 6),
             "d_lastdayinmonthfl": int((day + datetime.timedelta(1)).month != day.month),
             "d_holidayfl": actual["d_holidayfl"],
@@ -183,7 +183,7 @@ def test_date_dimension_is_the_calendar_of_seven_years(data: Data) -> None:
     assert data.fetch_value('SELECT sum(d_holidayfl) FROM "date"') == 7 * 10
 
 
-def _season(month: int) -> str:
+def _find_season(month: int) -> str:
     seasons = {"Winter": (1, 2, 3), "Spring": (4,), "Summer": (5, 6, 7, 8), "Fall": (9, 10), "Christmas": (11, 12)}
     return next(name for name, months in seasons.items() if month in months)
 
@@ -234,9 +234,9 @@ def test_thirteen_queries_select_the_papers_fractions(folder: Path) -> None:
 def test_oracle_detects_a_wrong_row(folder: Path) -> None:
     oracle = Oracle(folder)
     right = oracle.rows(QUERIES["Q4.1"])
-    assert oracle.difference(QUERIES["Q4.1"], reversed(right)) == ""
+    assert oracle.describe_difference(QUERIES["Q4.1"], reversed(right)) == ""
     wrong = [*right[1:], (*right[0][:-1], 1)]
-    assert str(right[0][-1]) in oracle.difference(QUERIES["Q4.1"], wrong)
-    assert oracle.difference(QUERIES["Q4.1"], right[1:])
-    assert oracle.difference(QUERIES["Q4.1"], [*right, right[0]])
+    assert str(right[0][-1]) in oracle.describe_difference(QUERIES["Q4.1"], wrong)
+    assert oracle.describe_difference(QUERIES["Q4.1"], right[1:])
+    assert oracle.describe_difference(QUERIES["Q4.1"], [*right, right[0]])
     oracle.close()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bench.ssb.spark import FilesRead, _files
+from bench.ssb.spark import FilesRead, _count_files
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Group:
         return f"[{', '.join(map(str, self._tasks))}]" if self._text is None else self._text
 
 
-def node(*groups: Group) -> Any:
+def build_node(*groups: Group) -> Any:
     return SimpleNamespace(inputPartitions=lambda: SimpleNamespace(size=lambda: len(groups), apply=groups.__getitem__))
 
 
@@ -65,4 +65,4 @@ HOSTILE = 'ref(name="c") == "file=x, partition_data=y"'
     ids=["files", "a split file", "a literal like a location", "another text"],
 )
 def test_files_and_bytes_of_a_scan_are_counted(groups: tuple[Group, ...]) -> None:
-    assert _files(node(*groups)) == FilesRead(3, 7)
+    assert _count_files(build_node(*groups)) == FilesRead(3, 7)

@@ -13,9 +13,9 @@ import pytest
 from bench.report import OURS
 from bench.ssb.generate import generate, get_table_path
 from bench.ssb.queries import QUERIES
-from bench.trino.asking import Answer, _milliseconds
+from bench.trino.asking import Answer, _parse_duration_ms
 from bench.trino.lake import LAYOUTS
-from bench.trino.ssb import DIRECT, Case, bounds_of, mean
+from bench.trino.ssb import DIRECT, Case, compute_bounds, compute_mean
 
 
 class Files:
@@ -38,7 +38,7 @@ def test_bound_is_the_number_of_files_with_a_row_of_the_answer(tmp_path: Path) -
         paths.append(tmp_path / f"{number}.parquet")
         pq.write_table(facts.slice(number, 500), paths[-1])
     client: Any = Files(paths)
-    total, bounds = bounds_of(client, LAYOUTS[0], data)
+    total, bounds = compute_bounds(client, LAYOUTS[0], data)
     assert total == len(paths) > 20
     dimensions = {
         name: {row[key]: row for row in pq.read_table(get_table_path(data, name)).to_pylist()}
@@ -84,32 +84,35 @@ def test_every_query_has_a_bound_of_the_facts_that_it_joins() -> None:
             assert len(db.extract_statements(f"SELECT 1 FROM {from_clause}")) == 1
 
 
-def answer(wall_ms: float, files: int, splits: int) -> Answer:
+def build_answer(wall_ms: float, files: int, splits: int) -> Answer:
     return Answer([], wall_ms, 1.0, files, splits, 1.0, "")
 
 
 def test_query_counts_as_slower_beyond_a_fraction_and_some_milliseconds() -> None:
     case = Case(LAYOUTS[0], "Q1.1", total=100, bound=10)
-    case.answers = {DIRECT: [answer(1000, 100, 80)] * 3, OURS: [answer(1040, 12, 11), answer(990, 11, 10)] * 2}
+    case.answers = {
+        DIRECT: [build_answer(1000, 100, 80)] * 3,
+        OURS: [build_answer(1040, 12, 11), build_answer(990, 11, 10)] * 2,
+    }
     assert (case.files, case.over_bound, case.fewer) == (12, 1.2, 80 / 10.5)
     assert case.slower_ms == 0
-    case.answers[OURS] = [answer(1080, 12, 12)]
+    case.answers[OURS] = [build_answer(1080, 12, 12)]
     assert case.slower_ms == pytest.approx(30)
-    case.answers[DIRECT] = [answer(100, 100, 100)]
-    case.answers[OURS] = [answer(121, 100, 100)]
+    case.answers[DIRECT] = [build_answer(100, 100, 100)]
+    case.answers[OURS] = [build_answer(121, 100, 100)]
     assert case.slower_ms == pytest.approx(1)
 
 
 def test_reading_nothing_counts_as_one_file() -> None:
     case = Case(LAYOUTS[0], "Q1.1", total=100, bound=0)
-    case.answers = {DIRECT: [answer(10, 100, 0)], OURS: [answer(10, 0, 0)]}
+    case.answers = {DIRECT: [build_answer(10, 100, 0)], OURS: [build_answer(10, 0, 0)]}
     assert (case.over_bound, case.fewer) == (1, 1)
 
 
 def test_means_are_geometric_and_durations_are_read() -> None:
-    assert mean([1.0, 4.0]) == pytest.approx(2)
-    assert [_milliseconds(item) for item in ("343.47ms", "1.77s", "125.07us", "2.50m", "0.00ns")] == pytest.approx(
+    assert compute_mean([1.0, 4.0]) == pytest.approx(2)
+    assert [_parse_duration_ms(item) for item in ("343.47ms", "1.77s", "125.07us", "2.50m", "0.00ns")] == pytest.approx(
         [343.47, 1770, 0.12507, 150_000, 0]
     )
     with pytest.raises(ValueError):
-        _milliseconds("soon")
+        _parse_duration_ms("soon")

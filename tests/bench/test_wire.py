@@ -13,7 +13,7 @@ import pytest
 
 from bench.measure import Worker, drive, repeat, run_alternately
 from bench.targets import Target
-from bench.wire import Connection, LoadError, Request, Response, request
+from bench.wire import Connection, LoadError, Request, Response, build_request
 
 
 @asynccontextmanager
@@ -73,39 +73,39 @@ CHUNKED_HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 )
 async def test_answer_is_split_at_its_end(pieces: list[bytes], body: bytes) -> None:
     async with run_server(*pieces) as port:
-        answer = await ask(port, request("GET", "/"))
+        answer = await ask(port, build_request("GET", "/"))
     assert answer.body == body
 
 
 async def test_head_and_304_answers_have_no_body_despite_a_content_length() -> None:
     async with run_server(b"HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\n") as port:
-        assert (await ask(port, request("HEAD", "/"))).body == b""
+        assert (await ask(port, build_request("HEAD", "/"))).body == b""
     async with run_server(b'HTTP/1.1 304 Not Modified\r\nContent-Length: 900\r\nETag: "x"\r\n\r\n') as port:
-        answer = await ask(port, request("GET", "/"))
+        answer = await ask(port, build_request("GET", "/"))
         assert answer.body == b""
-        assert answer.field("etag") == '"x"'
+        assert answer.get_field("etag") == '"x"'
 
 
 async def test_connection_closed_before_the_answer_voids_the_measurement() -> None:
     async with run_server() as port:
         connection = await Connection.open(port)
-        query = asyncio.ensure_future(connection.ask(request("GET", "/")))
+        query = asyncio.ensure_future(connection.ask(build_request("GET", "/")))
         await asyncio.sleep(0.01)
         connection.close()
         with pytest.raises(LoadError, match="closed"):
             await query
 
 
-def target(port: int, name: str = "it") -> Target:
+def build_target(port: int, name: str = "it") -> Target:
     return Target(name, f"http://127.0.0.1:{port}", (os.getpid(),), Path())
 
 
 async def test_rate_includes_only_counted_answers_and_failures_are_named() -> None:
     async with run_server(b"HTTP/1.1 409 Conflict\r\nContent-Length: 0\r\n\r\n") as port:
-        tolerant = repeat(request("GET", "/", tolerated=(409,)), 3)
-        strict = repeat(request("GET", "/", label="load"), 2)
-        lenient = repeat(request("GET", "/", counted=(409,)), 4)
-        sample = await drive(target(port), [tolerant, strict, lenient])
+        tolerant = repeat(build_request("GET", "/", tolerated=(409,)), 3)
+        strict = repeat(build_request("GET", "/", label="load"), 2)
+        lenient = repeat(build_request("GET", "/", counted=(409,)), 4)
+        sample = await drive(build_target(port), [tolerant, strict, lenient])
     assert sample.statuses == {409: 9}
     assert len(sample.latencies_ms) == 4
     assert sample.rate == pytest.approx(4 / sample.elapsed_s)
@@ -116,12 +116,12 @@ async def test_rate_includes_only_counted_answers_and_failures_are_named() -> No
 async def test_worker_receives_the_answers_and_stops_at_the_deadline() -> None:
     bodies: list[bytes] = []
 
-    def worker() -> Worker:
+    def request_once() -> Worker:
         while True:
-            bodies.append((yield request("GET", "/")).body)
+            bodies.append((yield build_request("GET", "/")).body)
 
     async with run_server(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok") as port:
-        sample = await drive(target(port), [worker()], seconds=0.05)
+        sample = await drive(build_target(port), [request_once()], seconds=0.05)
     assert set(bodies) == {b"ok"}
     assert len(sample.latencies_ms) == len(bodies)
     assert sample.elapsed_s >= 0.05
@@ -131,13 +131,13 @@ async def test_servers_are_measured_in_alternating_order() -> None:
     order: list[str] = []
 
     async with run_server(b"HTTP/1.1 204 No Content\r\n\r\n") as port:
-        targets = [target(port, "a"), target(port, "b")]
+        targets = [build_target(port, "a"), build_target(port, "b")]
 
-        async def piece(target: Target) -> object:
+        async def drive_one_request(target: Target) -> object:
             order.append(target.name)
-            return await drive(target, [repeat(request("GET", "/"), 1)])
+            return await drive(target, [repeat(build_request("GET", "/"), 1)])
 
-        run: Callable[..., object] = piece
+        run: Callable[..., object] = drive_one_request
         samples = await run_alternately(targets, 3, run)  # type: ignore[arg-type]
     assert order == ["a", "b", "b", "a", "a", "b"]
     assert [len(samples[name]) for name in "ab"] == [3, 3]

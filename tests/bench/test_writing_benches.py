@@ -32,7 +32,7 @@ def test_bench_of_writing_runs_to_its_table(name: str) -> None:
 
 def test_expected_table_equals_a_dict_of_its_rows(tmp_path: Path) -> None:
     batches = Batches(1_000, tmp_path, batch_rows=100)
-    batches_drawn = [batches.next_batch() for _ in range(5)]
+    batches_drawn = [batches.draw_batch() for _ in range(5)]
     model = dict.fromkeys(compute_keys(np.arange(1_000)).to_pylist(), 0)
     for batch in (batches_drawn[0], batches_drawn[3], batches_drawn[4]):
         batch_table = pq.read_table(batch.path)
@@ -42,7 +42,7 @@ def test_expected_table_equals_a_dict_of_its_rows(tmp_path: Path) -> None:
         assert sum(key in model for key in keys) >= 90
         model |= dict.fromkeys(keys, batch.number)
     row_counts = {version: list(model.values()).count(version) for version in sorted(set(model.values()))}
-    assert batches.expected_rows([1, 4, 5]) == row_counts
+    assert batches.count_expected_rows([1, 4, 5]) == row_counts
 
 
 def test_keys_are_distinct_uuids_as_text() -> None:

@@ -27,8 +27,8 @@ for line in sys.stdin:
     function, *arguments = json.loads(line)
     if not (child := os.fork()):
         before = peak()
-        told = getattr(module, function)(*arguments)
-        print(json.dumps([peak() - before, str(told)]), flush=True)
+        outcome = getattr(module, function)(*arguments)
+        print(json.dumps([peak() - before, str(outcome)]), flush=True)
         os._exit(0)
     if os.waitpid(child, 0)[1]:
         print("null", flush=True)
@@ -36,7 +36,7 @@ for line in sys.stdin:
 
 
 @cache
-def _parent_of(module: str) -> subprocess.Popen[str]:
+def _start_parent(module: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", _SCRIPT, module]
     env = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
     process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -53,7 +53,7 @@ def measure_peak(function: Callable[..., object], *arguments: str | Path) -> tup
 
     The function must be one of a module, and take text.
     """
-    parent = _parent_of(function.__module__)
+    parent = _start_parent(function.__module__)
     assert parent.stdin is not None
     assert parent.stdout is not None
     parent.stdin.write(json.dumps([function.__name__, *map(str, arguments)]) + "\n")

@@ -35,7 +35,7 @@ FORMS: tuple[dict[str, Any], ...] = (
 )
 
 
-def rows() -> pa.Table:
+def build_random_rows() -> pa.Table:
     rng = np.random.default_rng(1)
     return pa.table(
         {
@@ -49,7 +49,7 @@ def rows() -> pa.Table:
 
 def encode_rows(**form: Any) -> bytes:
     out = io.BytesIO()
-    pq.write_table(rows(), out, **form)
+    pq.write_table(build_random_rows(), out, **form)
     return out.getvalue()
 
 
@@ -63,15 +63,19 @@ def read(data: bytes) -> list[pa.ChunkedArray]:
     return [plain[number] for number in PATHS]
 
 
-def outcome(path: str) -> str:
+def describe_outcome(path: str) -> str:
     try:
         result = read(Path(path).read_bytes())
     except (Unreadable, pa.ArrowException, OSError, ValueError) as error:
         return f"refused: {error}"
-    return "read" if [column.to_pylist() for column in result] == list(rows().to_pydict().values()) else "other rows"
+    return (
+        "read"
+        if [column.to_pylist() for column in result] == list(build_random_rows().to_pydict().values())
+        else "other rows"
+    )
 
 
-def with_chunks(data: bytes, change: Callable[[Fields], None]) -> bytes:
+def change_chunks(data: bytes, change: Callable[[Fields], None]) -> bytes:
     """Return the file with changed column chunks in its footer."""
     begin = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
     footer, _ = thrift.read(data, begin)
@@ -88,14 +92,14 @@ def repeat_field(encoded: bytes, number: int, kind: int, value: object) -> bytes
     return encoded[:-1] + bytes([kind]) + repeated_field + b"\0"
 
 
-def dictionary_of_another_type(chunk: Fields) -> None:
+def add_dictionary_of_another_type(chunk: Fields) -> None:
     """Add a dictionary offset of another type, which pyarrow skips, so that it begins with the data page."""
     metadata = chunk[3][1]
     metadata[11] = I32, 4
     chunk[3] = STRUCT, dict(sorted(metadata.items()))
 
 
-def wrong_sizes(chunk: Fields) -> None:
+def add_wrong_sizes(chunk: Fields) -> None:
     """Add SizeStatistics with levels that no column of the table has, which pyarrow rejects when it reads rows."""
     chunk[3][1][16] = STRUCT, {1: (I64, 5), 3: (LIST, (I64, [1, 2, 3, 4]))}
 
@@ -106,18 +110,18 @@ def name_keys(chunk: Fields) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"), [(wrong_sizes, "refused: Definition level"), (name_keys, "refused: p: it has encrypted")]
+    ("change", "message"), [(add_wrong_sizes, "refused: Definition level"), (name_keys, "refused: p: it has encrypted")]
 )
 def test_chunks_that_pyarrow_cannot_represent_do_not_end_the_process(
     tmp_path: Path, change: Callable[[Fields], None], message: str
 ) -> None:
     path = tmp_path / "f.parquet"
-    path.write_bytes(with_chunks(encode_rows(), change))
-    assert message in measure_peak(outcome, path)[1]
+    path.write_bytes(change_chunks(encode_rows(), change))
+    assert message in measure_peak(describe_outcome, path)[1]
 
 
 def test_chunk_whose_dictionary_page_pyarrow_skips_is_rejected() -> None:
-    data = with_chunks(encode_rows(use_dictionary=False), dictionary_of_another_type)
+    data = change_chunks(encode_rows(use_dictionary=False), add_dictionary_of_another_type)
     with pytest.raises(Unreadable, match="have another type"):
         read(data)
 
@@ -165,17 +169,17 @@ FOOTER_CHANGES: dict[str, Callable[[Fields], None]] = {
     "key-value pairs": lambda footer: change_item_type(footer, 5, I64),
     "column orders": lambda footer: change_item_type(footer, 7, I64),
     "sorting": lambda footer: change_item_type(footer[4][1][1][0], 4, I64),
-    "encodings": lambda footer: change_item_type(chunk_of(footer)[3][1], 2, I64),
-    "path": lambda footer: change_item_type(chunk_of(footer)[3][1], 3, I32),
-    "pairs of a chunk": lambda footer: change_item_type(chunk_of(footer)[3][1], 8, I32),
-    "encoding statistics": lambda footer: change_item_type(chunk_of(footer)[3][1], 13, I32),
-    "size statistics": lambda footer: change_item_type(add_field(chunk_of(footer)[3][1], 16), 2, I32),
-    "geospatial statistics": lambda footer: change_item_type(add_field(chunk_of(footer)[3][1], 17), 2, I64),
-    "path for a key": lambda footer: change_item_type(add_field(add_field(chunk_of(footer), 8), 2), 1, I32),
+    "encodings": lambda footer: change_item_type(get_chunk(footer)[3][1], 2, I64),
+    "path": lambda footer: change_item_type(get_chunk(footer)[3][1], 3, I32),
+    "pairs of a chunk": lambda footer: change_item_type(get_chunk(footer)[3][1], 8, I32),
+    "encoding statistics": lambda footer: change_item_type(get_chunk(footer)[3][1], 13, I32),
+    "size statistics": lambda footer: change_item_type(add_field(get_chunk(footer)[3][1], 16), 2, I32),
+    "geospatial statistics": lambda footer: change_item_type(add_field(get_chunk(footer)[3][1], 17), 2, I64),
+    "path for a key": lambda footer: change_item_type(add_field(add_field(get_chunk(footer), 8), 2), 1, I32),
 }
 
 
-def chunk_of(footer: Fields) -> Fields:
+def get_chunk(footer: Fields) -> Fields:
     chunk: Fields = footer[4][1][1][0][1][1][1][0]
     return chunk
 
@@ -204,7 +208,7 @@ def sort_fields(value: Any) -> Any:
     return type(value)(map(sort_fields, value)) if isinstance(value, tuple | list) else value
 
 
-def outcomes(seed: str) -> str:
+def list_unexpected_outcomes(seed: str) -> str:
     """Return the unexpected outcomes of damaged files: neither errors nor rows."""
     rng, results = random.Random(seed), []
     files = [encode_rows(**form) for form in FORMS]
@@ -224,4 +228,4 @@ def outcomes(seed: str) -> str:
 
 @pytest.mark.parametrize("seed", ["1", "2"])
 def test_damaged_files_are_read_or_rejected(seed: str) -> None:
-    assert measure_peak(outcomes, seed)[1] == "[]"
+    assert measure_peak(list_unexpected_outcomes, seed)[1] == "[]"

@@ -24,14 +24,14 @@ TERMS = [
 ]
 
 
-def stream(columns: dict[str, pa.Array], rows: int) -> bytes:
+def encode_stream(columns: dict[str, pa.Array], rows: int) -> bytes:
     table, sink = pa.table(columns), pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table, max_chunksize=rows)
     return bytes(sink.getvalue())
 
 
-def streams() -> list[bytes]:
+def encode_all_forms() -> list[bytes]:
     """Return plain columns and each form in which rows share values, in one batch and in several."""
     plain = {
         "n": pa.array(range(ROWS), pa.int64()),
@@ -45,10 +45,10 @@ def streams() -> list[bytes]:
         {**plain, "s": plain["s"].cast(pa.string_view())},
         {**plain, "s": runs},
     )
-    return [stream(form, rows) for form in forms for rows in (ROWS, 20)]
+    return [encode_stream(form, rows) for form in forms for rows in (ROWS, 20)]
 
 
-def keys_in(data: bytes) -> str:
+def count_keys(data: bytes) -> str:
     """Return the number of keys in a body, as the route reads it."""
     try:
         arrays, shared_bytes = arrays_of(TERMS, read_stream(data, "The body", rows_max=1_000_000))
@@ -61,24 +61,24 @@ def keys_in(data: bytes) -> str:
     return f"{keys[0].rows} keys"
 
 
-def view_of_a_null() -> str:
+def read_invalid_view_of_null() -> str:
     """Read a null whose view has a negative length: only views of values have to be valid."""
     text = pa.array(["a value that is long", None, "short"], pa.string_view())
     views = np.frombuffer(text.buffers()[1], dtype=np.int32).reshape(-1, 4).copy()
     views[1] = (-(1 << 31), 0, 0, 0)
     array = pa.Array.from_buffers(text.type, 3, [text.buffers()[0], pa.py_buffer(views), *text.buffers()[2:]])
     columns = {"n": pa.array([1, 2, 3]), "s": array, "x": pa.array([b"abcd"] * 3, pa.binary(4))}
-    return keys_in(stream(columns, 3))
+    return count_keys(encode_stream(columns, 3))
 
 
 def test_null_may_have_any_view() -> None:
-    assert measure_peak(view_of_a_null)[1] == "3 keys"
+    assert measure_peak(read_invalid_view_of_null)[1] == "3 keys"
 
 
-def outcomes(seed: str) -> str:
+def list_unexpected_outcomes(seed: str) -> str:
     """Return the unexpected outcomes of damaged streams: neither errors nor keys."""
     rng, results = random.Random(seed), []
-    bodies = streams()
+    bodies = encode_all_forms()
     for _ in range(1500):
         data = bytearray(rng.choice(bodies))
         for _ in range(rng.choice((1, 1, 2, 3))):
@@ -88,7 +88,7 @@ def outcomes(seed: str) -> str:
             else:
                 data[offset] = rng.choice((rng.randrange(256), data[offset] ^ 1 << rng.randrange(8), 0, 255, 127))
         try:
-            keys_in(bytes(data))
+            count_keys(bytes(data))
         except Exception as error:  # noqa: BLE001  what the server does not expect
             results.append(repr(error))
     return str(results)
@@ -96,4 +96,4 @@ def outcomes(seed: str) -> str:
 
 @pytest.mark.parametrize("seed", ["1", "2"])
 def test_damaged_streams_are_read_or_rejected(seed: str) -> None:
-    assert measure_peak(outcomes, seed)[1] == "[]"
+    assert measure_peak(list_unexpected_outcomes, seed)[1] == "[]"

@@ -23,7 +23,7 @@ MIB = 1 << 20
 ROWS = 20_000
 
 
-def as_metadata(path: str) -> str:
+def decode_as_metadata(path: str) -> str:
     try:
         decode_table(Path(path).read_bytes(), "file:///t/v1.gz.metadata.json")
     except Corrupt as error:
@@ -35,12 +35,12 @@ def test_small_metadata_file_that_expands_to_much_is_corrupt(tmp_path: Path) -> 
     path = tmp_path / "v1.gz.metadata.json"
     path.write_bytes(gzip.compress(b'{"properties":{"a":"' + bytes(200 * MIB) + b'"}}'))
     assert path.stat().st_size < MIB
-    size, report = measure_peak(as_metadata, path)
+    size, report = measure_peak(decode_as_metadata, path)
     assert "the gzip stream is truncated, or contains more than" in report
     assert size < 64 * MIB
 
 
-def as_manifest(path: str) -> str:
+def decode_as_manifest(path: str) -> str:
     try:
         decode_manifest(Path(path).read_bytes(), "file:///t/m.avro")
     except Corrupt as error:
@@ -63,14 +63,14 @@ def test_small_manifest_that_inflates_to_much_is_corrupt(tmp_path: Path, codec: 
     else:
         block = pa.Codec("zstd", 3).compress(rows, asbytes=True)
     bomb = head[: begin + 16].replace(b"avro.codec\x08null", b"avro.codec" + bytes([2 * len(codec)]) + codec.encode())
-    path.write_bytes(bomb + _long(1) + _long(len(block)) + block + sync)
+    path.write_bytes(bomb + _encode_long(1) + _encode_long(len(block)) + block + sync)
     assert path.stat().st_size < MIB
-    size, report = measure_peak(as_manifest, path)
+    size, report = measure_peak(decode_as_manifest, path)
     assert "inflates to more than" in report
     assert size < 256 * MIB
 
 
-def _long(value: int) -> bytes:
+def _encode_long(value: int) -> bytes:
     value <<= 1
     out = bytearray()
     while value >= 0x80:
@@ -91,7 +91,7 @@ def make_shared_values(form: str) -> pa.Array:
     return pa.Array.from_buffers(pa.string_view(), ROWS, [None, pa.py_buffer(views.tobytes()), *view.buffers()[2:]])
 
 
-def as_keys(form: str) -> str:
+def expand_as_keys(form: str) -> str:
     try:
         keys_of(make_shared_values(form), "string")
     except ValueError as error:
@@ -101,7 +101,7 @@ def as_keys(form: str) -> str:
 
 @pytest.mark.parametrize("form", ["dictionary", "runs", "views"])
 def test_keys_whose_rows_share_one_long_value_are_not_expanded(form: str) -> None:
-    size, report = measure_peak(as_keys, form)
+    size, report = measure_peak(expand_as_keys, form)
     assert report == f"its values take more than {arrow_keys.EXPANDED_MAX:,} bytes if each row has its own copy"
     assert size < 64 * MIB
 

@@ -57,7 +57,7 @@ def repeat_value(kind: pa.DataType, rows: int = ROWS) -> pa.Array:
     return pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), value)
 
 
-def dictionary(folder: Path) -> Path:
+def write_dictionary(folder: Path) -> Path:
     return write(folder / "dictionary.parquet", repeat_value(pa.string()))
 
 
@@ -66,20 +66,26 @@ def write_fixed(folder: Path) -> Path:
     return write(folder / "fixed.parquet", repeat_value(pa.binary(len(VALUE)), 2_000))
 
 
-def delta(folder: Path) -> Path:
+def write_delta(folder: Path) -> Path:
     column = pa.array([VALUE] * 2_000, pa.large_string())
     return write(folder / "delta.parquet", column, use_dictionary=False, column_encoding="DELTA_BYTE_ARRAY")
 
 
-def page(folder: Path) -> Path:
+def write_page(folder: Path) -> Path:
     return write(folder / "page.parquet", pa.array(["y" * (200 * MIB)]), use_dictionary=False, write_statistics=False)
 
 
-def nulls(folder: Path) -> Path:
+def write_nulls(folder: Path) -> Path:
     return write(folder / "nulls.parquet", pa.nulls(10_000_000, pa.int64()))
 
 
-BOMBS = {"dictionary": dictionary, "fixed": write_fixed, "delta": delta, "page": page, "nulls": nulls}
+BOMBS = {
+    "dictionary": write_dictionary,
+    "fixed": write_fixed,
+    "delta": write_delta,
+    "page": write_page,
+    "nulls": write_nulls,
+}
 Bomb = Callable[[str], Path]
 
 
@@ -95,16 +101,16 @@ def count_rows(path: str) -> int:
     return int(pq.ParquetFile(path).metadata.num_rows)
 
 
-def as_dimension(path: str, kind: str) -> str:
+def read_as_dimension(path: str, kind: str) -> str:
     """Return what a join reads of the column."""
 
     async def read() -> str:
         home = Path(path).parent
         async with open_objects(Settings(home=home, warehouse=home.as_uri()), SystemClock()) as objects:
             reader = DataRows(objects, asyncio.get_running_loop(), None, 128 * MIB, LIMIT)
-            return await asyncio.to_thread(keys, reader)
+            return await asyncio.to_thread(describe_keys, reader)
 
-    def keys(reader: DataRows) -> str:
+    def describe_keys(reader: DataRows) -> str:
         try:
             with reader.read_all(Path(path).as_uri(), Path(path).stat().st_size, count_rows(path), [KEY]) as result:
                 column = FileColumn.from_array(result[KEY], kind)
@@ -115,16 +121,16 @@ def as_dimension(path: str, kind: str) -> str:
     return asyncio.run(read())
 
 
-def as_rows(path: str) -> str:
+def read_as_rows(path: str) -> str:
     """Return what a lookup reads of all rows of the column."""
 
     async def read() -> str:
         home = Path(path).parent
         async with open_objects(Settings(home=home, warehouse=home.as_uri()), SystemClock()) as objects:
             reader = DataRows(objects, asyncio.get_running_loop(), None, 128 * MIB, LIMIT)
-            return await asyncio.to_thread(rows, reader)
+            return await asyncio.to_thread(read_row_column, reader)
 
-    def rows(reader: DataRows) -> str:
+    def read_row_column(reader: DataRows) -> str:
         count = count_rows(path)
         try:
             with reader.read(Path(path).as_uri(), Path(path).stat().st_size, count, [KEY], np.arange(count)) as result:
@@ -135,7 +141,7 @@ def as_rows(path: str) -> str:
     return asyncio.run(read())
 
 
-def as_equality_delete(path: str, kind: str) -> str:
+def read_as_equality_delete(path: str, kind: str) -> str:
     size = Path(path).stat().st_size
     file = DeleteFile(path, "parquet", 2, size, count_rows(path), None, -1, -1, (KEY,))
     try:
@@ -148,33 +154,33 @@ KINDS = {"fixed": "binary", "nulls": "long"}
 
 
 def test_long_value_repeated_by_every_row_is_one_value_in_memory(tmp_path: Path) -> None:
-    size, report = measure_peak(as_dimension, dictionary(tmp_path), "string")
+    size, report = measure_peak(read_as_dimension, write_dictionary(tmp_path), "string")
     assert report == f"1 keys of {ROWS} rows, {LIMIT} left"
     assert size < LIMIT
 
 
 @pytest.mark.parametrize("name", ["fixed", "delta", "page", "nulls"])
 def test_column_that_decodes_to_more_than_the_limit_is_not_used_as_a_dimension(bomb: Bomb, name: str) -> None:
-    size, report = measure_peak(as_dimension, bomb(name), KINDS.get(name, "string"))
+    size, report = measure_peak(read_as_dimension, bomb(name), KINDS.get(name, "string"))
     assert report == f"decoded it takes more than {LIMIT:,} bytes"
     assert size < 2 * LIMIT
 
 
 @pytest.mark.parametrize("name", ["dictionary", "fixed", "delta", "page"])
 def test_rows_that_decode_to_more_than_the_limit_are_not_read(bomb: Bomb, name: str) -> None:
-    size, report = measure_peak(as_rows, bomb(name))
+    size, report = measure_peak(read_as_rows, bomb(name))
     assert report == f"decoded it takes more than {LIMIT:,} bytes"
     assert size < 2 * LIMIT
 
 
 @pytest.mark.parametrize("name", ["dictionary", "fixed", "delta", "page", "nulls"])
 def test_equality_delete_file_that_decodes_to_more_than_the_limit_is_not_read(bomb: Bomb, name: str) -> None:
-    size, report = measure_peak(as_equality_delete, bomb(name), KINDS.get(name, "string"))
+    size, report = measure_peak(read_as_equality_delete, bomb(name), KINDS.get(name, "string"))
     assert report == f"decoded it takes more than {LIMIT:,} bytes"
     assert size < 2 * LIMIT
 
 
-def of_footer(path: Path, change: Callable[[thrift.Fields], None]) -> Path:
+def write_footer(path: Path, change: Callable[[thrift.Fields], None]) -> Path:
     """Return a file of one column and one row with a changed footer."""
     out = io.BytesIO()
     field = pa.field("c", pa.int64(), metadata={"PARQUET:field_id": str(KEY)})
@@ -193,58 +199,58 @@ def _make_list(count: int, metadata: object, kind: int = thrift.STRUCT) -> tuple
     return thrift.LIST, (kind, [metadata] * count)
 
 
-def _group(footer: thrift.Fields) -> thrift.Fields:
+def _get_group(footer: thrift.Fields) -> thrift.Fields:
     group: thrift.Fields = footer[4][1][1][0]
     return group
 
 
-def chunks(footer: thrift.Fields) -> None:
-    _group(footer)[1] = _make_list(400_000, {2: (thrift.I64, 0)})
+def add_chunks(footer: thrift.Fields) -> None:
+    _get_group(footer)[1] = _make_list(400_000, {2: (thrift.I64, 0)})
 
 
 def claim_chunks(footer: thrift.Fields) -> None:
     """Claim column chunks without fields: pyarrow rejects the file, but only after allocating memory for them."""
-    _group(footer)[1] = _make_list(400_000, {})
+    _get_group(footer)[1] = _make_list(400_000, {})
 
 
-def groups(footer: thrift.Fields) -> None:
+def add_groups(footer: thrift.Fields) -> None:
     metadata = {1: _make_list(0, None), 2: (thrift.I64, 0), 3: (thrift.I64, 0)}
     footer[4] = _make_list(700_000, metadata)
 
 
-def pairs(footer: thrift.Fields) -> None:
+def add_pairs(footer: thrift.Fields) -> None:
     footer[5] = _make_list(500_000, {1: (thrift.BINARY, b"")})
 
 
-def elements(footer: thrift.Fields) -> None:
+def add_elements(footer: thrift.Fields) -> None:
     root, *_ = footer[2][1][1]
     children = [{1: (thrift.I32, 1), 3: (thrift.I32, 1), 4: (thrift.BINARY, b"")}] * 120_000
     footer[2] = (thrift.LIST, (thrift.STRUCT, [{**root, 5: (thrift.I32, len(children))}, *children]))
 
 
-def paths(footer: thrift.Fields) -> None:
-    _group(footer)[1][1][1][0][3][1][3] = _make_list(1_200_000, b"", thrift.BINARY)
+def add_paths(footer: thrift.Fields) -> None:
+    _get_group(footer)[1][1][1][0][3][1][3] = _make_list(1_200_000, b"", thrift.BINARY)
 
 
 FOOTERS = {
-    "chunks": chunks,
+    "chunks": add_chunks,
     "claimed": claim_chunks,
-    "groups": groups,
-    "pairs": pairs,
-    "schema": elements,
-    "paths": paths,
+    "groups": add_groups,
+    "pairs": add_pairs,
+    "schema": add_elements,
+    "paths": add_paths,
 }
 
 
 @pytest.mark.parametrize("name", FOOTERS)
 def test_footer_that_expands_to_much_is_not_decoded(tmp_path: Path, name: str) -> None:
-    path = of_footer(tmp_path / "f.parquet", FOOTERS[name])
-    size, report = measure_peak(as_columns, path)
+    path = write_footer(tmp_path / "f.parquet", FOOTERS[name])
+    size, report = measure_peak(open_columns, path)
     assert report == f"its footer takes more than {LIMIT:,} bytes when it is decoded"
     assert size < LIMIT
 
 
-def as_columns(path: str) -> str:
+def open_columns(path: str) -> str:
     """Return the rest of the budget once the file is open."""
     budget = create_decoding_budget(LIMIT)
     try:
@@ -261,7 +267,7 @@ def test_long_footer_of_a_valid_file_takes_its_accounted_memory(tmp_path: Path, 
     path = tmp_path / "wide.parquet"
     pq.write_table(table, path, row_group_size=1)
     footer = int.from_bytes(path.read_bytes()[-8:-4], "little")
-    size, report = measure_peak(as_columns, path)
+    size, report = measure_peak(open_columns, path)
     assert report.startswith("8 rows, ")
     remaining_bytes = LIMIT - int(report.split()[2])
     if footer <= FOOTER_FREE_BYTES:
@@ -272,22 +278,22 @@ def test_long_footer_of_a_valid_file_takes_its_accounted_memory(tmp_path: Path, 
 
 def test_page_header_that_expands_to_much_is_not_read(tmp_path: Path) -> None:
     """The header of a data page with a list of ten million structures of one byte."""
-    many_columns = b"\x15\x00\x15\x00\x15\x00\x29\xfc" + varint(10_000_000) + bytes(10_000_000) + b"\x00"
+    many_columns = b"\x15\x00\x15\x00\x15\x00\x29\xfc" + encode_varint(10_000_000) + bytes(10_000_000) + b"\x00"
     path = tmp_path / "pages"
     path.write_bytes(many_columns)
-    size, report = measure_peak(as_pages, path)
+    size, report = measure_peak(count_pages, path)
     assert "exceeds the data" in report or "not a Thrift structure" in report
     assert size < LIMIT
 
 
-def as_pages(path: str) -> str:
+def count_pages(path: str) -> str:
     try:
         return str(page_sizes(Path(path).read_bytes(), 10))
     except ValueError as error:
         return str(error)
 
 
-def varint(number: int) -> bytes:
+def encode_varint(number: int) -> bytes:
     out = bytearray()
     while number >= 0x80:
         out.append(number & 0x7F | 0x80)
@@ -295,7 +301,7 @@ def varint(number: int) -> bytes:
     return bytes((*out, number))
 
 
-def as_position_delete(path: str) -> str:
+def read_as_position_delete(path: str) -> str:
     file = DeleteFile(path, "parquet", 1, Path(path).stat().st_size, count_rows(path), None, -1, -1, ())
     try:
         delete_content = decode_delete_content(Path(path).read_bytes(), file, (), limit_bytes=LIMIT)
@@ -304,28 +310,30 @@ def as_position_delete(path: str) -> str:
     return f"{delete_content.positions.nbytes} bytes"
 
 
-def position_deletes(path: Path, paths: pa.Array, positions: pa.Array, **options: object) -> Path:
+def write_position_deletes(path: Path, paths: pa.Array, positions: pa.Array, **options: object) -> Path:
     pq.write_table(pa.table({"file_path": paths, "pos": positions}), path, compression="zstd", **options)
     return path
 
 
 def test_long_path_repeated_by_every_position_delete_is_one_path_in_memory(tmp_path: Path) -> None:
-    path = position_deletes(tmp_path / "d.parquet", repeat_value(pa.string()), pa.array(range(ROWS), pa.int64()))
-    size, report = measure_peak(as_position_delete, path)
+    path = write_position_deletes(tmp_path / "d.parquet", repeat_value(pa.string()), pa.array(range(ROWS), pa.int64()))
+    size, report = measure_peak(read_as_position_delete, path)
     assert report.endswith(" bytes")
     assert size < LIMIT
 
 
 def test_position_deletes_of_too_many_rows_are_not_read(tmp_path: Path) -> None:
     rows = 4_000_000
-    path = position_deletes(tmp_path / "d.parquet", pa.array(["f"] * rows), pa.array(np.zeros(rows, dtype=np.int64)))
+    path = write_position_deletes(
+        tmp_path / "d.parquet", pa.array(["f"] * rows), pa.array(np.zeros(rows, dtype=np.int64))
+    )
     assert path.stat().st_size < MIB
-    size, report = measure_peak(as_position_delete, path)
+    size, report = measure_peak(read_as_position_delete, path)
     assert report == f"decoded it takes more than {LIMIT:,} bytes"
     assert size < LIMIT
 
 
-def as_vector(path: str, records: str) -> str:
+def read_as_vector(path: str, records: str) -> str:
     data = Path(path).read_bytes()
     file = DeleteFile(path, "puffin", 1, len(data), int(records), "data.parquet", 0, len(data), ())
     try:
@@ -334,7 +342,7 @@ def as_vector(path: str, records: str) -> str:
         return error.reason
 
 
-def vector(path: Path, bitmap: pyroaring.BitMap64) -> Path:
+def write_vector(path: Path, bitmap: pyroaring.BitMap64) -> Path:
     inside = b"\xd1\xd3\x39\x64" + bitmap.serialize()
     check = isal_zlib.crc32(inside).to_bytes(4, "big")
     path.write_bytes(len(inside).to_bytes(4, "big") + inside + check)
@@ -345,9 +353,9 @@ def test_deletion_vector_with_runs_of_billions_of_rows_is_not_expanded(tmp_path:
     bitmap = pyroaring.BitMap64()
     bitmap.add_range(0, 1 << 34)
     bitmap.run_optimize()
-    path = vector(tmp_path / "v", bitmap)
+    path = write_vector(tmp_path / "v", bitmap)
     assert path.stat().st_size < 4 * MIB
-    size, report = measure_peak(as_vector, path, str(1 << 34))
+    size, report = measure_peak(read_as_vector, path, str(1 << 34))
     assert "exceed the memory limit" in report
     assert size < LIMIT
 
@@ -357,7 +365,7 @@ def test_deletion_vector_that_is_too_long_is_not_opened(tmp_path: Path) -> None:
     inside = b"\xd1\xd3\x39\x64" + bytes(5 * MIB)
     check = isal_zlib.crc32(inside).to_bytes(4, "big")
     path.write_bytes(len(inside).to_bytes(4, "big") + inside + check)
-    size, report = measure_peak(as_vector, path, "1")
+    size, report = measure_peak(read_as_vector, path, "1")
     assert "is too long" in report
     assert size < LIMIT
 
@@ -370,7 +378,7 @@ def test_long_default_of_a_column_missing_from_a_file_is_one_value() -> None:
     assert column.size_bytes < 10 * MIB
 
 
-def as_indexed(path: str) -> str:
+def index_column(path: str) -> str:
     indexed.DECODED_BYTES_MAX = LIMIT
     schema = Schema((Field(KEY, "c", False, "string"),))
     try:
@@ -382,6 +390,6 @@ def as_indexed(path: str) -> str:
 
 @pytest.mark.parametrize("name", ["dictionary", "fixed", "delta", "page", "nulls"])
 def test_data_file_that_decodes_to_more_than_the_limit_is_not_indexed(bomb: Bomb, name: str) -> None:
-    size, report = measure_peak(as_indexed, bomb(name))
+    size, report = measure_peak(index_column, bomb(name))
     assert report == f"decoded it takes more than {LIMIT:,} bytes"
     assert size < 2 * LIMIT

@@ -176,7 +176,7 @@ class TierContract:
                     assert view == value
 
             @invariant()
-            def adds_up(self) -> None:
+            def check_statistics(self) -> None:
                 self.tier.check_invariants()
                 stats = self.tier.stats()
                 assert stats.used_bytes <= stats.budget_bytes

@@ -58,7 +58,7 @@ def test_scan_of_ten_times_the_cache_costs_the_hot_set_less_than_five_points() -
     hot = [(1 / (rank + 1), rank) for rank in range(600)]
     weights = [weight for weight, _ in hot]
 
-    def rate(cache: AdmittingCache[object, int], scan: list[int]) -> float:
+    def measure_hit_rate(cache: AdmittingCache[object, int], scan: list[int]) -> float:
         """Return the hit rate of the hot requests, with a part of the scan after each."""
         hits, requests, remaining_keys = 0, 6000, list(scan)
         share = -(-len(scan) // requests)
@@ -71,10 +71,10 @@ def test_scan_of_ten_times_the_cache_costs_the_hot_set_less_than_five_points() -
         return hits / requests
 
     cache = _build_cache(entries)
-    rate(cache, [])
-    base_rate = rate(cache, [])
-    with_scan = rate(cache, list(range(10 * entries)))
-    after = rate(cache, [])
+    measure_hit_rate(cache, [])
+    base_rate = measure_hit_rate(cache, [])
+    with_scan = measure_hit_rate(cache, list(range(10 * entries)))
+    after = measure_hit_rate(cache, [])
     assert base_rate > 0.8
     assert base_rate - with_scan < 0.05, (base_rate, with_scan)
     assert base_rate - after < 0.05, (base_rate, after)

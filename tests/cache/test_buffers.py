@@ -16,20 +16,20 @@ from tests.seeds import first_seed
 SIZE = 4096
 
 
-def address(view: memoryview) -> int:
+def get_address(view: memoryview) -> int:
     return int(np.frombuffer(view, dtype=np.uint8).__array_interface__["data"][0])
 
 
 def test_memory_is_reused_once_no_view_is_left() -> None:
     buffers = Buffers(SIZE, 4 * SIZE)
     view = buffers.take(SIZE)
-    first = address(view)
+    first = get_address(view)
     part = view[10:20].toreadonly()
     del view
-    assert address(buffers.take(SIZE)) != first, "a part of it is still in use"
+    assert get_address(buffers.take(SIZE)) != first, "a part of it is still in use"
     del part
     takes = [buffers.take(SIZE) for _ in range(2)]
-    assert first in map(address, takes)
+    assert first in map(get_address, takes)
 
 
 def test_amount_of_kept_memory_is_limited_to_one_size() -> None:

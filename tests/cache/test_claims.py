@@ -22,7 +22,7 @@ for line in sys.stdin:
 """
 
 
-def holder(path: Path) -> subprocess.Popen[str]:
+def start_holder(path: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(path)], cwd=REPO, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -30,7 +30,7 @@ def holder(path: Path) -> subprocess.Popen[str]:
 
 def test_key_is_claimed_by_one_process_until_it_releases_it(tmp_path: Path) -> None:
     claims = Claims(tmp_path / "claims")
-    with holder(tmp_path / "claims") as other:
+    with start_holder(tmp_path / "claims") as other:
         assert other.stdin is not None
         assert other.stdout is not None
         assert other.stdout.readline() == "True\n"
@@ -46,7 +46,7 @@ def test_key_is_claimed_by_one_process_until_it_releases_it(tmp_path: Path) -> N
 
 def test_claim_ends_with_its_process(tmp_path: Path) -> None:
     claims = Claims(tmp_path / "claims")
-    with holder(tmp_path / "claims") as other:
+    with start_holder(tmp_path / "claims") as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "True\n"
         assert not claims.take("k")

@@ -172,7 +172,7 @@ def test_mappings_are_limited_and_hold_no_descriptors(folder: Path) -> None:
 
 
 def test_fifty_cycles_leak_no_descriptors_threads_or_mappings(folder: Path) -> None:
-    def live() -> None:
+    def use_tier() -> None:
         tier = DiskTier(folder, 4 << 20)
         threads = [threading.Thread(target=tier.put, args=(f"k{number}", bytes(300_000))) for number in range(3)]
         for thread in threads:
@@ -186,10 +186,10 @@ def test_fifty_cycles_leak_no_descriptors_threads_or_mappings(folder: Path) -> N
         mapping_count = sum(str(folder) in line for line in Path("/proc/self/maps").read_text().splitlines())
         return len(os.listdir("/proc/self/fd")), threading.active_count(), mapping_count
 
-    live()
+    use_tier()
     before = count_held()
     for _ in range(50):
-        live()
+        use_tier()
     # A leak grows each time; other parts of the process come and go.
     assert all(now < then + 25 for now, then in zip(count_held(), before, strict=True))
 
@@ -198,7 +198,7 @@ def test_concurrent_threads_see_only_whole_values(folder: Path) -> None:
     tier = DiskTier(folder, 4 << 20, mapped_max=3)
     wrong_values: list[str] = []
 
-    def work(seed: int) -> None:
+    def use_randomly(seed: int) -> None:
         source = random.Random(seed)
         for _ in range(60):
             key = f"k{source.randrange(12)}"
@@ -212,7 +212,7 @@ def test_concurrent_threads_see_only_whole_values(folder: Path) -> None:
                 case _:
                     tier.discard(key)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+    threads = [threading.Thread(target=use_randomly, args=(seed,)) for seed in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:

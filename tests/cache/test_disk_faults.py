@@ -52,7 +52,7 @@ def overwrite(data: bytearray, source: random.Random) -> None:
     data[start : start + len(cut_data)] = source.randbytes(len(cut_data))
 
 
-def zero(data: bytearray, source: random.Random) -> None:
+def write_zeros(data: bytearray, source: random.Random) -> None:
     start = source.randrange(len(data))
     cut_data = data[start : start + 4096]
     data[start : start + len(cut_data)] = bytes(len(cut_data))
@@ -70,7 +70,7 @@ def grow(data: bytearray, source: random.Random) -> None:
     data += source.randbytes(source.randint(1, 5_000))
 
 
-DAMAGES: list[Callable[[bytearray, random.Random], None]] = [flip, overwrite, zero, truncate, clear, grow]
+DAMAGES: list[Callable[[bytearray, random.Random], None]] = [flip, overwrite, write_zeros, truncate, clear, grow]
 
 
 @pytest.mark.each_value

@@ -15,7 +15,7 @@ import pytest
 from seamark.cache.disk import DiskTier
 from tests.cache.payloads import make_payload
 from tests.cache.test_disk import measure_disk_bytes
-from tests.cache.worker import BUDGET_BYTES, KEYS, size_of
+from tests.cache.worker import BUDGET_BYTES, KEYS, choose_size
 from tests.seeds import quick
 
 REPO = Path(__file__).resolve().parents[2]
@@ -58,7 +58,9 @@ def test_process_killed_during_a_put_leaves_no_torn_value_and_no_file(tmp_path: 
         for tier in (survivor, DiskTier(tmp_path, BUDGET_BYTES)):
             results = {key: tier.get(key) for key in (f"k{number}" for number in range(KEYS))}
             for key, view in results.items():
-                assert view is None or view == make_payload(key, size_of(key)), f"seed {seed}, round {round_}: {key}"
+                assert view is None or view == make_payload(key, choose_size(key)), (
+                    f"seed {seed}, round {round_}: {key}"
+                )
             assert tier.put("after", make_payload("after", 200_000)), f"seed {seed}: {tier.stats().last_error}"
             assert tier.stats().damaged == 0
         tier.check_invariants()

@@ -131,11 +131,11 @@ async def test_value_over_a_mapped_file_has_the_size_that_it_uses_there(tmp_path
         await wait_until_settled(stack)
     assert all(stack.get_cached(f"k{number}") == make_payload(f"k{number}", SIZE) for number in range(20))
 
-    async def too_few_to_be_mapped() -> bytes:
+    async def read_small_buffer() -> bytes:
         return bytes(1000)
 
     before = stack.stats().memory.used_bytes
-    await stack.get("small", too_few_to_be_mapped, return_unchanged)
+    await stack.get("small", read_small_buffer, return_unchanged)
     await wait_until_settled(stack)
     assert stack.stats().memory.used_bytes - before == 1000 + ENTRY_OVERHEAD_BYTES
     await stack.close()
@@ -201,13 +201,13 @@ async def test_file_of_another_layout_is_removed_and_fetched_again(tmp_path: Pat
     tier.put("k", b"of an older program")
     tier.close()
 
-    def picky(view: memoryview) -> memoryview:
+    def reject_view(view: memoryview) -> memoryview:
         if len(view) != SIZE:
             raise LookupError("another layout")
         return view
 
     stack = make(tmp_path)
-    assert await stack.get("k", Source().of("k"), picky) == make_payload("k", SIZE)
+    assert await stack.get("k", Source().of("k"), reject_view) == make_payload("k", SIZE)
     await wait_until_settled(stack)
     assert stack.stats().unreadable == 1
     await stack.close()

@@ -17,13 +17,13 @@ KEYS = 24
 BUDGET_BYTES = 6 << 20
 
 
-def size_of(key: str) -> int:
+def choose_size(key: str) -> int:
     return random.Random(f"size of {key}").choice([10, 3_000, 90_000, 400_000, 1_500_000])
 
 
 def main(folder: Path, seed: int, steps: int) -> None:
     source = random.Random(seed)
-    values = {key: make_payload(key, size_of(key)) for key in (f"k{number}" for number in range(KEYS))}
+    values = {key: make_payload(key, choose_size(key)) for key in (f"k{number}" for number in range(KEYS))}
     tier = DiskTier(folder, BUDGET_BYTES, mapped_max=4)
     wrong_values: list[str] = []
     step = 0

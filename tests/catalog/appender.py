@@ -17,7 +17,7 @@ from typing import Any
 
 import fastavro
 
-from tests.iceberg.manifests.manifest_files import manifest_schema
+from tests.iceberg.manifests.manifest_files import build_manifest_schema
 
 ADDED, EXISTING, DELETED = 1, 0, 2
 Row = dict[str, Any]
@@ -65,7 +65,7 @@ def _write(place: str, schema: Row, rows: Iterable[Row], header: dict[str, str])
     return len(sink.getvalue())
 
 
-def _rows(place: str) -> list[Row]:
+def _read_rows(place: str) -> list[Row]:
     with to_local_path(place).open("rb") as file:
         return list(fastavro.reader(file))  # type: ignore[arg-type]
 
@@ -86,7 +86,7 @@ class File:
 def read_manifest(listed_row: Row) -> list[File]:
     """Return the files of a manifest with the values that they inherit by the specification."""
     expected_rows, next_row = [], listed_row.get("first_row_id")
-    rows = _rows(listed_row["manifest_path"])
+    rows = _read_rows(listed_row["manifest_path"])
     actual = [listed_row[name] for name in _COUNTS]
     assert actual == [sum(row["status"] == status for row in rows) for status in (ADDED, EXISTING, DELETED)]
     for row in rows:
@@ -109,7 +109,7 @@ def read_manifest(listed_row: Row) -> list[File]:
 
 
 def read_list(snapshot: Row) -> list[Row]:
-    return _rows(snapshot["manifest-list"])
+    return _read_rows(snapshot["manifest-list"])
 
 
 def read_snapshot(snapshot: Row) -> dict[str, File]:
@@ -174,7 +174,9 @@ class Appender:
             if number < self.merge or any(file.path in removed_files for file in read_manifest(row))
         ]
         kept_rows = [row for row in before if row not in merged_entries]
-        entries = [self._entry(ADDED, self._make_file_row(path, records), None) for path, records in files.items()]
+        entries = [
+            self._build_entry(ADDED, self._make_file_row(path, records), None) for path, records in files.items()
+        ]
         for row in merged_entries:
             for old_entry in read_manifest(row):
                 data = {
@@ -185,14 +187,14 @@ class Appender:
                 data["content"] = row["content"]
                 if old_entry.path != self.forget:
                     entries.append(
-                        self._entry(DELETED if old_entry.path in removed_files else EXISTING, data, old_entry)
+                        self._build_entry(DELETED if old_entry.path in removed_files else EXISTING, data, old_entry)
                     )
-        entries += [self._entry(ADDED, self._make_file_row(path, 1) | {"content": 1}, None) for path in deletes]
+        entries += [self._build_entry(ADDED, self._make_file_row(path, 1) | {"content": 1}, None) for path in deletes]
         groups = [[entry for entry in entries if entry["data_file"]["content"] == content] for content in (0, 1)]
         if self.apart:
             apart = (True, False)
             groups = [[item for item in group if (item["status"] == ADDED) is new] for group in groups for new in apart]
-        manifests = [self._manifest(group) for group in groups if group]
+        manifests = [self._build_manifest_row(group) for group in groups if group]
         next_row = self.metadata.get("next-row-id", 0)
         rows = [dict(row) for row in [*manifests, *kept_rows]]
         if self.version > 2:
@@ -215,7 +217,7 @@ class Appender:
     def _make_file_row(self, path: str, records: int) -> Row:
         return {"file_path": path, "record_count": records, **self.file}
 
-    def _entry(self, status: int, data: Row, old_entry: File | None) -> Row:
+    def _build_entry(self, status: int, data: Row, old_entry: File | None) -> Row:
         plain = {"content": 0, "file_format": "PARQUET", "partition": {}, "file_size_in_bytes": 100}
         own_entries = {
             "status": status,
@@ -226,7 +228,7 @@ class Appender:
         }
         return own_entries | (self.entry if old_entry is None else {})
 
-    def _manifest(self, entries: list[Row]) -> Row:
+    def _build_manifest_row(self, entries: list[Row]) -> Row:
         place = f"{self.folder}/{self.snapshot_id}-m{len(self.manifests)}.avro"
         entries = [*entries, *self.more]
         self.manifests.append(place)
@@ -238,7 +240,7 @@ class Appender:
             "format-version": str(self.version),
         }
         content = entries[0]["data_file"]["content"]
-        size = _write(place, manifest_schema(self.version, []), entries, header | {"content": _CONTENTS[content]})
+        size = _write(place, build_manifest_schema(self.version, []), entries, header | {"content": _CONTENTS[content]})
         live = [entry["sequence_number"] for entry in entries if entry["status"] != DELETED]
         minimum = [number for number in live if number is not None]
         row = {

@@ -31,7 +31,7 @@ from tests.access.keyrings import make_fixed_keyring
 from tests.support.wrapper_capture import WrapperCapture
 
 
-def name_freely(location: str) -> Path:
+def rename_without_digest(location: str) -> Path:
     """Rename the current metadata file of a table or view to a name without a digest, and return its path.
 
     Another catalog may have written such a file.
@@ -70,7 +70,7 @@ class RandomFaults:
         self.random = random.Random(seed)
         self.rate = rate
 
-    def strikes(self) -> bool:
+    def is_due(self) -> bool:
         return self.random.random() < self.rate
 
 
@@ -85,12 +85,12 @@ class FailingStore:
         return getattr(self._store, name)
 
     async def transact(self, operations: Sequence[Operation]) -> list[Any]:
-        if self._faults.strikes():
+        if self._faults.is_due():
             raise RetryLater("injected: the queue is full")
-        if self._faults.strikes():
+        if self._faults.is_due():
             raise CommitUnknown("injected: the connection broke before the commit arrived")
         results = await self._store.transact(operations)
-        if self._faults.strikes():
+        if self._faults.is_due():
             raise CommitUnknown("injected: the reply was lost")
         return results
 
@@ -106,14 +106,14 @@ class FailingObjects:
         return getattr(self._objects, name)
 
     async def create(self, location: str, data: bytes) -> None:
-        if self._faults.strikes():
+        if self._faults.is_due():
             raise StorageError("injected: the disk is full")
         await self._objects.create(location, data)
-        if self._faults.strikes():
+        if self._faults.is_due():
             raise RetryLater("injected: slow down, after the write")
 
     async def delete(self, location: str) -> None:
-        if self._faults.strikes():
+        if self._faults.is_due():
             raise StorageError("injected: cannot delete")
         await self._objects.delete(location)
 
@@ -217,7 +217,7 @@ def append(snapshot_id: int, parent: int | None, sequence: int) -> tuple[list[di
     return requirements, updates
 
 
-def creation_updates(uuid: str, schema: dict[str, Any]) -> list[dict[str, Any]]:
+def build_creation_updates(uuid: str, schema: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the updates that create an unpartitioned, unsorted table of version 2, without its location."""
     return [
         {"action": "assign-uuid", "uuid": uuid},

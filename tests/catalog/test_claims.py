@@ -17,7 +17,7 @@ from seamark.formats.storage.locations import location_key, parse_location
 from seamark.metaserver.catalog.values import Caller, CreateTable, CreateView, TableChange, TableIdentifier
 from seamark.metaserver.store.model import EntryKind
 from seamark.metaserver.store.port import InstantFilter
-from tests.catalog.rig import CALLER, SCHEMA, Rig, creation_updates, name_freely, open_rig
+from tests.catalog.rig import CALLER, SCHEMA, Rig, build_creation_updates, open_rig, rename_without_digest
 from tests.catalog.test_confinement import VERSION
 
 CONFINED_CALLER = Caller(principal_name="wa", request_id="r", confined_to=(("a",),), names_owners=False)
@@ -36,15 +36,15 @@ async def move_table(rig: Rig) -> str:
     return moved.metadata.location
 
 
-def _spellings(location: str) -> list[str]:
+def _list_spellings(location: str) -> list[str]:
     path = parse_location(location).file_path
     folder, _, name = path.rpartition("/")
     return [location, f"file:{path}/data/", f"FILE://{folder}/%2574{name[1:]}", f"file://{folder}/{name.upper()}"]
 
 
-def _creation_updates(uuid: str, location: str) -> list[dict[str, Any]]:
+def _build_creation_updates(uuid: str, location: str) -> list[dict[str, Any]]:
     return [
-        *creation_updates(uuid, SCHEMA),
+        *build_creation_updates(uuid, SCHEMA),
         {"action": "set-location", "location": location},
     ]
 
@@ -55,7 +55,10 @@ async def check_rejected(rig: Rig, caller: Caller, location: str) -> None:
     uuid = "11111111-2222-4333-8444-555555555555"
     create = CreateTable(name="x", schema=SCHEMA, location=location)
     creation = TableChange(
-        namespace=("a",), name="x", requirements=[{"type": "assert-create"}], updates=_creation_updates(uuid, location)
+        namespace=("a",),
+        name="x",
+        requirements=[{"type": "assert-create"}],
+        updates=_build_creation_updates(uuid, location),
     )
     doors: dict[str, Any] = {
         "create": lambda: catalog.tables.create(caller, ("a",), create),
@@ -91,7 +94,7 @@ async def check_rejected(rig: Rig, caller: Caller, location: str) -> None:
 async def test_location_inside_that_of_a_moved_table_is_rejected(tmp_path: Path, caller: Caller) -> None:
     async with open_rig(tmp_path) as rig:
         location = await move_table(rig)
-        for spelling in _spellings(location):
+        for spelling in _list_spellings(location):
             await check_rejected(rig, caller, spelling)
 
 
@@ -151,7 +154,9 @@ async def test_only_one_of_two_concurrent_overlapping_claims_succeeds(tmp_path: 
                 namespace=("a",),
                 name=f"r{n}",
                 requirements=[{"type": "assert-create"}],
-                updates=_creation_updates(str(staged_change.metadata.table_uuid), staged_change.metadata.location),
+                updates=_build_creation_updates(
+                    str(staged_change.metadata.table_uuid), staged_change.metadata.location
+                ),
             )
             for n, staged_change in enumerate(staged)
         ]
@@ -233,7 +238,7 @@ async def test_purge_deletes_nothing_in_the_location_of_another_table(tmp_path: 
         key = location_key(parse_location(f"{place}/inner"))
         connection.execute("INSERT INTO claims (location, uuid, shared) VALUES (?, ?, 0)", (key, inner.uuid))
     live, own_location = f"{place}/inner/metadata/live.puffin", f"{place}/metadata/own.puffin"
-    path = name_freely(outer.metadata_location)
+    path = rename_without_digest(outer.metadata_location)
     document = json.loads(path.read_text())
     document["statistics"] = [
         {
@@ -265,7 +270,7 @@ async def test_location_from_an_overwritten_metadata_file_is_not_signed(tmp_path
         )
         assert await rig.catalog.load_location(("a",), "mine")
         assert created_table.entry is not None
-        path = name_freely(created_table.entry.metadata_location)
+        path = rename_without_digest(created_table.entry.metadata_location)
         path.write_text(json.dumps({**json.loads(path.read_text()), "location": location}))
         with pytest.raises(Forbidden, match="which the table has not claimed"):
             await rig.catalog.load_location(("a",), "forged")
@@ -281,7 +286,7 @@ async def test_overwritten_metadata_log_deletes_no_file_of_another_table(tmp_pat
         )
         assert victim is not None
         assert forged_table.entry is not None
-        path = name_freely(forged_table.entry.metadata_location)
+        path = rename_without_digest(forged_table.entry.metadata_location)
         document = json.loads(path.read_text())
         document["properties"] = {
             "write.metadata.path": f"{forged_table.metadata.location}/metadata",
@@ -362,18 +367,18 @@ async def test_registering_an_older_file_revokes_later_permissions_and_keeps_the
         second = (await tables.load(*name)).entry
         assert second is not None
 
-        async def places() -> tuple[set[str], set[str]]:
+        async def list_claimed_locations() -> tuple[set[str], set[str]]:
             claims = await rig.store.claims(first.uuid)
             return {claim.location for claim in claims if not claim.allowed}, {
                 claim.location for claim in claims if claim.allowed
             }
 
-        before = await places()
+        before = await list_claimed_locations()
         assert before[1] == {location_key(parse_location(allowed))}
         await tables.register(CALLER, *name, first.metadata_location, overwrite=True)
-        assert await places() == (before[0], set()), "files lie where they were written"
+        assert await list_claimed_locations() == (before[0], set()), "files lie where they were written"
         await tables.register(CALLER, *name, second.metadata_location, overwrite=True)
-        assert await places() == before
+        assert await list_claimed_locations() == before
         await check_rejected(rig, CALLER, location)
 
 
@@ -385,7 +390,10 @@ async def test_table_is_identified_by_the_uuid_in_the_database(tmp_path: Path) -
         victim = (await tables.load(("b",), "moved")).entry
         metadata = (await tables.load(("a",), "mine")).metadata
         assert victim is not None
-        claims, instants = await rig.store.claims(victim.uuid), await rig.store.instants(_instants_of(victim.uuid), 100)
+        claims, instants = (
+            await rig.store.claims(victim.uuid),
+            await rig.store.instants(_filter_by_uuid(victim.uuid), 100),
+        )
         place = f"{rig.catalog.warehouse.namespace_location(('a',))}/old"
         old_metadata = {**json.loads(encode_table(metadata)), "location": place, "format-version": 1}
         del old_metadata["table-uuid"]
@@ -402,14 +410,14 @@ async def test_table_is_identified_by_the_uuid_in_the_database(tmp_path: Path) -
             ],
         )
         snapshot = {"snapshot-id": 5, "timestamp-ms": metadata.last_updated_ms + 1, "summary": {"operation": "append"}}
-        snapshot |= {"manifest-list": f"{_folder_of(victim.metadata_location)}/snap.avro", "schema-id": 0}
+        snapshot |= {"manifest-list": f"{_get_folder(victim.metadata_location)}/snap.avro", "schema-id": 0}
         with pytest.raises(BadRequest, match="outside the table's folders"):
             await rig.commits.commit_table(
                 CONFINED_CALLER, *name, [], [{"action": "add-snapshot", "snapshot": snapshot}]
             )
         assert await rig.store.claims(victim.uuid) == claims
-        assert await rig.store.instants(_instants_of(victim.uuid), 100) == instants
-        assert {instant.action for instant in await rig.store.instants(_instants_of(entry.uuid), 100)} == {
+        assert await rig.store.instants(_filter_by_uuid(victim.uuid), 100) == instants
+        assert {instant.action for instant in await rig.store.instants(_filter_by_uuid(entry.uuid), 100)} == {
             "register",
             "commit",
         }
@@ -426,7 +434,7 @@ async def test_view_whose_file_was_replaced_by_another_views_is_neither_served_n
         entry = (await views.load(("a",), "view")).entry
         assert victim is not None
         claims = await rig.store.claims(victim.uuid)
-        path = name_freely(entry.metadata_location)
+        path = rename_without_digest(entry.metadata_location)
         forged_view = {**json.loads(path.read_bytes()), "view-uuid": victim.uuid}
         path.write_text(json.dumps(forged_view))
         rig.catalog.documents.cache.clear()
@@ -441,9 +449,9 @@ async def test_view_whose_file_was_replaced_by_another_views_is_neither_served_n
         assert await rig.store.claims(victim.uuid) == claims
 
 
-def _instants_of(uuid: str) -> InstantFilter:
+def _filter_by_uuid(uuid: str) -> InstantFilter:
     return InstantFilter(uuid=uuid)
 
 
-def _folder_of(location: str) -> str:
+def _get_folder(location: str) -> str:
     return location.rpartition("/")[0]

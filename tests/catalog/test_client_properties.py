@@ -11,7 +11,7 @@ import pytest
 from seamark.formats.iceberg.metadata.properties import configures_client
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.catalog.values import CreateTable, CreateView, TableChange
-from tests.catalog.rig import CALLER, SCHEMA, Rig, creation_updates, name_freely, open_rig
+from tests.catalog.rig import CALLER, SCHEMA, Rig, build_creation_updates, open_rig, rename_without_digest
 from tests.catalog.test_confinement import VERSION
 
 CLIENT_PROPERTIES = (
@@ -80,14 +80,14 @@ async def test_every_operation_rejects_properties_that_steer_clients(tmp_path: P
         view = CreateView(name="w", schema=SCHEMA, view_version=VERSION, properties=bad)
         staged = (await catalog.tables.stage(CALLER, ("db",), CreateTable(name="y", schema=SCHEMA))).metadata
         creation = [
-            *creation_updates(staged.table_uuid, SCHEMA),
+            *build_creation_updates(staged.table_uuid, SCHEMA),
             {"action": "set-location", "location": staged.location},
             update,
         ]
         create_change = TableChange(
             namespace=("db",), name="y", requirements=[{"type": "assert-create"}], updates=creation
         )
-        document = _function()
+        document = _build_function()
         document["properties"] = bad
         attempts: dict[str, Any] = {
             "create": catalog.tables.create(CALLER, ("db",), create),
@@ -113,7 +113,7 @@ def _to_commit(change: TableChange) -> tuple[list[dict[str, Any]], list[dict[str
     return change.requirements, change.updates
 
 
-def _function() -> dict[str, Any]:
+def _build_function() -> dict[str, Any]:
     return {
         "function-uuid": "7f1f6a0e-29c8-4f5c-9d7f-1c9d1d0b6c11",
         "format-version": 1,
@@ -133,7 +133,7 @@ def _function() -> dict[str, Any]:
 
 def _poison(location: str, **properties: str) -> str:
     """Put properties into a metadata file, and return its new location."""
-    path = name_freely(location)
+    path = rename_without_digest(location)
     document = json.loads(path.read_text())
     document["properties"].update(properties)
     path.write_text(json.dumps(document))

@@ -74,7 +74,7 @@ async def test_repeated_commit_gets_its_first_outcome(tmp_path: Path) -> None:
         assert (await rig.catalog.tables.load(DB, "t")).metadata.current_snapshot_id == 8
 
 
-def _with_uuid(uuid: str, snapshot_id: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _require_uuid(uuid: str, snapshot_id: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     requirements, updates = append(snapshot_id, None, 1)
     return [*requirements, {"type": "assert-table-uuid", "uuid": uuid}], updates
 
@@ -87,7 +87,7 @@ async def test_repeat_on_a_name_that_left_its_table_never_reports_failure(
     async with open_rig(tmp_path) as rig:
         await rig.table()
         loaded_table = await rig.catalog.tables.load(DB, "t")
-        commit = _with_uuid(spell(str(loaded_table.metadata.table_uuid)), 7)
+        commit = _require_uuid(spell(str(loaded_table.metadata.table_uuid)), 7)
         commit[0][-1]["type"] = spell(commit[0][-1]["type"])
         await rig.commits.commit_table(CALLER, DB, "t", *commit)
         if fate == "renamed":
@@ -99,7 +99,7 @@ async def test_repeat_on_a_name_that_left_its_table_never_reports_failure(
         with pytest.raises(CommitUnknown, match="succeeded"):
             await rig.commits.commit_table(CALLER, DB, "t", *commit)
         with pytest.raises((CommitConflict, NoSuchTable)):
-            await rig.commits.commit_table(CALLER, DB, "t", *_with_uuid(str(loaded_table.metadata.table_uuid), 8))
+            await rig.commits.commit_table(CALLER, DB, "t", *_require_uuid(str(loaded_table.metadata.table_uuid), 8))
 
 
 async def test_repeated_transaction_gets_its_first_outcome_and_a_different_one_does_not(tmp_path: Path) -> None:

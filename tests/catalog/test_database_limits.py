@@ -35,7 +35,7 @@ GRANTS = (Grant("ann", "writer", ("a",)), Grant("bob", "writer", ("b",)))
 
 
 @asynccontextmanager
-async def _tenants(home: Path, **settings: Any) -> AsyncIterator[tuple[RunningServer, Any]]:
+async def _serve_two_tenants(home: Path, **settings: Any) -> AsyncIterator[tuple[RunningServer, Any]]:
     """Open a server with two tenants, and a function that sends a request of one of them."""
     async with running(home) as admin:
         store, clock = admin.components.store, admin.components.clock
@@ -54,7 +54,7 @@ async def test_entries_are_limited_for_each_namespace_separately(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "COUNTED_AGAIN_S", 0.0)
-    async with _tenants(tmp_path, namespace_entries_limit=4) as (_, ask):
+    async with _serve_two_tenants(tmp_path, namespace_entries_limit=4) as (_, ask):
         view = {"name": "t2", "schema": SCHEMA}
         for name in ("t0", "t1"):
             assert (await ask("ann", "POST", "/v1/namespaces/a/tables", {"name": name, "schema": SCHEMA})).status == 200
@@ -86,7 +86,7 @@ async def test_properties_of_a_namespace_and_its_descendants_are_limited_togethe
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "COUNTED_AGAIN_S", 0.0)
-    async with _tenants(tmp_path, namespace_properties_limit=5_000) as (_, ask):
+    async with _serve_two_tenants(tmp_path, namespace_properties_limit=5_000) as (_, ask):
         for name in ("x", "y"):
             document = {"namespace": ["a", name], "properties": {"note": "n" * 2_000}}
             assert (await ask("ann", "POST", "/v1/namespaces", document)).status == 200
@@ -106,7 +106,7 @@ async def test_properties_of_a_namespace_and_its_descendants_are_limited_togethe
 
 
 async def test_writes_of_a_principal_are_limited_by_the_hour_and_others_continue(tmp_path: Path) -> None:
-    async with _tenants(tmp_path, database_rows_limit=40) as (server, ask):
+    async with _serve_two_tenants(tmp_path, database_rows_limit=40) as (server, ask):
         statuses = []
         for number in range(40):
             body = {"updates": {"n": str(number)}}

@@ -32,7 +32,7 @@ _MANIFEST = {
 _LIST = {"type": "record", "name": "manifest_file", "fields": [{"name": "manifest_path", "type": "string"}]}
 
 
-def _avro(schema: dict[str, Any], rows: list[dict[str, Any]]) -> bytes:
+def _encode_avro(schema: dict[str, Any], rows: list[dict[str, Any]]) -> bytes:
     out = io.BytesIO()
     fastavro.writer(out, fastavro.parse_schema(schema), rows)
     return out.getvalue()
@@ -47,8 +47,10 @@ async def _create_filled_table(rig: Rig, name: str, foreign: str | None = None) 
         await rig.objects.create(location, b"rows")
     named_data = [*data, foreign] if foreign else data
     manifest, text = f"{base}/metadata/m.avro", f"{base}/metadata/snap-1.avro"
-    await rig.objects.create(manifest, _avro(_MANIFEST, [{"data_file": {"file_path": path}} for path in named_data]))
-    await rig.objects.create(text, _avro(_LIST, [{"manifest_path": manifest}]))
+    await rig.objects.create(
+        manifest, _encode_avro(_MANIFEST, [{"data_file": {"file_path": path}} for path in named_data])
+    )
+    await rig.objects.create(text, _encode_avro(_LIST, [{"manifest_path": manifest}]))
     requirements, updates = append(1, None, 1)
     updates[0]["snapshot"]["manifest-list"] = text
     await rig.commits.commit_table(CALLER, DB, name, requirements, updates)
@@ -211,9 +213,11 @@ async def test_table_marked_later_as_sharing_its_files_is_not_purged(tmp_path: P
 
 @pytest.mark.parametrize("kind", ["other fields", "not Avro", "broken block"])
 async def test_broken_manifest_does_not_delay_other_purges(tmp_path: Path, kind: str) -> None:
-    good = _avro(_LIST, [{"manifest_path": "file:///x"}] * 9)
+    good = _encode_avro(_LIST, [{"manifest_path": "file:///x"}] * 9)
     broken = {
-        "other fields": _avro({"type": "record", "name": "r", "fields": [{"name": "x", "type": "int"}]}, [{"x": 1}]),
+        "other fields": _encode_avro(
+            {"type": "record", "name": "r", "fields": [{"name": "x", "type": "int"}]}, [{"x": 1}]
+        ),
         "not Avro": b"rows",
         "broken block": good.replace(b"null", b"snap")[:-20],
     }[kind]

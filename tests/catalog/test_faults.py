@@ -27,7 +27,7 @@ from tests.seeds import quick
 DB = ("db",)
 
 
-async def _writer(rig: Rig, number: int, rounds: int, outcomes: dict[int, str]) -> None:
+async def _append_rounds(rig: Rig, number: int, rounds: int, outcomes: dict[int, str]) -> None:
     """Append to the last known state, as an engine does, and record the answer to each attempt by snapshot id."""
     for round_number in range(rounds):
         snapshot_id = number * 1000 + round_number + 1
@@ -58,7 +58,7 @@ async def _run_campaign(home: Path, seed: int, rate: float, writers: int, rounds
     ) as rig:
         await rig.table()
         faults.rate = rate
-        await asyncio.gather(*(_writer(rig, number, rounds, outcomes) for number in range(1, writers + 1)))
+        await asyncio.gather(*(_append_rounds(rig, number, rounds, outcomes) for number in range(1, writers + 1)))
         faults.rate = 0
         await rig.publisher.close()
     async with open_rig(home) as rig:  # A new process would see the same state.
@@ -162,7 +162,7 @@ async def test_concurrent_drops_and_commits_leave_no_table_behind(tmp_path: Path
             await rig.catalog.tables.drop(CALLER, DB, "t", purge=False)
 
         results = await asyncio.gather(
-            drop(), *(_writer(rig, number, 30, outcomes) for number in range(1, 4)), return_exceptions=True
+            drop(), *(_append_rounds(rig, number, 30, outcomes) for number in range(1, 4)), return_exceptions=True
         )
         assert results[0] is None
         assert any(isinstance(result, NoSuchTable) for result in results[1:])

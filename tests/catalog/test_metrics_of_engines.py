@@ -18,7 +18,7 @@ from seamark.metaserver.catalog.ownership.own_files import find_foreign_paths
 from seamark.metaserver.catalog.values import Caller
 from seamark.metaserver.commit.engine_commits import commit_manifests, engine_commits
 from seamark.metaserver.objects.port import ObjectStore
-from tests.catalog.appender import Appender, Row, _rows, read_list, read_snapshot
+from tests.catalog.appender import Appender, Row, _read_rows, read_list, read_snapshot
 from tests.catalog.appends import DB, append, commit, create, find_head, load
 from tests.catalog.rig import Rig, open_rig
 from tests.seeds import first_seed
@@ -44,45 +44,51 @@ class CountedReads:
         return await self._objects.read(location, limit_bytes=limit_bytes)
 
 
-def metrics(**by_name: dict[int, Any]) -> Row:
+def build_metrics(**by_name: dict[int, Any]) -> Row:
     """Return metrics fields of a data file as fastavro writes them."""
     return {name: [{"key": key, "value": value} for key, value in of.items()] for name, of in by_name.items()}
 
 
-def longs(number: int) -> bytes:
+def encode_long(number: int) -> bytes:
     return struct.pack("<q", number)
 
 
 WRONG_METRICS: list[tuple[Row, Row]] = [
     # A text truncated within a character, as in DuckDB 1.5.5
     (
-        metrics(lower_bounds={TEXT: CUT}, upper_bounds={TEXT: b"El cliente llamp"}),
-        metrics(lower_bounds={TEXT: CUT[:-1]}, upper_bounds={TEXT: b"El cliente llamp"}),
+        build_metrics(lower_bounds={TEXT: CUT}, upper_bounds={TEXT: b"El cliente llamp"}),
+        build_metrics(lower_bounds={TEXT: CUT[:-1]}, upper_bounds={TEXT: b"El cliente llamp"}),
     ),
-    (metrics(lower_bounds={TEXT: b"\xc3"}), metrics(lower_bounds={})),
-    (metrics(upper_bounds={TEXT: CUT}), metrics(upper_bounds={})),
-    (metrics(lower_bounds={TEXT: b"a\xed\xa0\x80"}), metrics(lower_bounds={TEXT: b"a"})),
+    (build_metrics(lower_bounds={TEXT: b"\xc3"}), build_metrics(lower_bounds={})),
+    (build_metrics(upper_bounds={TEXT: CUT}), build_metrics(upper_bounds={})),
+    (build_metrics(lower_bounds={TEXT: b"a\xed\xa0\x80"}), build_metrics(lower_bounds={TEXT: b"a"})),
     # Bounds whose length differs from that of their type
-    (metrics(lower_bounds={ID: b"\0" * 3, TEXT: b"a"}), metrics(lower_bounds={TEXT: b"a"})),
+    (build_metrics(lower_bounds={ID: b"\0" * 3, TEXT: b"a"}), build_metrics(lower_bounds={TEXT: b"a"})),
     # A lower bound above the upper bound
-    (metrics(lower_bounds={ID: longs(5)}, upper_bounds={ID: longs(4)}), metrics(lower_bounds={}, upper_bounds={})),
-    (metrics(lower_bounds={TEXT: b"b"}, upper_bounds={TEXT: b"a"}), metrics(lower_bounds={}, upper_bounds={})),
+    (
+        build_metrics(lower_bounds={ID: encode_long(5)}, upper_bounds={ID: encode_long(4)}),
+        build_metrics(lower_bounds={}, upper_bounds={}),
+    ),
+    (
+        build_metrics(lower_bounds={TEXT: b"b"}, upper_bounds={TEXT: b"a"}),
+        build_metrics(lower_bounds={}, upper_bounds={}),
+    ),
     # More nulls than values, and counts below zero
     (
-        metrics(value_counts={ID: 3}, null_value_counts={ID: 4, TEXT: 1}),
-        metrics(value_counts={ID: 3}, null_value_counts={TEXT: 1}),
+        build_metrics(value_counts={ID: 3}, null_value_counts={ID: 4, TEXT: 1}),
+        build_metrics(value_counts={ID: 3}, null_value_counts={TEXT: 1}),
     ),
-    (metrics(value_counts={ID: -1}), metrics(value_counts={})),
+    (build_metrics(value_counts={ID: -1}), build_metrics(value_counts={})),
 ]
-RIGHT_METRICS = metrics(
+RIGHT_METRICS = build_metrics(
     value_counts={ID: 3, TEXT: 3},
     null_value_counts={ID: 0, TEXT: 3},
-    lower_bounds={ID: longs(-4), TEXT: "llamó".encode(), 99: b"of a column that no schema has"},
-    upper_bounds={ID: longs(7), TEXT: "llamó".encode()},
+    lower_bounds={ID: encode_long(-4), TEXT: "llamó".encode(), 99: b"of a column that no schema has"},
+    upper_bounds={ID: encode_long(7), TEXT: "llamó".encode()},
 )
 
 
-def metrics_by_name(fields: Row) -> dict[str, dict[int, Any]]:
+def index_metrics_by_name(fields: Row) -> dict[str, dict[int, Any]]:
     return {
         name: {item["key"]: item["value"] for item in fields.get(name) or ()}
         for name in ("value_counts", "null_value_counts", "lower_bounds", "upper_bounds")
@@ -91,8 +97,10 @@ def metrics_by_name(fields: Row) -> dict[str, dict[int, Any]]:
 
 async def read_metrics(rig: Rig) -> dict[str, dict[str, dict[int, Any]]]:
     """Return the metrics of each live file by its path."""
-    rows = [row for listing in read_list(find_head(await load(rig))) for row in _rows(listing["manifest_path"])]
-    return {row["data_file"]["file_path"]: metrics_by_name(row["data_file"]) for row in rows if row["status"] != 2}
+    rows = [row for listing in read_list(find_head(await load(rig))) for row in _read_rows(listing["manifest_path"])]
+    return {
+        row["data_file"]["file_path"]: index_metrics_by_name(row["data_file"]) for row in rows if row["status"] != 2
+    }
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -102,7 +110,7 @@ async def test_unusable_metrics_are_corrected(tmp_path: Path, version: int) -> N
         for number, (wrong_metrics, corrected) in enumerate(WRONG_METRICS):
             path = f"file:///data/{number}.parquet"
             client = await append(rig, {path: 3}, file=wrong_metrics)
-            assert (await read_metrics(rig))[path] == metrics_by_name(corrected), number
+            assert (await read_metrics(rig))[path] == index_metrics_by_name(corrected), number
             manifests = [row["manifest_path"] for row in read_list(find_head(await load(rig)))]
             assert client.manifests[0] not in manifests
             snapshot = read_snapshot(find_head(await load(rig)))
@@ -151,11 +159,11 @@ async def test_new_manifests_are_read_once_before_the_lock_unless_many_commits_w
         assert isinstance(objects, CountedReads)
         checked: list[set[str]] = []
 
-        async def note(context: CatalogContext, uuid: str, paths: Iterable[str]) -> set[str]:
+        async def find_and_note(context: CatalogContext, uuid: str, paths: Iterable[str]) -> set[str]:
             checked.append({path.rpartition("/")[0] for path in paths})
             return await find_foreign_paths(context, uuid, paths)
 
-        monkeypatch.setattr(commit_manifests, "find_foreign_paths", note)
+        monkeypatch.setattr(commit_manifests, "find_foreign_paths", find_and_note)
         objects.reads.clear()
         async with AsyncExitStack() as other_commit:
             if is_locked:
@@ -202,7 +210,7 @@ async def test_overtaken_and_merged_appends_are_corrected_too(tmp_path: Path) ->
                 paths.add(f"file:///data/{step}")
                 metrics = await read_metrics(rig)
                 assert metrics.keys() == paths
-                assert metrics[f"file:///data/{step}"] == metrics_by_name(corrected), (
+                assert metrics[f"file:///data/{step}"] == index_metrics_by_name(corrected), (
                     f"seed {first_seed()}, {version}, {step}"
                 )
                 read_snapshot(find_head(await load(rig)))

@@ -15,7 +15,7 @@ from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.catalog.documents import is_named_by_content
 from seamark.metaserver.catalog.ownership.owners import determines_rights
 from seamark.metaserver.catalog.values import Caller, CreateView, TableIdentifier
-from tests.catalog.rig import CALLER, SCHEMA, Rig, name_freely, open_rig
+from tests.catalog.rig import CALLER, SCHEMA, Rig, open_rig, rename_without_digest
 from tests.catalog.test_confinement import VERSION
 
 RUN_AS = "trino.run-as-owner"
@@ -23,11 +23,11 @@ CONFINED_CALLER = Caller(principal_name="wendy", request_id="r", confined_to=(("
 ENGINE = Caller(principal_name="trino", request_id="r", confined_to=(("db",),))
 
 
-def _view(name: str, **properties: str) -> CreateView:
+def _build_create_view(name: str, **properties: str) -> CreateView:
     return CreateView(name=name, schema=SCHEMA, view_version=VERSION, properties=properties)
 
 
-def _text(sql: str) -> list[dict[str, Any]]:
+def _build_text_updates(sql: str) -> list[dict[str, Any]]:
     version = {**VERSION, "representations": [{"type": "sql", "sql": sql, "dialect": "spark"}]}
     return [
         {"action": "add-view-version", "view-version": version},
@@ -35,17 +35,19 @@ def _text(sql: str) -> list[dict[str, Any]]:
     ]
 
 
-def _set(**properties: str) -> dict[str, Any]:
+def _build_set_properties(**properties: str) -> dict[str, Any]:
     return {"action": "set-properties", "updates": properties}
 
 
 async def _create_view(rig: Rig) -> None:
     await rig.catalog.namespaces.create(CALLER, ("db",), {})
     for name in ("v", "w"):
-        await rig.catalog.views.create(ENGINE, ("db",), _view(name, **{RUN_AS: "admin", "comment": "hers"}))
+        await rig.catalog.views.create(
+            ENGINE, ("db",), _build_create_view(name, **{RUN_AS: "admin", "comment": "hers"})
+        )
 
 
-async def _owner(rig: Rig, name: str) -> str | None:
+async def _read_owner(rig: Rig, name: str) -> str | None:
     return (await rig.catalog.views.load(("db",), name)).metadata.properties.get(RUN_AS)
 
 
@@ -64,22 +66,26 @@ async def test_confined_writer_cannot_make_another_user_the_owner_of_a_view(tmp_
         await _create_view(rig)
         views = rig.catalog.views
         attempts = {
-            "create": views.create(CONFINED_CALLER, ("db",), _view("x", **{RUN_AS: "admin"})),
+            "create": views.create(CONFINED_CALLER, ("db",), _build_create_view("x", **{RUN_AS: "admin"})),
             "create, spelled otherwise": views.create(
-                CONFINED_CALLER, ("db",), _view("x", **{" Trino.RUN-as-owner": "admin"})
+                CONFINED_CALLER, ("db",), _build_create_view("x", **{" Trino.RUN-as-owner": "admin"})
             ),
-            "replace": views.replace(CONFINED_CALLER, ("db",), "v", [], [_set(**{RUN_AS: "root"})]),
+            "replace": views.replace(CONFINED_CALLER, ("db",), "v", [], [_build_set_properties(**{RUN_AS: "root"})]),
             "with a text": views.replace(
-                CONFINED_CALLER, ("db",), "v", [], [*_text("select 2"), _set(**{RUN_AS: "root"})]
+                CONFINED_CALLER,
+                ("db",),
+                "v",
+                [],
+                [*_build_text_updates("select 2"), _build_set_properties(**{RUN_AS: "root"})],
             ),
         }
         for description, attempt in attempts.items():
             with pytest.raises(Forbidden, match="trusted_engines"):
                 await attempt
             assert not await views.exists(("db",), "x"), description
-        assert await _owner(rig, "v") == "admin"
+        assert await _read_owner(rig, "v") == "admin"
         own_view = await views.create(
-            CONFINED_CALLER, ("db",), _view("own", **{RUN_AS: "wendy", "owner": "admin", "a": "b"})
+            CONFINED_CALLER, ("db",), _build_create_view("own", **{RUN_AS: "wendy", "owner": "admin", "a": "b"})
         )
         assert own_view.metadata.properties == {RUN_AS: "wendy", "owner": "wendy", "a": "b"}
 
@@ -88,15 +94,15 @@ async def test_user_who_changes_the_text_of_a_view_becomes_its_owner(tmp_path: P
     async with open_rig(tmp_path) as rig:
         await _create_view(rig)
         views = rig.catalog.views
-        await views.replace(CONFINED_CALLER, ("db",), "v", [], [_set(comment="ours")])
-        assert await _owner(rig, "v") == "admin", "nothing that runs has changed"
-        await views.replace(CONFINED_CALLER, ("db",), "v", [], [_set(**{RUN_AS: "admin"})])
-        assert await _owner(rig, "v") == "admin"
-        await views.replace(CONFINED_CALLER, ("db",), "v", [], _text("select secret from t"))
-        assert await _owner(rig, "v") == "wendy"
+        await views.replace(CONFINED_CALLER, ("db",), "v", [], [_build_set_properties(comment="ours")])
+        assert await _read_owner(rig, "v") == "admin", "nothing that runs has changed"
+        await views.replace(CONFINED_CALLER, ("db",), "v", [], [_build_set_properties(**{RUN_AS: "admin"})])
+        assert await _read_owner(rig, "v") == "admin"
+        await views.replace(CONFINED_CALLER, ("db",), "v", [], _build_text_updates("select secret from t"))
+        assert await _read_owner(rig, "v") == "wendy"
         with pytest.raises(Forbidden):
-            await views.replace(CONFINED_CALLER, ("db",), "v", [], [_set(**{RUN_AS: "admin"})])
-        repeated = [*_text("select 3"), _set(**{RUN_AS: "admin"})]
+            await views.replace(CONFINED_CALLER, ("db",), "v", [], [_build_set_properties(**{RUN_AS: "admin"})])
+        repeated = [*_build_text_updates("select 3"), _build_set_properties(**{RUN_AS: "admin"})]
         assert (await views.replace(CONFINED_CALLER, ("db",), "w", [], repeated)).metadata.properties[RUN_AS] == "wendy"
 
 
@@ -104,18 +110,22 @@ async def test_trusted_engine_names_the_owner_who_stays_over_new_texts(tmp_path:
     async with open_rig(tmp_path) as rig:
         await _create_view(rig)
         for caller in (ENGINE, CALLER):
-            await rig.catalog.views.replace(caller, ("db",), "v", [], _text(f"select '{caller.principal_name}'"))
-            assert await _owner(rig, "v") == "admin"
-        await rig.catalog.views.replace(ENGINE, ("db",), "v", [], [*_text("select 9"), _set(**{RUN_AS: "anna"})])
-        assert await _owner(rig, "v") == "anna"
+            await rig.catalog.views.replace(
+                caller, ("db",), "v", [], _build_text_updates(f"select '{caller.principal_name}'")
+            )
+            assert await _read_owner(rig, "v") == "admin"
+        await rig.catalog.views.replace(
+            ENGINE, ("db",), "v", [], [*_build_text_updates("select 9"), _build_set_properties(**{RUN_AS: "anna"})]
+        )
+        assert await _read_owner(rig, "v") == "anna"
 
 
 async def test_view_without_an_owner_stays_without_one(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await rig.catalog.namespaces.create(CALLER, ("db",), {})
-        await rig.catalog.views.create(CALLER, ("db",), _view("v"))
-        await rig.catalog.views.replace(CONFINED_CALLER, ("db",), "v", [], _text("select 2"))
-        assert await _owner(rig, "v") is None
+        await rig.catalog.views.create(CALLER, ("db",), _build_create_view("v"))
+        await rig.catalog.views.replace(CONFINED_CALLER, ("db",), "v", [], _build_text_updates("select 2"))
+        assert await _read_owner(rig, "v") is None
 
 
 ROOT_AS_OWNER = {"trino.run-as-owner": "root"}
@@ -127,7 +137,7 @@ async def _overwrite_view_file(rig: Rig, name: str, **changes: Any) -> None:
     entry = await rig.catalog.views.entry(("db",), name)
     path = Path(parse_location(entry.metadata_location).file_path)
     if is_named_by_content(entry.metadata_location):
-        path = name_freely(entry.metadata_location)
+        path = rename_without_digest(entry.metadata_location)
     path.write_text(json.dumps({**json.loads(path.read_bytes()), **changes}))
     rig.catalog.documents.cache.clear()
 

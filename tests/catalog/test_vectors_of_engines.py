@@ -9,12 +9,12 @@ import pytest
 
 from seamark.metaserver.commit.engine_commits import manifest_corrections
 from seamark.metaserver.commit.snapshots import manifests
-from tests.catalog.appender import ADDED, DELETED, EXISTING, Appender, Row, _list_schema, _rows, _write, read_list
+from tests.catalog.appender import ADDED, DELETED, EXISTING, Appender, Row, _list_schema, _read_rows, _write, read_list
 from tests.catalog.appends import append, commit, find_head, load
 from tests.catalog.rig import Rig, open_rig
 
 
-def entry(snapshot_id: int, status: int, number: int | None, data: Row) -> Row:
+def build_entry(snapshot_id: int, status: int, number: int | None, data: Row) -> Row:
     plain = {"partition": {}, "record_count": 1, "file_size_in_bytes": 100}
     return {
         "status": status,
@@ -25,7 +25,7 @@ def entry(snapshot_id: int, status: int, number: int | None, data: Row) -> Row:
     }
 
 
-def vector(path: str, data_path: str, offset: int) -> Row:
+def build_vector(path: str, data_path: str, offset: int) -> Row:
     position = {"referenced_data_file": data_path, "content_offset": offset, "content_size_in_bytes": 40}
     return {"content": 1, "file_path": path, "file_format": "PUFFIN", **position}
 
@@ -37,13 +37,13 @@ async def delete(rig: Rig, client: Appender, entries: list[Row]) -> dict[str, tu
     """
     assert client.parent is not None
     data = [row for row in read_list(client.parent) if row["content"] == 0]
-    rows = [client._manifest(entries), *data]
+    rows = [client._build_manifest_row(entries), *data]
     client.manifest_list = f"{client.folder}/snap-{client.snapshot_id}-client.avro"
     _write(client.manifest_list, _list_schema(3), rows, {"snapshot-id": str(client.snapshot_id)})
     await commit(rig, client._request({}, [], 0, is_append=False))
     (listed_row,) = (row for row in read_list(find_head(await load(rig))) if row["content"] == 1)
     assert listed_row["sequence_number"] == client.sequence
-    rows_read = _rows(listed_row["manifest_path"])
+    rows_read = _read_rows(listed_row["manifest_path"])
     numbers = [client.sequence if item["sequence_number"] is None else item["sequence_number"] for item in rows_read]
     assert listed_row["min_sequence_number"] == min(numbers)
     return {
@@ -64,15 +64,15 @@ async def test_sequence_numbers_chosen_by_the_engine_stay(tmp_path: Path) -> Non
         await append(rig, {"a": 1, "b": 1})
         first = Appender(await load(rig))
         puffin, equality = (f"{first.metadata['location']}/data/{name}" for name in ("p.puffin", "eq.parquet"))
-        a, b = vector(puffin, "a", 4), vector(puffin, "b", 44)
-        await delete(rig, first, [entry(first.snapshot_id, ADDED, None, item) for item in (a, b)])
+        a, b = build_vector(puffin, "a", 4), build_vector(puffin, "b", 44)
+        await delete(rig, first, [build_entry(first.snapshot_id, ADDED, None, item) for item in (a, b)])
         second = Appender(await load(rig))
         rewritten = {"content": 2, "file_path": equality, "file_format": "PARQUET", "equality_ids": [1]}
         entries = [
-            entry(second.snapshot_id, DELETED, first.sequence, a),
-            entry(first.snapshot_id, EXISTING, first.sequence, b),
-            entry(second.snapshot_id, ADDED, 1, rewritten) | {"file_sequence_number": None},
-            entry(second.snapshot_id, ADDED, None, vector(f"{puffin}-2", "a", 4)),
+            build_entry(second.snapshot_id, DELETED, first.sequence, a),
+            build_entry(first.snapshot_id, EXISTING, first.sequence, b),
+            build_entry(second.snapshot_id, ADDED, 1, rewritten) | {"file_sequence_number": None},
+            build_entry(second.snapshot_id, ADDED, None, build_vector(f"{puffin}-2", "a", 4)),
         ]
         assert await delete(rig, second, entries) == {
             f"{puffin} 44": (EXISTING, first.snapshot_id, first.sequence, first.sequence),
@@ -95,10 +95,10 @@ async def test_marks_over_the_memory_limit_are_counted_before_they_are_read(
         await append(rig, {"a": 1, "b": 1})
         first = Appender(await load(rig))
         puffin = f"{first.metadata['location']}/data/p.puffin"
-        vectors = [vector(puffin, "a", offset) for offset in range(4, 244, 40)]
-        await delete(rig, first, [entry(first.snapshot_id, ADDED, None, vector) for vector in vectors])
+        vectors = [build_vector(puffin, "a", offset) for offset in range(4, 244, 40)]
+        await delete(rig, first, [build_entry(first.snapshot_id, ADDED, None, vector) for vector in vectors])
         second = Appender(await load(rig))
-        marks = [entry(second.snapshot_id, DELETED, first.sequence, vector) for vector in vectors[1:]]
-        stays = entry(first.snapshot_id, EXISTING, first.sequence, vectors[0])
+        marks = [build_entry(second.snapshot_id, DELETED, first.sequence, vector) for vector in vectors[1:]]
+        stays = build_entry(first.snapshot_id, EXISTING, first.sequence, vectors[0])
         monkeypatch.setattr(manifests, "removals_of", refuse)
         assert len(await delete(rig, second, [*marks, stays])) == 6, "the commit is as the engine wrote it"

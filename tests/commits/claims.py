@@ -31,7 +31,7 @@ class Claims:
         ids = {column: number for number, column in enumerate(columns, 1)}
         body = {
             "name": name,
-            "schema": struct({ids[column]: (column, kind) for column, kind in columns.items()}),
+            "schema": build_struct({ids[column]: (column, kind) for column, kind in columns.items()}),
             "partition-spec": {
                 "spec-id": 0,
                 "fields": [
@@ -80,7 +80,7 @@ class Claims:
         return sorted(task["data-file"]["file-path"].rpartition("/")[2] for task in answer.json["file-scan-tasks"])
 
 
-def struct(columns: Mapping[int, tuple[str, str]], schema_id: int = 0) -> dict[str, Any]:
+def build_struct(columns: Mapping[int, tuple[str, str]], schema_id: int = 0) -> dict[str, Any]:
     """Return a schema of (name, type) by id."""
     fields = [{"id": i, "name": name, "required": False, "type": kind} for i, (name, kind) in columns.items()]
     return {"type": "struct", "schema-id": schema_id, "fields": fields}

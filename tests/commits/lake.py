@@ -18,7 +18,7 @@ import pyarrow as pa
 from seamark.metaserver.commit.changes.commit_result import CommitResult
 from seamark.metaserver.commit.changes.group_commit import Commits
 from tests.api.client import Answer, Api
-from tests.api.rest.stored import PATH_ID, POSITION_ID, vector_bytes, write
+from tests.api.rest.stored import PATH_ID, POSITION_ID, encode_vector, write
 from tests.waits import until
 
 FIELDS = ((1, "id", pa.int64(), "long"), (2, "part", pa.int32(), "int"), (3, "value", pa.string(), "string"))
@@ -99,21 +99,21 @@ class Lake:
         counts = _counts[self.api.server.components.commits]
         await until(lambda: counts[self.name] == count)
 
-    async def metadata(self) -> Any:
+    async def read_metadata(self) -> Any:
         answer = await self.api("GET", f"/v1/namespaces/db/tables/{self.name}")
         assert answer.status == 200, answer.raw
         return answer.json["metadata"]
 
     # Files
 
-    def _path(self, ending: str) -> Path:
+    def _create_path(self, ending: str) -> Path:
         return self.folder / "data" / f"{next(self._made):05d}{ending}"
 
-    def _partition(self, part: int | None) -> list[Any]:
+    def _build_partition(self, part: int | None) -> list[Any]:
         return [part] if self.spec else []
 
     def data(self, rows: Sequence[Row], *, metrics: bool = True, path: Path | None = None) -> dict[str, Any]:
-        path = path or self._path(".parquet")
+        path = path or self._create_path(".parquet")
         columns = list(zip(*rows, strict=True)) or [()] * len(FIELDS)
         write(
             path,
@@ -128,17 +128,17 @@ class Lake:
             "file-path": location,
             "file-format": "parquet",
             "spec-id": 0,
-            "partition": self._partition(rows[0][1] if rows else None),
+            "partition": self._build_partition(rows[0][1] if rows else None),
             "record-count": len(rows),
             "file-size-in-bytes": path.stat().st_size,
         }
-        return document | (_metrics(columns) if metrics else {})
+        return document | (_build_metrics(columns) if metrics else {})
 
-    def position_deletes(
+    def write_position_deletes(
         self, positions: Iterable[tuple[str, int]], part: int | None = None, *, has_path_bounds: bool = False
     ) -> dict[str, Any]:
         listed_positions = sorted(positions)
-        path = self._path("-deletes.parquet")
+        path = self._create_path("-deletes.parquet")
         spots = {PATH_ID: ("file_path", pa.array([one for one, _ in listed_positions], pa.string()))}
         spots |= {POSITION_ID: ("pos", pa.array([at for _, at in listed_positions], pa.int64()))}
         write(path, spots)
@@ -148,7 +148,7 @@ class Lake:
             "file-path": f"file://{path}",
             "file-format": "parquet",
             "spec-id": 0,
-            "partition": self._partition(part),
+            "partition": self._build_partition(part),
             "record-count": len(listed_positions),
             "file-size-in-bytes": path.stat().st_size,
             "lower-bounds": {"keys": [PATH_ID], "values": [low]},
@@ -156,12 +156,12 @@ class Lake:
             **({"referenced-data-file": listed_positions[0][0]} if has_path_bounds else {}),
         }
 
-    def vectors(self, positions: Mapping[str, Iterable[int]], part: int | None = None) -> list[dict[str, Any]]:
+    def write_vectors(self, positions: Mapping[str, Iterable[int]], part: int | None = None) -> list[dict[str, Any]]:
         """Return a Puffin file with a deletion vector for each data file."""
-        path = self._path("-dv.puffin")
+        path = self._create_path("-dv.puffin")
         data, results = b"PFA1", []
         for name, rows in positions.items():
-            blob = vector_bytes(rows)
+            blob = encode_vector(rows)
             results.append((name, len(set(rows)), len(data), len(blob)))
             data += blob
         data += b"{}"
@@ -172,7 +172,7 @@ class Lake:
                 "file-path": f"file://{path}",
                 "file-format": "puffin",
                 "spec-id": 0,
-                "partition": self._partition(part),
+                "partition": self._build_partition(part),
                 "record-count": count,
                 "file-size-in-bytes": len(data),
                 "referenced-data-file": name,
@@ -182,23 +182,23 @@ class Lake:
             for name, count, offset, length in results
         ]
 
-    def equality_deletes(self, ids: Sequence[int], part: int | None = None) -> dict[str, Any]:
+    def write_equality_deletes(self, ids: Sequence[int], part: int | None = None) -> dict[str, Any]:
         """Return an equality delete file for the rows with these ids."""
-        path = self._path("-equality.parquet")
+        path = self._create_path("-equality.parquet")
         write(path, {1: ("id", pa.array(list(ids), pa.int64()))})
         return {
             "content": "equality-deletes",
             "file-path": f"file://{path}",
             "file-format": "parquet",
             "spec-id": 0,
-            "partition": self._partition(part),
+            "partition": self._build_partition(part),
             "record-count": len(ids),
             "file-size-in-bytes": path.stat().st_size,
             "equality-ids": [1],
         }
 
 
-def _metrics(columns: Sequence[Sequence[Any]]) -> dict[str, Any]:
+def _build_metrics(columns: Sequence[Sequence[Any]]) -> dict[str, Any]:
     """Return count and exact bounds of each column."""
     counts: dict[int, int] = {}
     nulls: dict[int, int] = {}
@@ -208,13 +208,16 @@ def _metrics(columns: Sequence[Sequence[Any]]) -> dict[str, Any]:
         counts[number], nulls[number] = len(column), sum(value is None for value in column)
         present_values = [value for value in column if value is not None]
         if present_values:
-            lower[number], upper[number] = _hex(kind, min(present_values)), _hex(kind, max(present_values))
+            lower[number], upper[number] = (
+                _encode_hex(kind, min(present_values)),
+                _encode_hex(kind, max(present_values)),
+            )
     return {name: {"keys": list(values), "values": list(values.values())} for name, values in (
         ("value-counts", counts), ("null-value-counts", nulls), ("lower-bounds", lower), ("upper-bounds", upper),
     )}  # fmt: skip
 
 
-def _hex(kind: str, value: Any) -> str:
+def _encode_hex(kind: str, value: Any) -> str:
     if kind == "string":
         return str(value).encode().hex()
     return int(value).to_bytes(8 if kind == "long" else 4, "little", signed=True).hex()

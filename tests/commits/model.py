@@ -81,7 +81,7 @@ class Change:
         return self.kind in BLIND
 
 
-def some_change(rng: random.Random, version: int, number: int, parts: tuple[int, ...]) -> Change:
+def draw_change(rng: random.Random, version: int, number: int, parts: tuple[int, ...]) -> Change:
     hows = ["rewrite", "vectors"] if version == 3 else ["rewrite", "named", "unnamed"]
     return Change(
         kind=rng.choice((*BLIND, *READING_KINDS) if number == 1 or rng.random() < 0.2 else READING_KINDS),
@@ -126,9 +126,9 @@ class Case:
         changes: list[Change] = []
         for number in (1, 2):
             near = tuple(change.part for change in changes) * 3  # Few ids, so that the changes usually overlap
-            change = some_change(rng, version, number, (*PARTS, *near))
+            change = draw_change(rng, version, number, (*PARTS, *near))
             while not _does_something(change, base):
-                change = some_change(rng, version, number, (*PARTS, *near))
+                change = draw_change(rng, version, number, (*PARTS, *near))
             changes.append(change)
         return Case(lake, version, base, snapshot_id, *changes)
 
@@ -137,16 +137,16 @@ class Case:
 
     def body(self, change: Change) -> dict[str, Any]:
         """Return the change as an engine that read the base would send it."""
-        return _REALISED[change.kind](self, change) | _reads_of(self, change)
+        return _REALISED[change.kind](self, change) | _describe_reads(self, change)
 
     def list_allowed_results(self) -> list[Counter[Row]]:
         """Return the rows that a reader may see when both are committed; empty if no outcome would be right."""
         base, first, second = self.rows(), self.first, self.second
         if second.isolation == "snapshot" and not second.blind:
-            return self._of_snapshot_isolation()
+            return self._list_snapshot_isolation_results()
         return [Counter(second.apply(first.apply(base))), Counter(first.apply(second.apply(base)))]
 
-    def _of_snapshot_isolation(self) -> list[Counter[Row]]:
+    def _list_snapshot_isolation_results(self) -> list[Counter[Row]]:
         base = Counter(self.rows())
         counts, second_count = Counter(self.first.apply(self.rows())), Counter(self.second.apply(self.rows()))
         gone_one, gone_two = base - counts, base - second_count
@@ -181,16 +181,16 @@ async def _delete_some(
     choice = rng.choice(list(base.values()))
     choice.deleted = {rng.randrange(len(choice.rows))}
     if version == 3:
-        (choice.vector,) = lake.vectors({choice.path: choice.deleted}, choice.part)
+        (choice.vector,) = lake.write_vectors({choice.path: choice.deleted}, choice.part)
         added_files = [choice.vector]
     else:
-        added_files = [lake.position_deletes([(choice.path, at) for at in choice.deleted], choice.part)]
+        added_files = [lake.write_position_deletes([(choice.path, at) for at in choice.deleted], choice.part)]
     answer = await lake.commit({"add": added_files, "read-snapshot-id": snapshot_id})
     actual_snapshot_id: int = answer["snapshot-id"]
     return actual_snapshot_id
 
 
-def _reads_of(case: Case, change: Change) -> dict[str, Any]:
+def _describe_reads(case: Case, change: Change) -> dict[str, Any]:
     """Return what the change states about its reads."""
     if change.blind:
         return {}
@@ -214,7 +214,7 @@ def _append(case: Case, change: Change) -> dict[str, Any]:
     return {"add": [case.lake.data(change.inserted_rows)]}
 
 
-def _count(case: Case, change: Change) -> dict[str, Any]:
+def _append_counted_rows(case: Case, change: Change) -> dict[str, Any]:
     new_rows = [row for row in change.apply(case.rows()) if row[2] == f"count{change.number}"]
     return {"add": [case.lake.data(new_rows)]}
 
@@ -223,8 +223,8 @@ def _overwrite(case: Case, change: Change) -> dict[str, Any]:
     return {"add": [case.lake.data(change.inserted_rows)], "replace": {"partitions": "written"}}
 
 
-def _equality(case: Case, change: Change) -> dict[str, Any]:
-    return {"add": [case.lake.equality_deletes(sorted(change.ids), change.part)]}
+def _delete_by_equality(case: Case, change: Change) -> dict[str, Any]:
+    return {"add": [case.lake.write_equality_deletes(sorted(change.ids), change.part)]}
 
 
 def _compact(case: Case, change: Change) -> dict[str, Any]:
@@ -256,27 +256,27 @@ def _rewrite_files(case: Case, change: Change) -> dict[str, Any]:
     removed_files: list[Any] = []
     if change.how == "vectors":
         merged_positions = {item.path: hit[item.path] | item.deleted for item in touched}
-        added_files += case.lake.vectors(merged_positions, change.part)
+        added_files += case.lake.write_vectors(merged_positions, change.part)
         for item in touched:
             if item.vector is not None:
                 offset = item.vector["content-offset"]
                 removed_files.append({"file-path": item.vector["file-path"], "content-offset": offset})
     elif change.how == "named":
         added_files += [
-            case.lake.position_deletes([(path, at) for at in spots], change.part, has_path_bounds=True)
+            case.lake.write_position_deletes([(path, at) for at in spots], change.part, has_path_bounds=True)
             for path, spots in hit.items()
         ]
     else:
         pairs = [(path, at) for path, spots in hit.items() for at in spots]
-        added_files.append(case.lake.position_deletes(pairs, change.part))
+        added_files.append(case.lake.write_position_deletes(pairs, change.part))
     return {"add": added_files, "remove": removed_files}
 
 
 _REALISED: dict[str, Callable[[Case, Change], dict[str, Any]]] = {
     "append": _append,
-    "count": _count,
+    "count": _append_counted_rows,
     "overwrite": _overwrite,
-    "equality": _equality,
+    "equality": _delete_by_equality,
     "compact": _compact,
     "delete": _rewrite_files,
     "update": _rewrite_files,

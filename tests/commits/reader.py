@@ -38,13 +38,13 @@ class File:
     snapshot_id: int
 
 
-def local(location: str) -> Path:
+def to_local_path(location: str) -> Path:
     """Return the local path; engines write file:///p and file:/p."""
     return Path("/" + location.removeprefix("file:").lstrip("/"))
 
 
 def read_avro(location: str) -> list[dict[str, Any]]:
-    return list(fastavro.reader(io.BytesIO(local(location).read_bytes())))  # type: ignore[arg-type]
+    return list(fastavro.reader(io.BytesIO(to_local_path(location).read_bytes())))  # type: ignore[arg-type]
 
 
 def find_snapshot(metadata: dict[str, Any], snapshot_id: int | None = None) -> dict[str, Any] | None:
@@ -56,7 +56,7 @@ def read_manifests(snapshot: dict[str, Any]) -> list[dict[str, Any]]:
     return read_avro(snapshot["manifest-list"])
 
 
-def entries_of(manifest: dict[str, Any]) -> list[File]:
+def read_entries(manifest: dict[str, Any]) -> list[File]:
     """Return all entries, including deleted ones, with inherited values.
 
     See the spec, "Sequence Number Inheritance" and "First Row ID Inheritance".
@@ -93,21 +93,21 @@ def entries_of(manifest: dict[str, Any]) -> list[File]:
     return results
 
 
-def live_files(snapshot: dict[str, Any] | None) -> list[File]:
+def list_live_files(snapshot: dict[str, Any] | None) -> list[File]:
     if snapshot is None:
         return []
-    return [entry for manifest in read_manifests(snapshot) for entry in entries_of(manifest) if entry.status != 2]
+    return [entry for manifest in read_manifests(snapshot) for entry in read_entries(manifest) if entry.status != 2]
 
 
 def read_snapshot_rows(snapshot: dict[str, Any] | None) -> list[Row]:
     """Return the rows that a reader sees, in order."""
-    files = live_files(snapshot)
+    files = list_live_files(snapshot)
     deletes = [file for file in files if file.content != 0]
     rows: list[Row] = []
     for file in files:
         if file.content != 0:
             continue
-        table = pq.read_table(local(file.path))
+        table = pq.read_table(to_local_path(file.path))
         file_rows = list(zip(*(table.column(name).to_pylist() for name in NAMES), strict=True))
         removed_ids: set[int] = set()
         vectors = [delete for delete in deletes if delete.offset is not None and delete.referenced == file.path]
@@ -120,7 +120,7 @@ def read_snapshot_rows(snapshot: dict[str, Any] | None) -> list[Row]:
 
 def _find_deleted(delete: File, file: File, file_rows: list[Row], has_vector: bool) -> set[int]:
     same = (delete.spec_id, delete.partition) == (file.spec_id, file.partition)
-    path = local(delete.path)
+    path = to_local_path(delete.path)
     if delete.offset is not None:
         if delete.referenced != file.path or delete.sequence < file.sequence:
             return set()
@@ -145,9 +145,9 @@ def check(metadata: dict[str, Any], snapshot_id: int | None = None) -> None:
     assert snapshot is not None
     manifests = read_manifests(snapshot)
     assert len({manifest["manifest_path"] for manifest in manifests}) == len(manifests)
-    by_manifest = [(manifest, entries_of(manifest)) for manifest in manifests]
+    by_manifest = [(manifest, read_entries(manifest)) for manifest in manifests]
     for manifest, entries in by_manifest:
-        assert local(manifest["manifest_path"]).stat().st_size == manifest["manifest_length"]
+        assert to_local_path(manifest["manifest_path"]).stat().st_size == manifest["manifest_length"]
         counts = Counter(entry.status for entry in entries)
         actual = [manifest[f"{name}_files_count"] for name in ("existing", "added", "deleted")]
         assert actual == [counts[0], counts[1], counts[2]], manifest["manifest_path"]

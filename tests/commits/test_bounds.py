@@ -24,7 +24,7 @@ from seamark.metaserver.settings.settings import Settings
 from tests.api.client import Api
 from tests.commits.claims import Claims
 from tests.commits.lake import Lake
-from tests.commits.reader import find_snapshot, live_files
+from tests.commits.reader import find_snapshot, list_live_files
 from tests.server.rig import running
 from tests.waits import until
 
@@ -68,11 +68,11 @@ async def test_entries_of_large_manifests_are_compared_off_the_event_loop(
     """
     threads, real = [], manifest_filter.key_of
 
-    def key_of(file: ContentFile) -> Remove:
+    def count_and_key(file: ContentFile) -> Remove:
         threads.append(threading.get_ident())
         return real(file)
 
-    monkeypatch.setattr(manifest_filter, "key_of", key_of)
+    monkeypatch.setattr(manifest_filter, "key_of", count_and_key)
     monkeypatch.setattr(manifests, "_IN_LOOP_ENTRIES", 0)
     async with running(tmp_path) as server:
         lake = await Lake.create(Api(server))
@@ -80,7 +80,7 @@ async def test_entries_of_large_manifests_are_compared_off_the_event_loop(
         first = await lake.commit({"add": files})
         body = {"read-snapshot-id": first["snapshot-id"], "remove": [{"file-path": files[1]["file-path"]}]}
         assert (await lake.commit(body))["summary"]["total-data-files"] == "2"
-        paths = {live_file.path for live_file in live_files(find_snapshot(await lake.metadata()))}
+        paths = {live_file.path for live_file in list_live_files(find_snapshot(await lake.read_metadata()))}
         assert paths == {files[0]["file-path"], files[2]["file-path"]}
         assert threads
         assert threading.get_ident() not in threads
@@ -117,11 +117,11 @@ async def test_large_change_is_compared_off_the_event_loop(tmp_path: Path, monke
     def note_threads(module: Any, name: str) -> None:
         real, where = getattr(module, name), threads.setdefault(f"{module.__name__}.{name}", set())
 
-        def work(*args: Any, **options: Any) -> Any:
+        def count_and_work(*args: Any, **options: Any) -> Any:
             where.add(threading.get_ident())
             return real(*args, **options)
 
-        monkeypatch.setattr(module, name, work)
+        monkeypatch.setattr(module, name, count_and_work)
 
     for module, name in _LONG_WORK:
         note_threads(module, name)
@@ -135,7 +135,7 @@ async def test_large_change_is_compared_off_the_event_loop(tmp_path: Path, monke
         files = [lake.data([(number, 0, "a"), (number, 1, "b")]) for number in range(4)]
         places = [file["file-path"] for file in files]
         first = (await lake.commit({"add": files}))["snapshot-id"]
-        deletes = [lake.position_deletes([(place, 0)], has_path_bounds=True) for place in places[:2]]
+        deletes = [lake.write_position_deletes([(place, 0)], has_path_bounds=True) for place in places[:2]]
         second = (await lake.commit({"add": deletes, "read-snapshot-id": first}))["snapshot-id"]
         small_file = lake.data([(0, 1, "b")])
         answer = await lake.commit(
@@ -148,7 +148,7 @@ async def test_large_change_is_compared_off_the_event_loop(tmp_path: Path, monke
         )
         await lake.commit({"undo-snapshot-id": answer["snapshot-id"]})
         narrow = {"type": "in", "term": "id", "values": [0, 1]}
-        await lake.commit({"add": [lake.equality_deletes([7])], "read-snapshot-id": second})
+        await lake.commit({"add": [lake.write_equality_deletes([7])], "read-snapshot-id": second})
         wide_filter = {"type": "lt", "term": "id", "value": 100}
         star_table = {"add": [lake.data([(5, 5, "c")])]}
         head = (await lake.commit(star_table))["snapshot-id"]
@@ -158,10 +158,10 @@ async def test_large_change_is_compared_off_the_event_loop(tmp_path: Path, monke
             ({"remove": [{"file-path": places[3]}], "scope": {"filter": narrow}}, 409),
             ({"remove": [{"file-path": places[0]}]}, 409),
             ({"remove": [{"file-path": f"{places[0]}x"}]}, 409),
-            ({"add": [lake.position_deletes([(f"{places[0]}x", 0)], has_path_bounds=True)]}, 409),
+            ({"add": [lake.write_position_deletes([(f"{places[0]}x", 0)], has_path_bounds=True)]}, 409),
             (star_table | {"replace": {"filter": {"type": "eq", "term": "id", "value": 50}}}, 409),
             ({"add": [lake.data([(6, 6, "c")])], "replace": {"filter": wide_filter}}, 409),
-            ({"add": [lake.position_deletes([(place, 1)], has_path_bounds=True) for place in places]}, 409),
+            ({"add": [lake.write_position_deletes([(place, 1)], has_path_bounds=True) for place in places]}, 409),
             (star_table, 409),
             (removal, 409),
         ):

@@ -24,7 +24,7 @@ async def _play(api: Api, seed: int, name: str, outcomes: Counter[str]) -> None:
     first = await case.lake.send(bodies[0])
     assert first.status == 200, (label, first.raw)
     second = await case.lake.send(bodies[1])
-    metadata = await case.lake.metadata()
+    metadata = await case.lake.read_metadata()
     check(metadata)
     counts = Counter(read_snapshot_rows(find_snapshot(metadata)))
     if second.status == 200:

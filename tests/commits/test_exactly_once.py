@@ -20,7 +20,7 @@ from tests.api.client import Api
 from tests.commits.lake import SCHEMA, Lake
 from tests.commits.reader import check, find_snapshot, read_snapshot_rows
 from tests.faults.rigs.http import Client
-from tests.faults.rigs.lossy_proxy import FATES, choose_fates, lossy_proxy
+from tests.faults.rigs.lossy_proxy import FATES, choose_fates, run_lossy_proxy
 from tests.faults.rigs.mortal import MortalServer
 from tests.seeds import first_seed
 from tests.server.rig import running
@@ -40,7 +40,7 @@ def make_numbered_change(lake: Lake, sequence: int, producer: str = "p") -> dict
 
 
 async def read_rows(lake: Lake) -> list[Any]:
-    metadata = await lake.metadata()
+    metadata = await lake.read_metadata()
     check(metadata)
     return read_snapshot_rows(find_snapshot(metadata))
 
@@ -114,7 +114,7 @@ async def test_repeat_reports_success_after_its_table_has_left_the_name(api: Api
 @pytest.mark.parametrize("how", ["renamed", "replaced"])
 async def test_change_that_another_server_commits_meanwhile_is_not_rejected_later(api: Api, how: str) -> None:
     lake = await Lake.create(api)
-    uuid = (await lake.metadata())["table-uuid"]
+    uuid = (await lake.read_metadata())["table-uuid"]
     async with api.server.components.engine_commits.publisher.lock(("db",), "t"):
         tasks = [asyncio.create_task(lake.send(make_numbered_change(lake, sequence))) for sequence in (1, 2)]
         await lake.wait_for_changes(2)
@@ -125,7 +125,7 @@ async def test_change_that_another_server_commits_meanwhile_is_not_rejected_late
     assert [answer.error[:2] for answer in answers] == [(500, "CommitStateUnknownException"), refusal]
 
 
-def _lake(base_url: str, name: str) -> Lake:
+def _open_lake(base_url: str, name: str) -> Lake:
     """Return a table behind a server of another process."""
     client = Client(base_url)
     client.call("POST", "/v1/namespaces", {"namespace": ["db"]})
@@ -136,7 +136,7 @@ def _lake(base_url: str, name: str) -> Lake:
     return Lake(None, folder, name, 2, ())  # type: ignore[arg-type]
 
 
-def _ids(base_url: str, name: str) -> list[int]:
+def _read_ids(base_url: str, name: str) -> list[int]:
     _, loaded_table = Client(base_url).call("GET", f"/v1/namespaces/db/tables/{name}")
     check(loaded_table["metadata"])
     return sorted(row[0] for row in read_snapshot_rows(find_snapshot(loaded_table["metadata"])))
@@ -145,8 +145,8 @@ def _ids(base_url: str, name: str) -> list[int]:
 def test_lost_requests_and_replies_lose_and_duplicate_nothing(tmp_path: Path) -> None:
     with MortalServer(tmp_path / "home") as server:
         server.start()
-        lake = _lake(server.base_url, "t")
-        with lossy_proxy(server.base_url) as proxy:
+        lake = _open_lake(server.base_url, "t")
+        with run_lossy_proxy(server.base_url) as proxy:
             proxy.fate = choose_fates(SEED, 0.5, applies=lambda method, path: path.endswith("/commit"))
             client = CommitClient(SeamarkClient(proxy.base_url, retries=20))
             sequence = 0
@@ -162,7 +162,7 @@ def test_lost_requests_and_replies_lose_and_duplicate_nothing(tmp_path: Path) ->
             with pytest.raises(Unreachable):
                 client.commit("db.t", {"add": [lake.data([(99, 0, "x")])]})
             assert len(proxy.requests) == before + 1, "without a producer nothing is sent twice"
-        assert _ids(server.base_url, "t") == sorted([*range(sequence), 99]), f"FAULT_SEED={SEED}"
+        assert _read_ids(server.base_url, "t") == sorted([*range(sequence), 99]), f"FAULT_SEED={SEED}"
 
 
 @pytest.mark.slow
@@ -173,7 +173,7 @@ def test_server_killed_at_any_step_leaves_each_sequence_once(tmp_path: Path) -> 
     steps = ("before-metadata-write", "after-metadata-write", "before-swap", "after-swap")
     with MortalServer(tmp_path / "home") as server:
         client = server.start()
-        lake = _lake(server.base_url, "t")
+        lake = _open_lake(server.base_url, "t")
         expected: dict[int, str] = {}
         head: int | None = None
         for sequence in range(int(os.environ.get("FAULT_ROUNDS", "8"))):
@@ -185,10 +185,10 @@ def test_server_killed_at_any_step_leaves_each_sequence_once(tmp_path: Path) -> 
             step = rng.choice(steps)
             # Manifests, the list and the metadata are written; there is one swap.
             nth = 1 if step.endswith("swap") else rng.randint(1, 3)
-            server.dies(step, nth, lambda client=client, body=body: client.call("POST", lake.path, body))
+            server.run_until_death(step, nth, lambda client=client, body=body: client.call("POST", lake.path, body))
             client = server.start()
             status, answer = client.call("POST", lake.path, body)
             assert status == 200, (SEED, step, nth, answer)
             assert answer["duplicate"] == (step == "after-swap"), (SEED, step, nth)
             head = answer["snapshot-id"]
-            assert _ids(server.base_url, "t") == sorted(expected), (SEED, step, nth)
+            assert _read_ids(server.base_url, "t") == sorted(expected), (SEED, step, nth)

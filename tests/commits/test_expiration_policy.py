@@ -17,7 +17,7 @@ from seamark.metaserver.commit.expiration.policy import ExpirationPolicy, Expire
 NOW_MS = 1000
 
 
-def table(snapshots: list[Snapshot], refs: dict[str, SnapshotRef]) -> TableMetadata:
+def build_table(snapshots: list[Snapshot], refs: dict[str, SnapshotRef]) -> TableMetadata:
     by_id = {snapshot.snapshot_id: snapshot for snapshot in snapshots}
     metadata = SimpleNamespace(refs=refs, snapshots=tuple(snapshots), snapshot=by_id.get, snapshot_log=())
     return cast(TableMetadata, metadata)
@@ -68,7 +68,7 @@ def test_branches_that_share_snapshots_keep_what_each_keeps_alone() -> None:
             for number in range(rng.randint(0, 5))
         }
         refs = {name: ref for name, ref in refs.items() if ref.snapshot_id < count}
-        metadata = table(snapshots, refs)
+        metadata = build_table(snapshots, refs)
         policy = ExpirationPolicy(rng.randint(0, NOW_MS), rng.randint(1, 3), 1 << 60)
         kept_numbers = set(range(count)) - set(find_expired(metadata, policy, NOW_MS).snapshot_ids)
         assert kept_numbers == find_snapshots_to_keep(metadata, policy), (snapshots, refs, policy)
@@ -79,7 +79,7 @@ def test_many_branches_over_a_long_history_read_each_snapshot_once(monkeypatch: 
     snapshots = [Snapshot(number, number, parent_snapshot_id=number - 1 if number else None) for number in range(300)]
     refs = {f"b{number}": SnapshotRef(299 - number % 9, "branch", 1, 900 + number) for number in range(300)}
     monkeypatch.setattr(policies, "READS_MAX", 1500)
-    assert find_expired(table(snapshots, refs), ExpirationPolicy(0, 1, 1 << 60), NOW_MS) == Expired((), ())
+    assert find_expired(build_table(snapshots, refs), ExpirationPolicy(0, 1, 1 << 60), NOW_MS) == Expired((), ())
     greedy = {f"b{number}": SnapshotRef(299, "branch", 200 + number, 1) for number in range(9)}
     with pytest.raises(BadRequest, match="1,500"):
-        find_expired(table(snapshots, greedy), ExpirationPolicy(0, 1, 1 << 60), NOW_MS)
+        find_expired(build_table(snapshots, greedy), ExpirationPolicy(0, 1, 1 << 60), NOW_MS)

@@ -30,4 +30,4 @@ async def test_only_the_change_with_an_old_fencing_number_is_rejected_from_its_g
         answers = await asyncio.gather(*tasks)
         assert [answer.status for answer in answers] == [409, 200] * 4
         await lake.append([(9, 0, "a")], fence=later_lease)
-        assert int((await lake.metadata())["snapshots"][-1]["summary"]["total-records"]) == 6
+        assert int((await lake.read_metadata())["snapshots"][-1]["summary"]["total-records"]) == 6

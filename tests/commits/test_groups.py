@@ -48,7 +48,7 @@ async def test_concurrent_appends_never_fail_and_share_transactions(tmp_path: Pa
         answers = [
             item for result in await asyncio.gather(*(_write(lake, n) for n in range(WRITERS))) for item in result
         ]
-        metadata = await lake.metadata()
+        metadata = await lake.read_metadata()
         check(metadata)
         expected = sorted(writer * 100 + turn for writer in range(WRITERS) for turn in range(TURNS))
         assert sorted(row[0] for row in read_snapshot_rows(find_snapshot(metadata))) == expected
@@ -72,7 +72,7 @@ async def test_racing_replicas_lose_no_append(tmp_path: Path, postgres_url: str)
         lake = await Lake.create(Api(first))
         other = Lake(Api(second), lake.folder, lake.name, lake.version, lake.spec, _made=lake._made)
         await asyncio.gather(*(_write((lake, other)[n % 2], n) for n in range(8)))
-        metadata = await lake.metadata()
+        metadata = await lake.read_metadata()
         check(metadata)
         expected = sorted(writer * 100 + turn for writer in range(8) for turn in range(TURNS))
         assert sorted(row[0] for row in read_snapshot_rows(find_snapshot(metadata))) == expected
@@ -90,21 +90,21 @@ async def test_replica_that_loses_every_race_commits_in_the_end(
         prepare, is_over = slow.components.engine_commits.publisher.prepare, False
         lost = 0
 
-        async def pointer() -> Any:
+        async def read_pointer() -> Any:
             return await fast.components.store.entry(EntryKind.TABLE, ("db",), "t")
 
-        async def slowly(*args: Any, **kwargs: Any) -> Any:
+        async def prepare_slowly(*args: Any, **kwargs: Any) -> Any:
             nonlocal lost
             prepared = await prepare(*args, **kwargs)
-            before = await pointer()
+            before = await read_pointer()
             lost += 1
             with suppress(TimeoutError):  # The other replica commits first, unless the test prevents it.
                 async with asyncio.timeout(0.5):
-                    while await pointer() == before:
+                    while await read_pointer() == before:
                         await asyncio.sleep(0.005)
             return prepared
 
-        monkeypatch.setattr(slow.components.engine_commits.publisher, "prepare", slowly)
+        monkeypatch.setattr(slow.components.engine_commits.publisher, "prepare", prepare_slowly)
 
         async def keep_on() -> None:
             number = 100
@@ -124,7 +124,7 @@ async def test_replica_that_loses_every_race_commits_in_the_end(
         assert [answer.status for answer in answers] == [200, 200]
         assert lost_races > 2
         assert stock.status == 200
-        metadata = await lake.metadata()
+        metadata = await lake.read_metadata()
         check(metadata)
         assert metadata["properties"][name] == "yes"
         assert {0, 1, 2} <= {row[0] for row in read_snapshot_rows(find_snapshot(metadata))}
@@ -142,7 +142,7 @@ async def test_no_pointer_moves_before_all_files_of_a_change_are_stored(
     async with running(tmp_path) as server:
         lake = await Lake.create(Api(server))
         await lake.append([(0, 0, "a")])
-        before = (await lake.metadata())["current-snapshot-id"]
+        before = (await lake.read_metadata())["current-snapshot-id"]
         paths = sorted(tmp_path.rglob("*.avro"))
         late_results: list[str] = []
 
@@ -151,18 +151,18 @@ async def test_no_pointer_moves_before_all_files_of_a_change_are_stored(
                 late_results.append(location)
                 is_first = len(late_results) == 1
                 await asyncio.sleep(0.1)
-                assert (await lake.metadata())["current-snapshot-id"] == before
+                assert (await lake.read_metadata())["current-snapshot-id"] == before
                 if is_first:
                     raise StorageError("the disk is gone")
             await create(self, location, data)
 
         monkeypatch.setattr(LocalObjects, "create", create_late)
         assert (await lake.send({"add": [lake.data([(1, 0, "b")])]})).status == 500
-        assert (await lake.metadata())["current-snapshot-id"] == before
+        assert (await lake.read_metadata())["current-snapshot-id"] == before
         await until(lambda: sorted(tmp_path.rglob("*.avro")) == paths)
         await lake.append([(2, 0, "c")])
         assert late_results
-        metadata = await lake.metadata()
+        metadata = await lake.read_metadata()
         check(metadata)
         assert sorted(row[0] for row in read_snapshot_rows(find_snapshot(metadata))) == [0, 2]
 
@@ -181,7 +181,7 @@ async def test_rejected_change_does_not_block_others(tmp_path: Path) -> None:
         assert [answer.status for answer in answers[3:]] == [200, 200]
         assert sum(answer.status == 200 for answer in answers[:3]) <= 1
         assert all(answer.error[1] == "CommitFailedException" for answer in answers[:3] if answer.status != 200)
-        metadata = await lake.metadata()
+        metadata = await lake.read_metadata()
         check(metadata)
         assert {row[0] for row in read_snapshot_rows(find_snapshot(metadata))} >= {1, 2}
 
@@ -207,7 +207,7 @@ async def test_bug_triggered_by_one_change_fails_only_that_change_and_leaves_no_
                 await lake.wait_for_changes(count)
         answers = await asyncio.gather(*tasks)
         assert [answer.status for answer in answers] == [200, 200, 500, 200]
-        metadata = await lake.metadata()
+        metadata = await lake.read_metadata()
         check(metadata)
         head = find_snapshot(metadata)
         assert head is not None
@@ -246,7 +246,7 @@ async def test_index_file_of_another_index_fails_only_its_change(
         answers += await asyncio.gather(*tasks)
         assert [answer.status for answer in answers] == [200, 200, 409, 200]
         assert "another index" in answers[2].error[2]
-        assert sorted(row[0] for row in read_snapshot_rows(find_snapshot(await lake.metadata()))) == [0, 1, 3]
+        assert sorted(row[0] for row in read_snapshot_rows(find_snapshot(await lake.read_metadata()))) == [0, 1, 3]
 
 
 async def test_taken_key_within_a_group_fails_only_its_change(tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ async def test_taken_key_within_a_group_fails_only_its_change(tmp_path: Path) ->
         appends = [lake.append([(n, 0, "b")]) for n in (2, 3, 4)]
         answers = await asyncio.gather(lake.send(body, key=key), lake.send(body, key=key), *appends)
         assert sorted(answer.status for answer in answers[:2])[0] == 200
-        assert sorted(row[0] for row in read_snapshot_rows(find_snapshot(await lake.metadata()))) == [1, 2, 3, 4]
+        assert sorted(row[0] for row in read_snapshot_rows(find_snapshot(await lake.read_metadata()))) == [1, 2, 3, 4]
 
 
 async def test_same_key_twice_in_one_group_gets_one_answer_for_both(tmp_path: Path) -> None:
@@ -279,7 +279,7 @@ async def test_same_key_twice_in_one_group_gets_one_answer_for_both(tmp_path: Pa
         assert first.json["snapshot-id"] == twin.json["snapshot-id"]
         assert (first.json["duplicate"], twin.json["duplicate"]) == (False, False)
         assert other_body.error[:2] == (422, "UnprocessableEntityException")
-        metadata = await lake.metadata()
+        metadata = await lake.read_metadata()
         check(metadata)
         assert sorted(row[0] for row in read_snapshot_rows(find_snapshot(metadata))) == [1, 2, 4]
 
@@ -298,7 +298,7 @@ async def test_unused_files_are_deleted_and_others_stay(tmp_path: Path, action: 
         else:
             assert (await lake.commit(body))["duplicate"]
         await server.components.commits.close()
-        metadata = await lake.metadata()
+        metadata = await lake.read_metadata()
         manifest_lists = {snapshot["manifest-list"] for snapshot in metadata["snapshots"]}
         for snapshot in metadata["snapshots"]:
             check(metadata, snapshot["snapshot-id"])
@@ -312,18 +312,18 @@ async def test_failed_change_is_answered_even_if_the_log_fails(
 ) -> None:
     """The disk of the log may be full; the client waited without an end."""
 
-    async def failing(*_: object) -> None:
+    async def raise_zero_division(*_: object) -> None:
         raise ZeroDivisionError
 
-    def log(*_: object, **__: object) -> None:
+    def raise_disk_full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
     async with running(tmp_path) as server:
         lake = await Lake.create(Api(server))
         body = {"add": [lake.data([(1, 1, "a")])]}
         with monkeypatch.context() as patched:
-            patched.setattr(server.components.commits, where, failing)
-            patched.setattr(group_commit, "_log", SimpleNamespace(error=log))
+            patched.setattr(server.components.commits, where, raise_zero_division)
+            patched.setattr(group_commit, "_log", SimpleNamespace(error=raise_disk_full))
             assert (await lake.send(body)).status == 500
         await lake.commit(body)
     gc.collect()  # asyncio reports the failed task now, and not in the middle of another test.

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from tests.api.client import Api
-from tests.commits.claims import Claims, struct
+from tests.commits.claims import Claims, build_struct
 from tests.commits.reader import find_snapshot, read_manifests
 from tests.server.rig import running
 
 
-async def _manifests(table: Claims) -> dict[int, int]:
+async def _count_manifests(table: Claims) -> dict[int, int]:
     """Return the number of manifests in the current snapshot, by partition spec."""
     answer = await table.api("GET", f"/v1/namespaces/db/tables/{table.name}")
     head = find_snapshot(answer.json["metadata"])
@@ -39,7 +39,7 @@ async def test_appends_continue_after_the_schema_of_a_partition_column_was_remov
             {"action": "add-spec", "spec": {"fields": fields}}, {"action": "set-default-spec", "spec-id": -1}
         )
         await table.update(
-            {"action": "add-schema", "schema": struct({2: ("y", "long")}, 1)},
+            {"action": "add-schema", "schema": build_struct({2: ("y", "long")}, 1)},
             {"action": "set-current-schema", "schema-id": -1},
         )
         await table.update({"action": "remove-schemas", "schema-ids": [0]})
@@ -48,6 +48,6 @@ async def test_appends_continue_after_the_schema_of_a_partition_column_was_remov
         for number in range(6):
             await table.commit(add=[table.data(f"new{number}", *([None] * len(fields)), spec_id=1)])
         assert await table.live() == [*(f"new{number}" for number in range(6)), "old0", "old1"]
-        manifests = await _manifests(table)
+        manifests = await _count_manifests(table)
         assert manifests[0] == 2
         assert manifests[1] < 4

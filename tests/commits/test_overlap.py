@@ -56,14 +56,14 @@ def _build_table(specs: list[PartitionSpec]) -> TableMetadata:
     )
 
 
-def _some_spec(rng: random.Random, spec_id: int) -> PartitionSpec:
+def _draw_spec(rng: random.Random, spec_id: int) -> PartitionSpec:
     ids = itertools.count(1000 + 100 * spec_id)
     sample = [(source, rng.choice(TRANSFORMS[source])) for source in rng.sample([1, 2, 3], rng.randint(0, 2))]
     fields = (PartitionField(f"f{n}", transform, source, (), next(ids)) for n, (source, transform) in enumerate(sample))
     return PartitionSpec(spec_id, tuple(fields))
 
 
-def _tuple(spec: PartitionSpec, row: dict[int, Any]) -> tuple[Any, ...]:
+def _compute_partition(spec: PartitionSpec, row: dict[int, Any]) -> tuple[Any, ...]:
     return tuple(
         apply(field.transform, KINDS[field.source_id or 0], row[field.source_id or 0]) for field in spec.fields
     )
@@ -98,9 +98,9 @@ def test_proved_relations_of_two_partitions_hold_for_every_row() -> None:
         if round_number >= 60 and proved > 500:
             break
         assert round_number < 600, (seed, proved)
-        spec, other = _some_spec(rng, 0), _some_spec(rng, 1)
+        spec, other = _draw_spec(rng, 0), _draw_spec(rng, 1)
         partitions = PartitionOverlap(_build_table([spec, other]))
-        pairs = [(_tuple(spec, row), _tuple(other, row)) for row in rows]
+        pairs = [(_compute_partition(spec, row), _compute_partition(other, row)) for row in rows]
         together = set(pairs)
         lefts, rights = sorted({left for left, _ in pairs}, key=repr), sorted({right for _, right in pairs}, key=repr)
         for left, right in itertools.product(rng.sample(lefts, min(8, len(lefts))), rights[:12]):
@@ -122,14 +122,15 @@ def test_partitions_of_the_same_spec_are_found_by_value_and_others_one_by_one() 
     rng = random.Random(seed)
     rows = [dict(zip(POOLS, values, strict=True)) for values in itertools.product(*POOLS.values())]
     for _ in range(60):
-        specs = [_some_spec(rng, 0), _some_spec(rng, 1)]
+        specs = [_draw_spec(rng, 0), _draw_spec(rng, 1)]
         partitions = PartitionOverlap(_build_table(specs))
         expected = [
-            (n, _tuple(specs[n], rng.choice(rows))) for n in (rng.randint(0, 1) for _ in range(rng.randint(1, 6)))
+            (n, _compute_partition(specs[n], rng.choice(rows)))
+            for n in (rng.randint(0, 1) for _ in range(rng.randint(1, 6)))
         ]
         targets = Targets(partitions, expected)
         for row in rng.sample(rows, 20):
-            values = _tuple(specs[0], row)
+            values = _compute_partition(specs[0], row)
             partition_value = partitions.partition(0, values)
             other_targets = [Targets(partitions, [single]) for single in expected]
             assert targets.overlap(partition_value) == any(
@@ -148,7 +149,9 @@ def test_partitions_of_the_same_spec_are_found_by_value_and_others_one_by_one() 
                 expected,
                 values,
             )
-            assert targets.overlap(partition_value) or not any(_tuple(specs[n], row) == said for n, said in expected)
+            assert targets.overlap(partition_value) or not any(
+                _compute_partition(specs[n], row) == said for n, said in expected
+            )
             assert targets.contain(partition_value) or (0, values) not in expected
 
 
@@ -183,7 +186,7 @@ def test_zeros_are_distinct_and_nan_equals_nan(zeros: tuple[float, float]) -> No
     assert targets.contain(partitions.partition(0, (-math.nan,)))
 
 
-def _two_partitions(
+def _build_two_partitions(
     first: tuple[str, Any], other: tuple[str, Any], source: int = 1
 ) -> tuple[PartitionOverlap, Any, Any]:
     """Return partitions of one column, each with its own spec."""
@@ -214,12 +217,12 @@ def _two_partitions(
 def test_partitions_of_different_specs_are_disjoint_if_no_row_can_be_in_both(
     first: Any, other: Any, are_disjoint: bool
 ) -> None:
-    partitions, a, b = _two_partitions(first, other)
+    partitions, a, b = _build_two_partitions(first, other)
     assert Targets(partitions, [b]).overlap(partitions.partition(*a)) is not are_disjoint
 
 
 def test_bucket_is_contained_in_that_of_half_as_many() -> None:
-    partitions, half, whole_partition = _two_partitions(("bucket[8]", 3), ("bucket[16]", 11))
+    partitions, half, whole_partition = _build_two_partitions(("bucket[8]", 3), ("bucket[16]", 11))
     assert Targets(partitions, [half]).contain(partitions.partition(*whole_partition))
     assert not Targets(partitions, [whole_partition]).contain(partitions.partition(*half))
 
@@ -240,16 +243,16 @@ def test_bucket_is_contained_in_that_of_half_as_many() -> None:
 def test_dates_before_1970_may_be_one_too_high_as_old_java_wrote_them(
     transform: str, stored_value: int, value: int, are_disjoint: bool
 ) -> None:
-    partitions, a, b = _two_partitions((transform, stored_value), ("identity", value), source=3)
+    partitions, a, b = _build_two_partitions((transform, stored_value), ("identity", value), source=3)
     assert Targets(partitions, [b]).overlap(partitions.partition(*a)) is not are_disjoint
     assert Targets(partitions, [a]).overlap(partitions.partition(*b)) is not are_disjoint
 
 
 @pytest.mark.parametrize(("width", "apart"), [(1 << 30, True), ((1 << 30) + 1, False)])
 def test_int_truncations_that_differ_between_writers_are_never_disjoint(width: int, apart: bool) -> None:
-    partitions, a, b = _two_partitions((f"truncate[{width}]", 0), ("identity", -5), source=5)
+    partitions, a, b = _build_two_partitions((f"truncate[{width}]", 0), ("identity", -5), source=5)
     assert Targets(partitions, [b]).overlap(partitions.partition(*a)) is not apart
-    partitions, a, b = _two_partitions((f"truncate[{width}]", 0), ("identity", 5), source=5)
+    partitions, a, b = _build_two_partitions((f"truncate[{width}]", 0), ("identity", 5), source=5)
     assert Targets(partitions, [a]).contain(partitions.partition(*b)) is apart
 
 
@@ -284,9 +287,9 @@ def _matches(expression: Expression, value: Any) -> bool:
     raise AssertionError(expression)
 
 
-def _some_filter(rng: random.Random, depth: int = 0) -> Any:
+def _draw_filter(rng: random.Random, depth: int = 0) -> Any:
     if depth < 2 and rng.random() < 0.5:
-        left, right = _some_filter(rng, depth + 1), _some_filter(rng, depth + 1)
+        left, right = _draw_filter(rng, depth + 1), _draw_filter(rng, depth + 1)
         return {"type": rng.choice(["and", "or"]), "left": left, "right": right}
     op = rng.choice(["lt", "lt-eq", "gt", "gt-eq", "eq", "not-eq", "in", "not-in", "is-null", "not-null", "is-nan"])
     filter_json: dict[str, Any] = {"type": op, "term": "c4"}
@@ -303,7 +306,7 @@ def test_every_row_that_a_filter_excludes_matches_its_rest() -> None:
     rng = random.Random(seed)
     table = _build_table([PartitionSpec(0, ())])
     for _ in range(400):
-        json = _some_filter(rng)
+        json = _draw_filter(rng)
         bound = bind(parse_expression(json), table.current_schema, table.schemas, case_sensitive=True)
         negation = negate(bound, table)
         for value in (None, math.nan, 0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0):

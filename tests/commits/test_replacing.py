@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.api.client import Api
-from tests.commits.claims import Claims, struct
+from tests.commits.claims import Claims, build_struct
 
 
 async def test_partitions_of_both_zeros_are_replaced_when_both_are_written(api: Api) -> None:
@@ -43,7 +43,7 @@ async def test_equality_deletes_of_both_zeros_are_compared_with_files_of_another
         assert response.error[:2] == (409, "CommitFailedException"), zeros
 
 
-def _metrics_of_value(value: int) -> dict[str, Any]:
+def _build_metrics_of_value(value: int) -> dict[str, Any]:
     """Return metrics of column 1, a long, that has this value once."""
     counts = {"value-counts": 1, "null-value-counts": 0}
     data = value.to_bytes(8, "little", signed=True).hex()
@@ -58,9 +58,9 @@ async def test_replaced_rows_are_protected_whatever_else_was_read(
     api: Api, operation: str | None, scoped: bool
 ) -> None:
     table = await Claims.create(api, {"x": "long", "p": "int"}, [("p", "identity")])
-    first = table.data("base", 1, **_metrics_of_value(5))
+    first = table.data("base", 1, **_build_metrics_of_value(5))
     read_snapshot = (await table.commit(add=[first, table.data("other", 2)]))["snapshot-id"]
-    await table.commit(add=[table.data("theirs", 1, **_metrics_of_value(100))])
+    await table.commit(add=[table.data("theirs", 1, **_build_metrics_of_value(100))])
     body: dict[str, Any] = {
         "read_snapshot_id": read_snapshot,
         "replace": {"partitions": "written"},
@@ -90,7 +90,7 @@ async def test_filter_uses_the_columns_of_its_schema_after_they_have_swapped_nam
     column_metrics = {name: {"keys": [1, 2], "values": values} for name, values in metrics.items()}
     read_snapshot = (await table.commit(add=[table.data("partly", rows=5, **column_metrics)]))["snapshot-id"]
 
-    def body(name: str, schema_id: int) -> dict[str, Any]:
+    def build_body(name: str, schema_id: int) -> dict[str, Any]:
         filter = {"type": "gt", "term": name, "value": 5}
         return {
             "read_snapshot_id": read_snapshot,
@@ -99,11 +99,11 @@ async def test_filter_uses_the_columns_of_its_schema_after_they_have_swapped_nam
             "add": [table.data(f"new-{schema_id}")],
         }
 
-    assert (await table.send(**body("a", 0))).status == 400  # Three of its rows do not match.
-    swapped = struct({1: ("b", "long"), 2: ("a", "long")}, 1)
+    assert (await table.send(**build_body("a", 0))).status == 400  # Three of its rows do not match.
+    swapped = build_struct({1: ("b", "long"), 2: ("a", "long")}, 1)
     await table.update({"action": "add-schema", "schema": swapped}, {"action": "set-current-schema", "schema-id": -1})
     for name, schema_id in (("a", 0), ("b", 1)):
-        assert (await table.send(**body(name, schema_id))).status == 400
+        assert (await table.send(**build_body(name, schema_id))).status == 400
     assert await table.live() == ["partly"]
-    assert (await table.send(**body("b", 0))).status == 200, "column 2 has no null"
+    assert (await table.send(**build_body("b", 0))).status == 200, "column 2 has no null"
     assert await table.live() == ["new-0"]

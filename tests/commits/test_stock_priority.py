@@ -14,7 +14,7 @@ from pyiceberg.expressions import EqualTo
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.write.appends import append
 from seamark.connector.write.upserts import upsert
-from tests.connector.lake import catalog_at
+from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
 from tests.connector.write.test_compaction import build_rows, create
 from tests.seeds import examples
@@ -40,7 +40,7 @@ def test_row_changes_of_pyiceberg_commit_beside_upserts_of_other_rows(server: Se
                 upsert(client, "db.t", build_rows([1000 * (writer + 1) + upsert_counts[writer] % 50]), keys=["id"])
                 upsert_counts[writer] += 1
 
-    with catalog_at(server.url) as catalog, closing(IndexClient(server.url)) as client:
+    with open_catalog(server.url) as catalog, closing(IndexClient(server.url)) as client:
         create(catalog, 2)
         append(client, "db.t", build_rows(range(changes)))
         writers = [threading.Thread(target=upsert_until_over, args=(writer,)) for writer in range(2)]

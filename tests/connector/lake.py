@@ -14,7 +14,7 @@ SCHEMA = pa.schema([("id", pa.int64()), ("country", pa.string()), ("discount", p
 
 
 @contextmanager
-def catalog_at(url: str) -> Iterator[RestCatalog]:
+def open_catalog(url: str) -> Iterator[RestCatalog]:
     """Yield a PyIceberg catalog without its warnings about sockets that PyIceberg leaves open."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -24,7 +24,7 @@ def catalog_at(url: str) -> Iterator[RestCatalog]:
 
 def create(url: str, name: str = "db.t") -> None:
     """Create an empty table, and its namespace if it is missing."""
-    with catalog_at(url) as catalog:
+    with open_catalog(url) as catalog:
         catalog.create_namespace_if_not_exists(name.rpartition(".")[0])
         catalog.create_table(name, schema=SCHEMA)
 
@@ -34,13 +34,13 @@ def append(url: str, name: str, parts: Sequence[Sequence[int]]) -> None:
 
     All files span the same range of all columns, as far as possible.
     """
-    with catalog_at(url) as catalog:
+    with open_catalog(url) as catalog:
         table = catalog.load_table(name)
         for ids in parts:
-            table.append(pa.table(rows(ids), schema=SCHEMA))
+            table.append(pa.table(build_columns(ids), schema=SCHEMA))
 
 
-def rows(ids: Sequence[int]) -> dict[str, list[Any]]:
+def build_columns(ids: Sequence[int]) -> dict[str, list[Any]]:
     return {"id": list(ids), "country": [f"c{id_ % 7}" for id_ in ids], "discount": [id_ % 11 for id_ in ids]}
 
 

@@ -43,7 +43,7 @@ class ServerThread:
     def api(self) -> Api:
         return Api(self._running)
 
-    def written_files(self) -> set[Path]:
+    def list_written_files(self) -> set[Path]:
         """Return the data, delete and index files in the home, whether or not a table names them."""
         suffixes = (".parquet", ".puffin")
         return {path for path in self.home.rglob("*") if path.suffix in suffixes and "cache" not in path.parts}

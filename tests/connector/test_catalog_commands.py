@@ -20,12 +20,12 @@ from seamark.connector.write.appends import append
 from tests.api.client import VIEW_VERSION
 
 
-def call(client: IndexClient, *arguments: str, answer: str | None = None) -> Result:
+def invoke_command(client: IndexClient, *arguments: str, answer: str | None = None) -> Result:
     return CliRunner().invoke(cli, [*arguments, "--url", client.url], input=answer)
 
 
 def run_command(client: IndexClient, *arguments: str, answer: str | None = None) -> str:
-    result = call(client, *arguments, answer=answer)
+    result = invoke_command(client, *arguments, answer=answer)
     assert result.exit_code == 0, result.output
     # The server logs to the same output.
     return "\n".join(line for line in result.stdout.splitlines() if "[info" not in line)
@@ -61,7 +61,7 @@ def test_namespace_is_created_shown_changed_and_dropped(client: IndexClient) -> 
     run_command(client, "namespace", "set", "a.b\\.c", "k=w", "x=y")
     run_command(client, "namespace", "set", "a.b\\.c", "--unset", "x")
     assert run_json(client, "namespace", "show", "a.b\\.c")["properties"]["k"] == "w"
-    assert call(client, "namespace", "drop", "a").exit_code == 1
+    assert invoke_command(client, "namespace", "drop", "a").exit_code == 1
     run_command(client, "namespace", "drop", "a.b\\.c")
     run_command(client, "namespace", "drop", "a")
     assert ["a"] not in run_json(client, "namespace", "list")
@@ -96,13 +96,18 @@ def test_views_are_listed_shown_renamed_and_dropped(shop: IndexClient) -> None:
     for part in ("version 1", "SELECT 1", "spark", "long"):
         assert part in text
     assert run_json(shop, "view", "show", "shop.totals")["properties"]["k"] == "v"
-    assert "Did you mean shop.totals?" in call(shop, "view", "show", "shop.total").output
+    assert "Did you mean shop.totals?" in invoke_command(shop, "view", "show", "shop.total").output
     for words in (("table", "show"), ("explain",), ("health",), ("index", "list")):
-        assert "shop.totals is a view: seamark view show shop.totals" in call(shop, *words, "shop.totals").output
-    assert "shop.orders is a table: seamark table show shop.orders" in call(shop, "view", "show", "shop.orders").output
+        assert (
+            "shop.totals is a view: seamark view show shop.totals" in invoke_command(shop, *words, "shop.totals").output
+        )
+    assert (
+        "shop.orders is a table: seamark table show shop.orders"
+        in invoke_command(shop, "view", "show", "shop.orders").output
+    )
     identity = run_json(shop, "view", "show", "shop.totals")["view-uuid"]
     assert run_json(shop, "view", "rename", "shop.totals", "shop.sums")["view-uuid"] == identity
-    assert call(shop, "view", "drop", "shop.sums", answer="n\n").exit_code == 1
+    assert invoke_command(shop, "view", "drop", "shop.sums", answer="n\n").exit_code == 1
     assert "seamark undrop shop.sums" in run_command(shop, "view", "drop", "shop.sums", "--yes")
     assert "restored" in run_command(shop, "undrop", "shop.sums")
     assert run_json(shop, "view", "list") == [["shop", "sums"]]
@@ -110,7 +115,7 @@ def test_views_are_listed_shown_renamed_and_dropped(shop: IndexClient) -> None:
 
 def test_misspelled_namespace_gets_a_suggestion(shop: IndexClient) -> None:
     for words in (("namespace", "show", "shp"), ("table", "list", "shp"), ("view", "list", "shp")):
-        result = call(shop, *words)
+        result = invoke_command(shop, *words)
         assert result.exit_code == 1
         assert "Did you mean shop?" in result.output, words
 
@@ -135,7 +140,7 @@ def test_policy_command_shows_an_invalid_value_that_an_engine_wrote(shop: IndexC
 
 def test_dropped_table_is_restored(shop: IndexClient) -> None:
     run_command(shop, "table", "rename", "shop.orders", "shop.sales")
-    assert call(shop, "table", "drop", "shop.sales", answer="n\n").exit_code == 1
+    assert invoke_command(shop, "table", "drop", "shop.sales", answer="n\n").exit_code == 1
     assert run_json(shop, "table", "list") == [["shop", "sales"]]
     text = run_command(shop, "table", "drop", "shop.sales", answer="y\n")
     assert "seamark undrop shop.sales restores it until 20" in text
@@ -143,15 +148,15 @@ def test_dropped_table_is_restored(shop: IndexClient) -> None:
     (entry,) = run_json(shop, "undrop")
     assert (entry["namespace"], entry["name"], entry["purge"]) == (["shop"], "sales", False)
     assert "shop.sales" in run_command(shop, "undrop")
-    refusal = call(shop, "table", "show", "shop.sales")
+    refusal = invoke_command(shop, "table", "show", "shop.sales")
     assert "Table does not exist: shop.sales; seamark undrop shop.sales restores what was dropped" in refusal.output
     assert "shop.orders is restored" in run_command(shop, "undrop", "shop.sales", "--to", "shop.orders")
     assert run_command(shop, "undrop").strip() == "Nothing was dropped that can be restored."
     assert "2 rows" in run_command(shop, "table", "show", "shop.orders")
-    assert "can be restored" in call(shop, "undrop", "shop.sales").output
+    assert "can be restored" in invoke_command(shop, "undrop", "shop.sales").output
     run_command(shop, "table", "drop", "shop.orders", answer="y\n")
     run_command(shop, "table", "create", "shop.orders", "--column", "id:long")
-    refusal = call(shop, "undrop", "shop.orders")
+    refusal = invoke_command(shop, "undrop", "shop.orders")
     assert refusal.exit_code == 1
     assert "Table already exists: shop.orders; --to NAME restores it under another name" in refusal.output
 
@@ -180,12 +185,12 @@ def test_retained_entries_are_listed_and_released(shop: IndexClient) -> None:
     assert "seamark retained release shop.orders releases it" in run_command(
         shop, "retained", "purge", "shop.orders", "--yes"
     )
-    assert call(shop, "retained", "release", "shop.orders", answer="n\n").exit_code == 1
+    assert invoke_command(shop, "retained", "release", "shop.orders", answer="n\n").exit_code == 1
     assert [one["id"] for one in run_json(shop, "retained", "list")] == [entry["id"]]
     assert run_json(shop, "retained", "release", "shop.orders", "--yes")["released"]["id"] == entry["id"]
     assert foreign_file.exists()
     assert run_json(shop, "retained", "list") == []
-    refusal = call(shop, "retained", "release", "shop.orders")
+    refusal = invoke_command(shop, "retained", "release", "shop.orders")
     assert refusal.exit_code == 1
     assert (
         "No dropped table or view shop.orders keeps its location; seamark retained list shows the entries"
@@ -198,12 +203,12 @@ def test_retained_entry_is_chosen_by_id_if_several_have_the_name(shop: IndexClie
     run_command(shop, "table", "create", "shop.orders", "--column", "id:long")
     foreign_file = _retain(shop, "shop.orders")
     first, second = entries = run_json(shop, "retained", "list")
-    refusal = call(shop, "retained", "release", "shop.orders", "--yes")
+    refusal = invoke_command(shop, "retained", "release", "shop.orders", "--yes")
     assert (
         f"2 dropped entries had the name shop.orders; choose one of them with --id: {first['id']}, {second['id']}"
         in refusal.output
     )
-    unknown = call(shop, "retained", "purge", "shop.orders", "--id", "none", "--yes")
+    unknown = invoke_command(shop, "retained", "purge", "shop.orders", "--id", "none", "--yes")
     assert "No dropped table or view shop.orders with the id none keeps its location" in unknown.output
     folder = str(foreign_file.parent)
     (latest,) = (entry for entry in entries if urlsplit(entry["metadata-location"]).path.startswith(f"{folder}/"))
@@ -232,7 +237,7 @@ def test_snapshots_and_instants_are_listed(shop: IndexClient) -> None:
     assert "append" in run_command(shop, "snapshot", "list", "shop.orders")
     by_name = run_json(shop, "snapshot", "show", "shop.orders", "main")
     assert by_name == run_json(shop, "snapshot", "show", "shop.orders", str(listing[0]["snapshot-id"])) == listing[0]
-    assert "no snapshot, branch or tag 5" in call(shop, "snapshot", "show", "shop.orders", "5").output
+    assert "no snapshot, branch or tag 5" in invoke_command(shop, "snapshot", "show", "shop.orders", "5").output
     text = run_command(shop, "timeline", "shop.orders", "--json")
     actions = [json.loads(line)["action"] for line in text.splitlines() if line.startswith("{")]
     assert actions == ["create", "commit", "commit"]
@@ -282,7 +287,7 @@ def test_mistake_is_reported_in_one_sentence(shop: IndexClient) -> None:
         (["namespace", "create", "x.y"], 1, "x"),
     ]
     for arguments, code, message in cases:
-        result = call(shop, *arguments)
+        result = invoke_command(shop, *arguments)
         assert result.exit_code == code, (arguments, result.output)
         assert message in result.output, arguments
         assert "Traceback" not in result.output, arguments
@@ -350,7 +355,7 @@ def test_policy_is_set_listed_shown_and_dropped(shop: IndexClient) -> None:
 def test_invalid_policy_is_refused_before_a_request(
     client: IndexClient, arguments: tuple[str, ...], message: str
 ) -> None:
-    result = call(client, "policy", *arguments)
+    result = invoke_command(client, "policy", *arguments)
     assert (result.exit_code, message in result.output) == (2, True), result.output
 
 

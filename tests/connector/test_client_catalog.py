@@ -9,7 +9,7 @@ import pytest
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import NoSuchResource
 from seamark.formats.iceberg.metadata.table_json import decode_table
-from tests.connector.lake import SCHEMA, append, catalog_at, create
+from tests.connector.lake import SCHEMA, append, create, open_catalog
 from tests.connector.server_thread import ServerThread
 
 
@@ -18,7 +18,7 @@ def test_namespaces_of_all_levels_and_their_tables_are_listed_page_by_page(
 ) -> None:
     monkeypatch.setattr("seamark.connector.client.client._PAGE_NAMES", 2)
     names = [("a",), ("a", "b"), ("a", "b", "c"), ("d",), ("e",), ("f",), ("a", "x.y")]
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         for name in names:
             catalog.create_namespace(name)
         for number in range(5):

@@ -21,17 +21,17 @@ from seamark.connector.client.engines import ENGINES, EXTENSIONS, NO_HIVE, RUNTI
 from seamark.connector.client.indexes import IndexClient
 from tests.connector.server_thread import ServerThread
 from tests.docs.pages import REPO, Page
-from tests.docs.test_docs import spark_conf
+from tests.docs.runner import read_spark_conf
 
 URI = "http://127.0.0.1:8181"
 
 
-def call(url: str, engine: str, *arguments: str) -> Result:
+def run_connect(url: str, engine: str, *arguments: str) -> Result:
     return CliRunner().invoke(cli, ["connect", engine, "--url", url, *arguments])
 
 
 def test_pyiceberg_script_runs(client: IndexClient, tmp_path: Path) -> None:
-    result = call(client.url, "pyiceberg")
+    result = run_connect(client.url, "pyiceberg")
     assert result.exit_code == 0, result.output
     script = tmp_path / "script.py"
     script.write_text("\n".join(line for line in result.stdout.splitlines() if "[info" not in line))
@@ -55,7 +55,7 @@ def test_python_scripts_compile_and_take_the_token_from_the_environment(has_toke
 def test_spark_configuration_is_that_of_the_tests() -> None:
     text = connection_text("spark", "sea", URI, has_token=False)
     assert text.startswith(f"spark-sql --packages {RUNTIME} ")
-    assert spark_conf(text) == {**NO_HIVE, "spark.sql.extensions": EXTENSIONS, **catalog_conf("sea", URI)}
+    assert read_spark_conf(text) == {**NO_HIVE, "spark.sql.extensions": EXTENSIONS, **catalog_conf("sea", URI)}
     with_token = connection_text("spark", "sea", URI, has_token=True)
     assert '"spark.sql.catalog.sea.token=$SEAMARK_TOKEN"' in with_token
     output = subprocess.run(
@@ -92,7 +92,7 @@ def test_duckdb_text_takes_the_token_from_the_environment() -> None:
 
 def test_duckdb_text_runs(server: ServerThread, tmp_path: Path) -> None:
     """PyPI's extensions are where INSTALL would put them, so the text runs without a download."""
-    version, platform = _duckdb_platform()
+    version, platform = _read_duckdb_platform()
     folder = tmp_path / "extensions" / version / platform
     folder.mkdir(parents=True)
     for name in ("avro", "httpfs", "iceberg"):
@@ -102,14 +102,14 @@ def test_duckdb_text_runs(server: ServerThread, tmp_path: Path) -> None:
     catalog.create_namespace("shop")
     rows = pa.table({"id": pa.array([1, 2, 3], pa.int64())})
     catalog.create_table("shop.orders", schema=rows.schema).append(rows)
-    text = "\n".join(line for line in call(server.url, "duckdb").stdout.splitlines() if "[info" not in line)
+    text = "\n".join(line for line in run_connect(server.url, "duckdb").stdout.splitlines() if "[info" not in line)
     config = {"allow_unsigned_extensions": "true", "extension_directory": str(tmp_path / "extensions")}
     with duckdb.connect(config=config) as connection:
         assert ("sea", "shop", "orders") in {row[:3] for row in connection.execute(text).fetchall()}
         assert connection.execute("SELECT sum(id) FROM sea.shop.orders WHERE id > 1").fetchall() == [(5,)]
 
 
-def _duckdb_platform() -> tuple[str, str]:
+def _read_duckdb_platform() -> tuple[str, str]:
     with duckdb.connect() as connection:
         (platform,) = connection.execute("PRAGMA platform").fetchone()
     return f"v{duckdb.__version__}", platform
@@ -133,13 +133,13 @@ def test_iceberg_runtime_is_that_of_the_tests() -> None:
 def test_connect_command_reports_each_mistake(
     client: IndexClient, arguments: list[str], code: int, message: str
 ) -> None:
-    result = call(client.url, *arguments)
+    result = run_connect(client.url, *arguments)
     assert result.exit_code == code
     assert message in result.output
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_connect_command_has_a_text_for_every_engine(client: IndexClient, engine: str) -> None:
-    result = call(client.url, engine)
+    result = run_connect(client.url, engine)
     assert result.exit_code == 0, result.output
     assert client.url in result.output

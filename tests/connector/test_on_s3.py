@@ -58,7 +58,7 @@ class Lake:
         multipart_uploads = self.s3.client().list_multipart_uploads(Bucket=self.bucket)
         return [upload["Key"] for upload in multipart_uploads.get("Uploads", ())]
 
-    def catalog(self) -> RestCatalog:
+    def open_catalog(self) -> RestCatalog:
         access = {
             "s3.endpoint": self.s3.endpoint,
             "s3.path-style-access": "true",
@@ -72,7 +72,7 @@ class Lake:
 @pytest.fixture(scope="module")
 def lake(s3: S3, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
     bucket = s3.create_bucket()
-    env = {**s3.seamark_env(), "SEAMARK_S3_CLIENT_ACCESS": "static"}
+    env = {**s3.build_seamark_env(), "SEAMARK_S3_CLIENT_ACCESS": "static"}
     home: Path = tmp_path_factory.mktemp("s3")
     with (
         Seamark(home, warehouse=f"s3://{bucket}/lake", env=env) as server,
@@ -99,7 +99,7 @@ def test_rows_in_s3_are_written_changed_and_read(lake: Lake, mode: str, version:
     expected = [(5, "ch", 5, None)]
     assert read_rows(client, name) == expected
     if version == 2:  # PyIceberg applies the deletes of version 2, too.
-        with lake.catalog() as catalog:
+        with lake.open_catalog() as catalog:
             actual_rows = catalog.load_table(name).scan().to_arrow().sort_by("id").to_pylist()
         assert [tuple(one.values()) for one in actual_rows] == expected
 
@@ -107,7 +107,7 @@ def test_rows_in_s3_are_written_changed_and_read(lake: Lake, mode: str, version:
 def test_concurrent_engine_appends_both_commit_and_leave_no_extra_file(lake: Lake) -> None:
     create(lake.client, "stock", version=2, properties={"seamark.commit.rebase": "append"})
     append(lake.client, "db.stock", build_rows((0, "de", 0)))
-    with lake.catalog() as catalog:
+    with lake.open_catalog() as catalog:
         handles = [catalog.load_table("db.stock") for _ in range(3)]
         for number, handle in enumerate(handles, start=1):  # Each append is based on the snapshot before both appends.
             handle.append(build_rows((number, "fr", number)).cast(handle.schema().as_arrow()))
@@ -177,7 +177,7 @@ def age_uploads(lake: Lake) -> None:
 # Statements that rewrite files
 
 
-def many_rows(seed: int, first: int) -> pa.Table:
+def build_many_rows(seed: int, first: int) -> pa.Table:
     """Return about 14 MB of rows in two partitions, which is more than one part of an upload."""
     rng = random.Random(seed)
     values = [
@@ -194,8 +194,8 @@ def many_rows(seed: int, first: int) -> pa.Table:
     return pa.Table.from_pylist(values, schema=ARROW)
 
 
-def table_of_parts(lake: Lake, version: int) -> None:
-    with lake.catalog() as catalog:
+def create_table_of_parts(lake: Lake, version: int) -> None:
+    with lake.open_catalog() as catalog:
         if catalog.table_exists("db.t"):
             catalog.drop_table("db.t")
         properties = {"format-version": str(version), "write.parquet.row-group-size-bytes": str(8 << 20)}
@@ -205,7 +205,7 @@ def table_of_parts(lake: Lake, version: int) -> None:
 def read_table(client: IndexClient) -> dict[int, dict[str, Any]]:
     """Return the rows by id, decrypted with the keys of the environment."""
     opened_table = open_table(client, "db.t", At(ref=MAIN))
-    reader = TaskReader(plan_read(opened_table, ARROW.names, TRUE), opened_table.storage, keys=encrypted.keys())
+    reader = TaskReader(plan_read(opened_table, ARROW.names, TRUE), opened_table.storage, keys=encrypted.build_keys())
     return {row["id"]: row for batch in reader.read_all(plan(client, opened_table)) for row in batch.to_pylist()}
 
 
@@ -217,7 +217,7 @@ def encrypt_all(lake: Lake, configuration: Any) -> None:
         with filesystem.open_input_file(path) as source, pq.ParquetFile(source) as file:
             table = file.read()
         with filesystem.open_output_stream(path) as sink:
-            properties = encrypted.encryption_of(configuration)
+            properties = encrypted.build_encryption(configuration)
             pq.write_table(table, sink, encryption_properties=properties, write_page_index=True)
 
 
@@ -226,13 +226,13 @@ def test_statements_merge_files_and_drop_columns_in_s3(
     lake: Lake, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_encrypted: bool
 ) -> None:
     """Files are read by ranges and written in several parts. The values of a dropped column are not read."""
-    monkeypatch.setenv(KEY_FILE, encrypted.key_file(tmp_path, "db"))
+    monkeypatch.setenv(KEY_FILE, encrypted.write_key_file(tmp_path, "db"))
     monkeypatch.setenv(KMS_CLASS, "tests.connector.parquet.encrypted:PyArrowKms")
-    table_of_parts(lake, 3 if is_encrypted else 2)
+    create_table_of_parts(lake, 3 if is_encrypted else 2)
     for number in range(2):
-        append(lake.client, "db.t", many_rows(number, number * 10_000))
+        append(lake.client, "db.t", build_many_rows(number, number * 10_000))
     if is_encrypted:
-        encrypt_all(lake, encrypted.configuration({"k1": ["payload"], "k2": ["price"]}, plaintext_footer=True))
+        encrypt_all(lake, encrypted.build_configuration({"k1": ["payload"], "k2": ["price"]}, plaintext_footer=True))
     before = read_table(lake.client)
     assert len(before) == 14_000
     sizes: list[int] = []
@@ -256,14 +256,14 @@ def test_statements_merge_files_and_drop_columns_in_s3(
     assert read_table(lake.client) == after
     assert lake.list_unfinished() == []
     location = lake.client.load_table("db.t").location
-    counts_by_key = set(lake.client.files("db.t", content="data")["file_path"].to_pylist())
-    assert counts_by_key <= {path for path in lake.files(".parquet") if path.startswith(location)}
+    paths = set(lake.client.files("db.t", content="data")["file_path"].to_pylist())
+    assert paths <= {path for path in lake.files(".parquet") if path.startswith(location)}
 
 
 def test_columns_of_old_partitions_are_dropped_in_s3(lake: Lake) -> None:
     """The service of column TTL drops them in this way."""
-    table_of_parts(lake, 2)
-    append(lake.client, "db.t", many_rows(5, 0))
+    create_table_of_parts(lake, 2)
+    append(lake.client, "db.t", build_many_rows(5, 0))
     before = read_table(lake.client)
     dropped = drop_columns(lake.client, "db.t", ["payload", "place.note"], where="part = 0", whole_partitions=True)
     assert (dropped.errors, dropped.commits) == ([], 1)
@@ -281,9 +281,9 @@ def test_columns_of_old_partitions_are_dropped_in_s3(lake: Lake) -> None:
 @pytest.mark.parametrize("step", [23, 2])
 def test_killed_statement_leaves_no_partial_file_in_s3(lake: Lake, step: int) -> None:
     """An object exists completely or not at all. What remains is an orphan file or an unfinished upload."""
-    table_of_parts(lake, 3)
+    create_table_of_parts(lake, 3)
     for number in range(2):
-        append(lake.client, "db.t", many_rows(number, number * 10_000))
+        append(lake.client, "db.t", build_many_rows(number, number * 10_000))
     before = read_table(lake.client)
     files_before = lake.files(".parquet")
     job = StatementJob(lake.server.base_url, None, MergeFiles(("db", "t")), utc=True)

@@ -9,7 +9,7 @@ from sqlglot import exp
 from seamark.connector.spark.query.expressions import is_sure, make_column
 
 
-def equals_in_upper_case(text: str) -> exp.Expr:
+def build_upper_case_comparison(text: str) -> exp.Expr:
     return exp.EQ(this=exp.Upper(this=make_column("c")), expression=exp.Literal.string(text))
 
 
@@ -19,7 +19,7 @@ def test_conditions_on_expanding_upper_case_texts_are_left_to_spark() -> None:
     of_letters = {text for text in longer if text[0].isascii()}
     assert {"SS", "J\u030c"} <= of_letters
     for text in of_letters:
-        assert not is_sure(equals_in_upper_case(text)), ascii(text)
-        assert not is_sure(equals_in_upper_case(f"A{text}B")), ascii(text)
-    assert is_sure(equals_in_upper_case("ÄRGER"))
+        assert not is_sure(build_upper_case_comparison(text)), ascii(text)
+        assert not is_sure(build_upper_case_comparison(f"A{text}B")), ascii(text)
+    assert is_sure(build_upper_case_comparison("ÄRGER"))
     assert is_sure(exp.EQ(this=make_column("c"), expression=exp.Literal.string("SS")))

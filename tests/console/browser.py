@@ -60,7 +60,7 @@ class RecordedPage:
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
-    async def violations(self) -> list[str]:
+    async def find_violations(self) -> list[str]:
         """Return the serious and critical violations that axe finds."""
         await self.run(AXE.read_text() + "\n;0")
         violations = await self.run("axe.run(document).then((result) => result.violations)")
@@ -92,10 +92,10 @@ async def open_page(browser: Browser, url: str, theme: str = "light") -> AsyncIt
     page = await context.new_page()
     recorded_page = RecordedPage(page, url)
 
-    def on_request(request: Request) -> None:
+    def note_host(request: Request) -> None:
         recorded_page.hosts.add(urlsplit(request.url).netloc)
 
-    page.on("request", on_request)
+    page.on("request", note_host)
     page.on("console", lambda message: message.type == "error" and recorded_page.errors.append(message.text))
     page.on("pageerror", lambda error: recorded_page.errors.append(str(error)))
     try:

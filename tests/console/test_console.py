@@ -14,7 +14,7 @@ from tests.console.world import (
     SCHEMA,
     ask,
     build_content_file,
-    change,
+    commit_change,
     create_table,
     create_tokens,
     make_large,
@@ -52,18 +52,25 @@ PAGES = {
 """A text of the shown data, by address"""
 
 
-def _reads(mebibytes: int) -> dict[str, float]:
+def _build_reads(mebibytes: int) -> dict[str, float]:
     return {"files": mebibytes, "bytes": mebibytes << 20, "seconds": 0.1}
 
 
 _PROPOSAL = {
-    **{"id": "a1", "kind": "cluster", "title": "Cluster by id", "commands": [], "change": {}, "before": _reads(4)},
-    **{"predicted": _reads(1), "cost-bytes": 8 << 20, "cost-seconds": 1, "saved-bytes-per-day": 1},
+    **{
+        "id": "a1",
+        "kind": "cluster",
+        "title": "Cluster by id",
+        "commands": [],
+        "change": {},
+        "before": _build_reads(4),
+    },
+    **{"predicted": _build_reads(1), "cost-bytes": 8 << 20, "cost-seconds": 1, "saved-bytes-per-day": 1},
     "pays-after-days": 0.5,
 }
 _TRIAL = {"number": 1, "state": "kept", "reason": "90 statements since the change read 75% fewer bytes than before"}
 ADVICE = {
-    **{"statements": 90, "days": 30, "before": _reads(2), "proposals": [_PROPOSAL], "reason": ""},
+    **{"statements": 90, "days": 30, "before": _build_reads(2), "proposals": [_PROPOSAL], "reason": ""},
     "applied": [{"proposal": _PROPOSAL, "applied-ms": 1, "measured": None, "recorded": None, "trial": _TRIAL}],
 }
 """An answer of `adviseTable`, for pages that show it."""
@@ -84,7 +91,7 @@ async def test_every_page_shows_its_data_and_updates_with_changes(tmp_path: Path
         for address, text in PAGES.items():
             await recorded_page.open(address)
             await wait_for_text(recorded_page, text)
-            assert await recorded_page.violations() == [], address
+            assert await recorded_page.find_violations() == [], address
         module = "new URL('format.js', document.querySelector('script[type=module]').src)"
         sizes = [0, 999, 1023, 1024, 1280, 30_000, 104_806, 10**6, 512 << 20, 999_999_999, 1 << 40]
         output = await recorded_page.run(f"import({module}).then((format) => {sizes}.map(format.size))")
@@ -122,7 +129,9 @@ async def test_every_page_shows_its_data_and_updates_with_changes(tmp_path: Path
         await recorded_page.page.get_by_role("link", name="Timeline").last.click()
         await recorded_page.page.get_by_text("live", exact=True).wait_for()
         location = await create_table(server, "other")
-        await change(server, "orders", [build_content_file(f"{location}/x", {"id": (1, 2)}, rows=31_337, day=20_000)])
+        await commit_change(
+            server, "orders", [build_content_file(f"{location}/x", {"id": (1, 2)}, rows=31_337, day=20_000)]
+        )
         await wait_for_text(recorded_page, "31,337")  # Without a reload
         await recorded_page.page.get_by_role("link", name="Health").click()
         await recorded_page.page.get_by_role("button", name="Expire snapshots: dry run").click()
@@ -207,7 +216,7 @@ async def test_advisor_page_shows_the_proposals_and_a_picture_of_the_applied_one
         assert "before 4 MiB, predicted 1 MiB, measured 2 MiB" in str(await picture.get_attribute("aria-label"))
         widths = [float(str(await bar.get_attribute("width"))) for bar in await picture.locator("rect").all()]
         assert widths == [300, 75, 150]
-        assert await recorded_page.violations() == []
+        assert await recorded_page.find_violations() == []
         # The server decides about the change. The history of this table has no statements, so there is no proposal.
         await recorded_page.page.get_by_role("button", name="Apply: Cluster by id").click()
         await wait_for_text(recorded_page, "The advisor does not make the proposal 'a1' now")
@@ -232,7 +241,7 @@ async def test_running_jobs_are_shown_with_their_progress(tmp_path: Path) -> Non
         await wait_for_text(recorded_page, "in its turn")
         await wait_for_text(recorded_page, "not before 2100-01-01 00:00:00 UTC")
         await wait_for_text(recorded_page, "The first 2; more jobs wait.")
-        assert await recorded_page.violations() == []
+        assert await recorded_page.find_violations() == []
         jobs.clear()
         await wait_for_text(recorded_page, "No job is running.")  # Without a reload
         check(recorded_page, server)
@@ -252,7 +261,7 @@ async def test_the_streams_page_shows_offsets_pauses_and_rates_without_a_reload(
         await wait_for_text(recorded_page, "1,200")
         await wait_for_text(recorded_page, "1,700")
         await wait_for_text(recorded_page, "1 MiB")
-        assert await recorded_page.violations() == []
+        assert await recorded_page.find_violations() == []
         shards[1]["durable"] = 1_000_200
         await wait_for_text(recorded_page, "1,001,700")
         rates = await recorded_page.page.locator("tbody tr:first-child td:nth-child(3)").all_inner_texts()
@@ -296,15 +305,15 @@ async def test_axe_finds_nothing_serious_on_any_page(theme: str, width: int, tmp
         comparison_url = f"{TABLE}/layout?column=customer_id&snapshot={after}&before={before}"
         for address in (*PAGES, comparison_url, f"{TABLE}/explain", "#/table/db/nothing"):
             await recorded_page.open(address)
-            assert await recorded_page.violations() == [], address
+            assert await recorded_page.find_violations() == [], address
             assert await recorded_page.run("document.documentElement.scrollWidth <= innerWidth"), (
                 f"{address} is too wide"
             )
             for summary in await recorded_page.page.locator("summary").all():
                 await summary.click()
-            assert await recorded_page.violations() == [], address
+            assert await recorded_page.find_violations() == [], address
         await recorded_page.run("document.querySelector('h1').insertAdjacentElement('afterend', new Image())")
-        assert await recorded_page.violations() != [], "axe finds nothing at all"
+        assert await recorded_page.find_violations() != [], "axe finds nothing at all"
 
 
 @pytest.mark.slow

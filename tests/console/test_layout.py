@@ -15,7 +15,7 @@ from seamark.formats.iceberg.types.values import decode_json, encode
 from seamark.formats.index.packing import Form
 from seamark.metaserver.planner.lookup.layout import read_layouts
 from seamark.metaserver.planner.lookup.lookup import FoundFiles, RequestedColumn
-from tests.console.world import IDS, ask, build_content_file, change, create_table
+from tests.console.world import IDS, ask, build_content_file, commit_change, create_table
 from tests.seeds import first_seed
 from tests.server.rig import RunningServer, running
 
@@ -23,7 +23,7 @@ COLUMNS = ("id", "customer_id", "country", "amount", "day")
 Range = tuple[Any, Any]
 
 
-def draw(column: str, rng: random.Random) -> Any:
+def draw_value(column: str, rng: random.Random) -> Any:
     match column:
         case "id":
             return rng.choice((rng.randrange(20), rng.randrange(-(2**62), 2**62), -(2**63) + 1, 2**63 - 1))
@@ -48,8 +48,10 @@ def draw_files(location: str, count: int, rng: random.Random) -> tuple[list[dict
         own_files = {}
         for column in COLUMNS:
             if rng.random() < 0.9:
-                first = draw(column, rng)
-                own_files[column] = sort_values(column, (first, first if rng.random() < 0.2 else draw(column, rng)))
+                first = draw_value(column, rng)
+                own_files[column] = sort_values(
+                    column, (first, first if rng.random() < 0.2 else draw_value(column, rng))
+                )
         bounds.append(own_files)
     sizes = [rng.choice((0, 1, 2, 1023, 1024, rng.randrange(1 << 34))) for _ in bounds]
     content_files = [
@@ -66,12 +68,12 @@ class ExpectedLayout:
     """
 
     def __init__(self, column: str, snapshots: list[list[Range]], by_rank: bool) -> None:
-        def order(value: Any) -> Any:
+        def compute_order(value: Any) -> Any:
             return value.encode() if isinstance(value, str) else value
 
-        values = {order(value) for ranges in snapshots for one in ranges for value in one}
+        values = {compute_order(value) for ranges in snapshots for one in ranges for value in one}
         self.values = sorted(values)
-        self.snapshots = [[(order(low), order(high)) for low, high in ranges] for ranges in snapshots]
+        self.snapshots = [[(compute_order(low), compute_order(high)) for low, high in ranges] for ranges in snapshots]
         self.by_value = not by_rank and column != "country" and len(self.values) > 1
         span = len(self.values) - 1
         if self.by_value:
@@ -98,7 +100,7 @@ class ExpectedLayout:
                 total += depth * (self.position[right] - self.position[left]) / width
         return total / len(ranges) if ranges else None
 
-    def values_at(self, position: float) -> list[Any]:
+    def list_values_at(self, position: float) -> list[Any]:
         return [value for value, own in self.position.items() if abs(own - position) < 1e-12]
 
 
@@ -107,7 +109,7 @@ def check(
 ) -> None:
     assert answer["scale"] == ("value" if expected.by_value else "rank")
     for mark in answer["marks"]:
-        assert expected.values_at(mark["position"]), mark
+        assert expected.list_values_at(mark["position"]), mark
     if expected.values:
         kind = {"id": "long", "customer_id": "long", "country": "string", "amount": "double", "day": "date"}[column]
         edges = [answer["marks"][0]["value"], answer["marks"][-1]["value"]]
@@ -127,7 +129,9 @@ def check(
             assert layout["depth-mean"] is None
         assert len(layout["depth"]) <= points
         for point in layout["depth"]:
-            assert point["files"] in {expected.depth(number, value) for value in expected.values_at(point["position"])}
+            assert point["files"] in {
+                expected.depth(number, value) for value in expected.list_values_at(point["position"])
+            }
         check_bars(layout["bars"], expected, ranges, bars)
 
 
@@ -154,13 +158,13 @@ def check_sizes(layout: dict[str, Any], files: list[dict[str, Any]]) -> None:
     ]
 
 
-async def one_table(server: RunningServer, name: str, rng: random.Random) -> None:
+async def check_one_table(server: RunningServer, name: str, rng: random.Random) -> None:
     location = await create_table(server, name)
     empty = (await ask(server, "GET", f"/api/v1/tables/db/{name}/layout/id"))["snapshots"][0]
     assert (empty["snapshot-id"], empty["files"], empty["depth-mean"], empty["bars"]) == (None, 0, None, [])
     first, first_bounds = draw_files(location, rng.randrange(1, 40), rng)
     second, second_bounds = draw_files(location, rng.randrange(1, 40), rng)
-    ids = [await change(server, name, first), await change(server, name, second)]
+    ids = [await commit_change(server, name, first), await commit_change(server, name, second)]
     for column in COLUMNS:
         bars, points, by_rank = rng.choice((1, 3, 500)), rng.choice((1, 4, 400)), rng.random() < 0.3
         later_bounds, earlier = [*first_bounds, *second_bounds], first_bounds
@@ -186,13 +190,13 @@ async def test_layout_equals_that_of_a_loop_over_the_files(tables: int, tmp_path
     rng = random.Random(seed)
     async with running(tmp_path) as server:
         for number in range(tables):
-            await one_table(server, f"t{number}", rng)
+            await check_one_table(server, f"t{number}", rng)
 
 
 async def test_column_without_a_layout_is_rejected(tmp_path: Path) -> None:
     async with running(tmp_path) as server:
         location = await create_table(server, "t")
-        await change(server, "t", [build_content_file(f"{location}/data/a", {"id": (1, 2)})])
+        await commit_change(server, "t", [build_content_file(f"{location}/data/a", {"id": (1, 2)})])
         for path, message in (
             ("nothing", "Cannot find column 'nothing'"),
             ("id?scale=log", "it must be value or rank"),

@@ -77,7 +77,7 @@ async def test_statement_is_run_explained_cancelled_and_listed(tmp_path: Path) -
         await recorded_page.open("#/sql")
         await page.get_by_role("button", name="SELECT nope FROM db.t").click()
         assert await page.get_by_label("Statement", exact=True).input_value() == "SELECT nope FROM db.t"
-        assert await recorded_page.violations() == []
+        assert await recorded_page.find_violations() == []
         assert await recorded_page.run("localStorage.length + sessionStorage.length <= 1")  # The theme
         await page.reload()
         await recorded_page.settle()
@@ -96,5 +96,5 @@ async def test_page_of_a_server_without_sql_says_how_to_enable_it(tmp_path: Path
         await recorded_page.open("#/sql")
         await wait_for_text(recorded_page, "an operator switches it on with the setting sql = on")
         assert await recorded_page.page.get_by_label("Statement", exact=True).count() == 0
-        assert await recorded_page.violations() == []
+        assert await recorded_page.find_violations() == []
         check(recorded_page, server)

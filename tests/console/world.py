@@ -43,7 +43,7 @@ def build_content_file(
     kinds = dict(COLUMNS)
     keys = [IDS[name] for name in bounds]
 
-    def side(number: int) -> dict[str, Any]:
+    def build_side(number: int) -> dict[str, Any]:
         values = [encode(kinds[name], pair[number]).hex().upper() for name, pair in bounds.items()]
         return {"keys": keys, "values": values}
 
@@ -57,8 +57,8 @@ def build_content_file(
         "record-count": rows,
         "value-counts": {"keys": keys, "values": [rows] * len(keys)},
         "null-value-counts": {"keys": keys, "values": [0] * len(keys)},
-        "lower-bounds": side(0),
-        "upper-bounds": side(1),
+        "lower-bounds": build_side(0),
+        "upper-bounds": build_side(1),
     }
 
 
@@ -95,7 +95,7 @@ async def create_table(server: RunningServer, name: str, *, partitioned: bool = 
     return str(answer["metadata"]["location"])
 
 
-async def change(server: RunningServer, name: str, add: Sequence[dict[str, Any]], **options: Any) -> int:
+async def commit_change(server: RunningServer, name: str, add: Sequence[dict[str, Any]], **options: Any) -> int:
     """Commit a change, and return the id of its snapshot."""
     answer = await ask(server, "POST", f"/api/v1/tables/db/{name}/commit", {"add": list(add), **options})
     return int(answer["snapshot-id"])
@@ -150,14 +150,14 @@ async def make_orders(server: RunningServer, seed: int = 1) -> tuple[int, int]:
     files = list(make_unclustered(location, 600, rng))
     before = 0
     for start in range(0, 600, 100):
-        before = await change(server, "orders", files[start : start + 100])
+        before = await commit_change(server, "orders", files[start : start + 100])
         if start == 100:
             await set_ref(server, "orders", "audit", "branch", before)
         if start == 300:
             await set_ref(server, "orders", "2024-q1", "tag", before)
     stray = list(make_unclustered(f"{location}/audit", 20, rng))
-    await change(server, "orders", stray, branch="audit")
-    after = await change(
+    await commit_change(server, "orders", stray, branch="audit")
+    after = await commit_change(
         server,
         "orders",
         list(make_clustered(location, 480, rng)),
@@ -180,11 +180,11 @@ async def make_large(server: RunningServer, files: int, seed: int = 2) -> None:
     """Make `db.large`, unpartitioned."""
     rng = random.Random(seed)
     location = await create_table(server, "large")
-    files_by_name = list(make_unclustered(location, files, rng))
-    for file in files_by_name:
+    written_files = list(make_unclustered(location, files, rng))
+    for file in written_files:
         file["partition"] = []
     for start in range(0, files, _ADDED_AT_ONCE):
-        await change(server, "large", files_by_name[start : start + _ADDED_AT_ONCE])
+        await commit_change(server, "large", written_files[start : start + _ADDED_AT_ONCE])
 
 
 async def make_many(server: RunningServer, tables: int) -> None:

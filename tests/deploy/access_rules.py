@@ -15,19 +15,19 @@ GUARDED_VIEWS = "(definer|invoker|hiding|summary|lending|keeping|opening)(~plan~
 ALL_PRIVILEGES = ["SELECT", "INSERT", "DELETE", "UPDATE", "OWNERSHIP", "GRANT_SELECT"]
 
 
-def _guarded_table_rule(user: str, table: str, **fields: Any) -> dict[str, Any]:
+def _build_guarded_rule(user: str, table: str, **fields: Any) -> dict[str, Any]:
     return {"user": user, "schema": "guarded", "table": table, "privileges": ["SELECT"], **fields}
 
 
-def _ruled_table_rule(user: str, table: str, **fields: Any) -> dict[str, Any]:
+def _build_ruled_rule(user: str, table: str, **fields: Any) -> dict[str, Any]:
     return {"user": user, "schema": "ruled", "table": table, "privileges": ["SELECT"], **fields}
 
 
-def _cubed_table_rule(user: str, **fields: Any) -> dict[str, Any]:
+def _build_cubed_rule(user: str, **fields: Any) -> dict[str, Any]:
     return {"user": user, "schema": "cubed", "table": "orders|areas", "privileges": ["SELECT"], **fields}
 
 
-def _masked_table_rule(*columns: str) -> list[dict[str, Any]]:
+def _build_column_masks(*columns: str) -> list[dict[str, Any]]:
     return [{"name": column, "mask": "'XXXX'"} for column in columns]
 
 
@@ -36,22 +36,22 @@ RULES: dict[str, Any] = {
     "schemas": [{"user": OWNERS, "owner": True}],
     "tables": [
         {"user": OWNERS, "privileges": ALL_PRIVILEGES},
-        _guarded_table_rule("rita", GUARDED_VIEWS),
-        _guarded_table_rule("rolf", "definer"),
-        _guarded_table_rule("filip", GUARDED_VIEWS, filter="id > 4711"),
-        _ruled_table_rule("rita", "orders", filter="country = 'FR'", columns=_masked_table_rule("card")),
-        _ruled_table_rule("rita", "customers", filter="number < 7"),
-        _ruled_table_rule("rita", "own", columns=_masked_table_rule("card")),
-        _ruled_table_rule("dan", "orders", columns=[{"name": "card", "allow": False}]),
-        _ruled_table_rule("dan", "customers", privileges=[]),
-        _ruled_table_rule("dan", "grouped", columns=[{"name": "n", "allow": False}]),
-        _ruled_table_rule("sue", "orders|customers", privileges=[]),
-        _ruled_table_rule("sue", "lent", filter="country = 'DE'"),
-        _ruled_table_rule("sue", "grouped", columns=_masked_table_rule("card")),
-        _ruled_table_rule("sue", "rich", privileges=[]),
-        _cubed_table_rule("rita", filter="country = 'FR'", columns=_masked_table_rule("card")),
-        _cubed_table_rule("dan", columns=[{"name": "card", "allow": False}]),
-        _cubed_table_rule("sue", privileges=[]),
+        _build_guarded_rule("rita", GUARDED_VIEWS),
+        _build_guarded_rule("rolf", "definer"),
+        _build_guarded_rule("filip", GUARDED_VIEWS, filter="id > 4711"),
+        _build_ruled_rule("rita", "orders", filter="country = 'FR'", columns=_build_column_masks("card")),
+        _build_ruled_rule("rita", "customers", filter="number < 7"),
+        _build_ruled_rule("rita", "own", columns=_build_column_masks("card")),
+        _build_ruled_rule("dan", "orders", columns=[{"name": "card", "allow": False}]),
+        _build_ruled_rule("dan", "customers", privileges=[]),
+        _build_ruled_rule("dan", "grouped", columns=[{"name": "n", "allow": False}]),
+        _build_ruled_rule("sue", "orders|customers", privileges=[]),
+        _build_ruled_rule("sue", "lent", filter="country = 'DE'"),
+        _build_ruled_rule("sue", "grouped", columns=_build_column_masks("card")),
+        _build_ruled_rule("sue", "rich", privileges=[]),
+        _build_cubed_rule("rita", filter="country = 'FR'", columns=_build_column_masks("card")),
+        _build_cubed_rule("dan", columns=[{"name": "card", "allow": False}]),
+        _build_cubed_rule("sue", privileges=[]),
         {"user": "rita|dan|sue", "schema": "cubed", "table": "sales|kinds", "privileges": ["SELECT"]},
         {"schema": "ruled", "privileges": ["SELECT"]},  # The catch-all rule, which includes the names of plans
         {"schema": "information_schema", "privileges": ["SELECT"]},
@@ -59,7 +59,7 @@ RULES: dict[str, Any] = {
 }
 
 
-def access_control(folder: Path) -> dict[str, str]:
+def write_access_control(folder: Path) -> dict[str, str]:
     """Write the files of `RULES` to `folder`, and return the Trino properties that use them."""
     (folder / "rules.json").write_text(json.dumps(RULES))
     control = folder / "access.properties"

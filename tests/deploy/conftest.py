@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.deploy.access_rules import access_control
+from tests.deploy.access_rules import write_access_control
 from tests.deploy.shop import Shop, open_shop
 from tests.services.s3 import S3
 from tests.services.trino_lake import TrinoLake, open_trino_lake
@@ -20,7 +20,7 @@ def trino_lake(tmp_path_factory: pytest.TempPathFactory, s3: S3) -> Iterator[Tri
     because a second Trino for those tests would spend half of their CPU time on its start and warm-up.
     """
     folder = tmp_path_factory.mktemp("trino")
-    with open_trino_lake(folder, s3, access_control(folder)) as lake:
+    with open_trino_lake(folder, s3, write_access_control(folder)) as lake:
         yield lake
 
 

@@ -22,7 +22,7 @@ from tests.services.command import run_seamark
 from tests.services.seamark import Seamark
 from tests.services.trino import CATALOG, Trino
 from tests.services.trino_lake import TrinoLake
-from tests.services.trino_proxy import TrinoProxy, trino_proxy
+from tests.services.trino_proxy import TrinoProxy, run_trino_proxy
 
 FILES = 20
 ROWS = 500
@@ -52,7 +52,7 @@ def open_shop(folder: Path, trino_lake: TrinoLake) -> Iterator[Shop]:
     database = f"sqlite:///{seamark.home / 'seamark.db'}"
     with (
         Seamark(folder / "planner", warehouse=seamark.warehouse, database=database) as planner,
-        trino_proxy(
+        run_trino_proxy(
             folder / "proxy",
             *("--trino", coordinator.base_url, "--budget-ms", "30000", "--no-rules"),
             seamark=planner.base_url,
@@ -119,20 +119,20 @@ def post(port: int, sql: str, **headers: str) -> tuple[str, dict[str, Any]]:
         return answer.headers["X-Seamark-Plan"], json.load(answer)
 
 
-def final_outcome(shop: Shop, sql: str, **headers: str) -> str:
+def await_final_outcome(shop: Shop, sql: str, **headers: str) -> str:
     """Return the final outcome of a statement: rewritten, or not worth a plan.
 
     A slow Trino reports `planned` first. A proxy that has seen failed statements plans again only after a pause.
     """
 
-    def outcome_if_final() -> str:
+    def read_outcome_if_final() -> str:
         answer = post(shop.proxy.port, sql, **headers)[0].partition("; ms=")[0]
         return "" if answer == "planned" or "recently" in answer else answer
 
-    return str(eventually(outcome_if_final))
+    return str(eventually(read_outcome_if_final))
 
 
-def reads_plans(shop: Shop, explained: str) -> bool:
+def is_planned(shop: Shop, explained: str) -> bool:
     """Return True if a query plan of Trino reads `shop.orders` only from Seamark's plans, not from the table's
     snapshots.
     """
@@ -151,12 +151,12 @@ def explain_over_plans(shop: Shop, sql: str, **options: Any) -> str:
 
     def answer_over_plans() -> str:
         explained = str(query_rows(shop.proxy.port, sql, **options)[0][0])
-        return explained if reads_plans(shop, explained) else ""
+        return explained if is_planned(shop, explained) else ""
 
     return str(eventually(answer_over_plans))
 
 
-def splits(port: int, sql: str) -> int:
+def count_splits(port: int, sql: str) -> int:
     connection = connect(port)
     try:
         cursor = connection.cursor()

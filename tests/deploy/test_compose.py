@@ -36,13 +36,13 @@ def list_mounted_files(service: str) -> dict[str, Path]:
     return {bind[1]: REPO / bind[0] for bind in binds}
 
 
-def image_version(service: str) -> str:
+def read_image_version(service: str) -> str:
     match = re.search(r":v?(\d+(?:\.\d+)*)", SERVICES[service]["image"])
     assert match, SERVICES[service]["image"]
     return match[1]
 
 
-def pom_property(pom: Path, name: str) -> str:
+def read_pom_property(pom: Path, name: str) -> str:
     namespace = {"m": "http://maven.apache.org/POM/4.0.0"}
     value = ElementTree.parse(pom).getroot().findtext(f"m:properties/m:{name}", namespaces=namespace)
     assert value, f"{pom} has no {name}"
@@ -105,12 +105,12 @@ def test_mounted_configurations_are_those_of_the_tests() -> None:
 
 def test_images_have_the_tested_versions() -> None:
     resolve = DEPLOY / "trino" / "resolve"
-    assert image_version("trino") == pom_property(resolve / "server" / "pom.xml", "trino.version")
-    assert image_version("trino") == pom_property(resolve / "plugin" / "pom.xml", "trino.version")
-    assert image_version("trino") == pom_property(resolve / "clients" / "pom.xml", "trino.version")
-    assert f'start("{image_version("trino")}")' in trino.MAIN.read_text()
-    assert image_version("spark") == find_locked_version("pyspark")
-    assert f"@v{image_version('s3')}\n" in (REPO / "Makefile").read_text()
+    assert read_image_version("trino") == read_pom_property(resolve / "server" / "pom.xml", "trino.version")
+    assert read_image_version("trino") == read_pom_property(resolve / "plugin" / "pom.xml", "trino.version")
+    assert read_image_version("trino") == read_pom_property(resolve / "clients" / "pom.xml", "trino.version")
+    assert f'start("{read_image_version("trino")}")' in trino.MAIN.read_text()
+    assert read_image_version("spark") == find_locked_version("pyspark")
+    assert f"@v{read_image_version('s3')}\n" in (REPO / "Makefile").read_text()
 
 
 def test_spark_defaults_equal_those_that_the_connector_would_write() -> None:

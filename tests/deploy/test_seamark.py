@@ -19,10 +19,10 @@ def test_mounted_settings_serve_tables_over_postgresql_and_s3(
     environment = {
         "SEAMARK_CONFIG": str(DEPLOY / "seamark" / "seamark.toml"),
         "SEAMARK_AUTH": "none",
-        **s3.seamark_env(),
+        **s3.build_seamark_env(),
     }
     server = start_seamark(database=postgres_url, warehouse=f"s3://{s3_bucket}/warehouse", env=environment)
-    catalog = load_catalog("seamark", type="rest", uri=server.base_url, **s3.client_properties())
+    catalog = load_catalog("seamark", type="rest", uri=server.base_url, **s3.build_client_properties())
     catalog.create_namespace("shop")
     rows = pa.table({"id": pa.array([1, 2, 3], pa.int64())})
     table = catalog.create_table("shop.orders", schema=rows.schema)

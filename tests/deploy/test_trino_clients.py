@@ -18,8 +18,8 @@ from tests.services.java import SHORT_LIVED
 from tests.services.needs import NEEDS_TRINO
 from tests.services.process import ServiceFailed
 from tests.services.trino import CATALOG, JARS
-from tests.services.trino_lake import TrinoLake, self_signed
-from tests.services.trino_proxy import trino_proxy
+from tests.services.trino_lake import TrinoLake, create_self_signed
+from tests.services.trino_proxy import run_trino_proxy
 
 pytestmark = NEEDS_TRINO
 JDBC = Path(__file__).parents[1] / "services" / "JdbcClient.java"
@@ -28,14 +28,14 @@ MANY_ROWS_QUERY = """SELECT a.id, b.id AS x, rpad(a.note, 300, 'é') AS long FRO
 WHERE a.id = 12 AND b.id < 8000 ORDER BY b.id"""
 
 
-def client_jar(pattern: str) -> str:
+def find_client_jar(pattern: str) -> str:
     jar_paths = sorted((JARS / "clients").glob(pattern))
     if not jar_paths:
         raise ServiceFailed(f"no {pattern} in {JARS / 'clients'}: run `make trino`")
     return str(jar_paths[-1])
 
 
-def java(*arguments: str) -> str:
+def run_java(*arguments: str) -> str:
     home = java_25_home()
     assert home is not None
     argv = [str(home / "bin" / "java"), *SHORT_LIVED, *arguments]
@@ -44,12 +44,13 @@ def java(*arguments: str) -> str:
     return completed.stdout
 
 
-def command_line(url: str, *statements: str) -> list[dict[str, Any]]:
+def run_command_line(url: str, *statements: str) -> list[dict[str, Any]]:
     """Return the output of Trino's command line."""
     options = ["--server", url, "--user", "tests", "--catalog", CATALOG, "--schema", "shop", "--output-format", "JSON"]
     text = ";".join(statements)
     return [
-        json.loads(line) for line in java("-jar", client_jar("trino-cli-*"), *options, "--execute", text).splitlines()
+        json.loads(line)
+        for line in run_java("-jar", find_client_jar("trino-cli-*"), *options, "--execute", text).splitlines()
     ]
 
 
@@ -63,12 +64,12 @@ def test_trino_command_line_gets_equal_results_through_the_proxy(shop: Shop) -> 
         "PREPARE p FROM SELECT note FROM orders WHERE id = ?",
         "EXECUTE p USING 77",
     )
-    direct = command_line(shop.trino.base_url, *statements)
+    direct = run_command_line(shop.trino.base_url, *statements)
     assert {"id": 4711, "note": "n4711"} in direct
     assert {"note": "n77"} in direct
-    before = shop.proxy.statements("rewritten")
-    assert command_line(shop.proxy.url, *statements) == direct
-    assert shop.proxy.statements("rewritten") == before + 3
+    before = shop.proxy.count_statements("rewritten")
+    assert run_command_line(shop.proxy.url, *statements) == direct
+    assert shop.proxy.count_statements("rewritten") == before + 3
 
 
 @pytest.mark.slow
@@ -79,14 +80,14 @@ def test_jdbc_driver_gets_equal_results_through_the_proxy(shop: Shop, options: s
     among = "SELECT count(*), max(note) FROM orders, countries WHERE country = code AND id IN (?, ?) AND name < ?"
     request = [ONE_ROW_QUERY, "0", prepared, "2", "bigint:4712", "varchar:it's", MANY_ROWS_QUERY, "0"]
     request += [among, "3", "bigint:5", "bigint:8", "varchar:Z", prepared, "2", "bigint:4713", "varchar:n4713"]
-    driver = ["-cp", client_jar("trino-jdbc-*"), str(JDBC)]
-    before = shop.proxy.statements("rewritten")
+    driver = ["-cp", find_client_jar("trino-jdbc-*"), str(JDBC)]
+    before = shop.proxy.count_statements("rewritten")
     direct, proxied = (
-        java(*driver, f"jdbc:trino://127.0.0.1:{port}/{CATALOG}/shop{options}", *request)
+        run_java(*driver, f"jdbc:trino://127.0.0.1:{port}/{CATALOG}/shop{options}", *request)
         for port in (shop.trino.port, shop.proxy.port)
     )
     assert proxied == direct
-    assert shop.proxy.statements("rewritten") == before + 5
+    assert shop.proxy.count_statements("rewritten") == before + 5
     results = direct.split("\n\n")
     assert results[0] == "id bigint\tnote varchar\t\n4711\tn4711\t"
     assert results[1].splitlines()[1:] == ["4712\tn4712\t"]
@@ -97,7 +98,7 @@ def test_jdbc_driver_gets_equal_results_through_the_proxy(shop: Shop, options: s
 
 @pytest.mark.slow
 def test_sqlalchemy_gets_equal_results_through_the_proxy(shop: Shop) -> None:
-    before, actual = shop.proxy.statements("rewritten"), []
+    before, actual = shop.proxy.count_statements("rewritten"), []
     for port in (shop.trino.port, shop.proxy.port):
         engine = sqlalchemy.create_engine(f"trino://tests@127.0.0.1:{port}/{CATALOG}/shop")
         try:
@@ -119,17 +120,17 @@ def test_sqlalchemy_gets_equal_results_through_the_proxy(shop: Shop) -> None:
             engine.dispose()
     assert actual[0] == actual[1]
     assert actual[0][0] == [(12, "n12", "France"), (4711, "n4711", "Germany")]
-    assert shop.proxy.statements("rewritten") == before + 1
+    assert shop.proxy.count_statements("rewritten") == before + 1
 
 
 @pytest.mark.parametrize(
     "encoding", ["json+zstd", *(pytest.param(one, marks=pytest.mark.slow) for one in ("json", "json+lz4"))]
 )
 def test_spooled_results_are_fetched_through_the_proxy(shop: Shop, encoding: str) -> None:
-    before = shop.proxy.statements("rewritten")
+    before = shop.proxy.count_statements("rewritten")
     rows = run_both_ways(shop, MANY_ROWS_QUERY, encoding=encoding)
     assert len(rows) == 8000
-    assert shop.proxy.statements("rewritten") == before + 1
+    assert shop.proxy.count_statements("rewritten") == before + 1
     assert rows == query_rows(shop.trino.port, MANY_ROWS_QUERY)
     assert run_both_ways(shop, ONE_ROW_QUERY, encoding=encoding) == [[4711, "n4711"]]
 
@@ -138,9 +139,9 @@ def test_addresses_of_spooled_results_are_those_of_the_proxy(shop: Shop, tmp_pat
     """If the proxy has several coordinators, the addresses contain the path of the coordinator."""
     other = shop.trino.base_url.replace("127.0.0.1", "localhost")
     flags = ("--trino", shop.trino.base_url, "--trino", other)
-    with trino_proxy(tmp_path, *flags, seamark=shop.planner.base_url) as several:
+    with run_trino_proxy(tmp_path, *flags, seamark=shop.planner.base_url) as several:
         for url in (shop.proxy.url, several.url):
-            segments = [segment for segment in segments_of(url, MANY_ROWS_QUERY) if segment["type"] == "spooled"]
+            segments = [segment for segment in read_segments(url, MANY_ROWS_QUERY) if segment["type"] == "spooled"]
             assert segments
             for segment in segments:
                 start = f"{url}/seamark/c/" if url == several.url else f"{url}/v1/spooled/"
@@ -153,7 +154,7 @@ def test_addresses_of_spooled_results_are_those_of_the_proxy(shop: Shop, tmp_pat
         assert len(query_rows(several.port, MANY_ROWS_QUERY, encoding="json+zstd")) == 8000
 
 
-def segments_of(url: str, sql: str) -> Iterator[dict[str, Any]]:
+def read_segments(url: str, sql: str) -> Iterator[dict[str, Any]]:
     headers = {"X-Trino-User": "tests", "X-Trino-Catalog": CATALOG, "X-Trino-Schema": "shop"}
     headers["X-Trino-Query-Data-Encoding"] = "json"
     ask = urllib.request.Request(f"{url}/v1/statement", data=sql.encode(), headers=headers)
@@ -171,7 +172,7 @@ def segments_of(url: str, sql: str) -> Iterator[dict[str, Any]]:
 # Coordinators with https
 
 
-def https_url(lake: TrinoLake) -> str:
+def build_https_url(lake: TrinoLake) -> str:
     return f"https://localhost:{lake.trino.https_port}"
 
 
@@ -180,8 +181,8 @@ def test_proxy_connects_to_https_coordinators_with_a_trusted_certificate(
     shop: Shop, trino_lake: TrinoLake, tmp_path: Path, believing: str
 ) -> None:
     flags = [believing, str(trino_lake.authority)] if believing == "--trino-ca" else [believing]
-    with trino_proxy(
-        tmp_path, "--trino", https_url(trino_lake), "--budget-ms", "30000", *flags, seamark=shop.planner.base_url
+    with run_trino_proxy(
+        tmp_path, "--trino", build_https_url(trino_lake), "--budget-ms", "30000", *flags, seamark=shop.planner.base_url
     ) as proxy:
         assert query_rows(proxy.port, ONE_ROW_QUERY) == [[4711, "n4711"]]
         plan_header, first = post(proxy.port, ONE_ROW_QUERY)
@@ -192,7 +193,7 @@ def test_proxy_connects_to_https_coordinators_with_a_trusted_certificate(
 def test_proxy_sends_nothing_to_a_coordinator_with_an_untrusted_certificate(
     shop: Shop, trino_lake: TrinoLake, tmp_path: Path
 ) -> None:
-    with trino_proxy(tmp_path, "--trino", https_url(trino_lake), seamark=shop.planner.base_url) as proxy:
+    with run_trino_proxy(tmp_path, "--trino", build_https_url(trino_lake), seamark=shop.planner.base_url) as proxy:
         with pytest.raises(urllib.error.HTTPError) as error:
             post(proxy.port, ONE_ROW_QUERY)
         assert error.value.code == 502
@@ -203,11 +204,11 @@ def test_proxy_sends_nothing_to_a_coordinator_with_an_untrusted_certificate(
 def test_clients_and_coordinators_may_both_use_https(
     shop: Shop, trino_lake: TrinoLake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    certificate, key = self_signed(tmp_path)
+    certificate, key = create_self_signed(tmp_path)
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificate))  # If this is set, requests trusts nothing else.
     flags = ["--trino-ca", str(trino_lake.authority), "--tls-cert", str(certificate), "--tls-key", str(key)]
-    with trino_proxy(
-        tmp_path, "--trino", https_url(trino_lake), *flags, "--budget-ms", "30000", seamark=shop.planner.base_url
+    with run_trino_proxy(
+        tmp_path, "--trino", build_https_url(trino_lake), *flags, "--budget-ms", "30000", seamark=shop.planner.base_url
     ) as proxy:
         rows = query_rows(proxy.port, MANY_ROWS_QUERY, host="localhost", http_scheme="https", encoding="json+zstd")
         assert len(rows) == 8000

@@ -20,7 +20,7 @@ from tests.deploy.shop import connect, eventually, post, query_rows, run_until_c
 from tests.services.needs import NEEDS_TRINO
 from tests.services.seamark import Seamark
 from tests.services.trino import Trino, trino_server
-from tests.services.trino_proxy import TrinoProxy, trino_proxy
+from tests.services.trino_proxy import TrinoProxy, run_trino_proxy
 from tests.support.trino_comparison import write_files
 
 pytestmark = [*NEEDS_TRINO, pytest.mark.slow]
@@ -61,7 +61,7 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
         with (
             planner,
             trino_server(folder / "trino", uri=catalog.base_url, properties=properties) as coordinator,
-            trino_proxy(
+            run_trino_proxy(
                 folder / "proxy",
                 *(
                     "--trino",
@@ -156,9 +156,9 @@ def test_statement_may_wait_in_trinos_queue_longer_than_its_plans_lease(lake: La
         running_queries = [threads.submit(run_until_cancelled, cursor, LONG_QUERY) for cursor in cursors]
         try:
             eventually(lambda: are_running(lake, cursors, running_queries), within_s=200)
-            before = lake.proxy.statements("rewritten")
+            before = lake.proxy.count_statements("rewritten")
             waiting = threads.submit(query_rows, lake.proxy.port, ONE_ROW_QUERY)
-            eventually(lambda: lake.proxy.statements("rewritten") > before, within_s=200)
+            eventually(lambda: lake.proxy.count_statements("rewritten") > before, within_s=200)
             with pytest.raises(TimeoutError):
                 waiting.result(3 * LEASE_S)
         finally:
@@ -234,10 +234,10 @@ def are_running(lake: Lake, cursors: Sequence[Any], statements: Sequence[Future[
         if statement.done():
             statement.result()
             pytest.fail("a statement has ended before it was cancelled")
-    return all(state(lake, cursor.query_id) == "RUNNING" for cursor in cursors)
+    return all(read_query_state(lake, cursor.query_id) == "RUNNING" for cursor in cursors)
 
 
-def state(lake: Lake, query_id: str | None) -> str:
+def read_query_state(lake: Lake, query_id: str | None) -> str:
     """Return the state of a query through the web interface.
 
     A SQL statement for it would wait in the queue, and Trino knows a query only after its client's first request.

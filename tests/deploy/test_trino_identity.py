@@ -48,16 +48,16 @@ def test_queries_of_tpc_h_and_the_star_schema_benchmark_are_equal_through_the_pr
 ) -> None:
     """The parameter is the step: every seventh query, every third, or all."""
     tpch, ssb = TPCH[::every], list(QUERIES.values())[::every]
-    before = trino_and_proxy.proxy.statements("rewritten")
+    before = trino_and_proxy.proxy.count_statements("rewritten")
     for sql in tpch:
         assert trino_and_proxy.ask(sql, schemas=("tpch", "tpch")).rows
-    of_tpch = trino_and_proxy.proxy.statements("rewritten") - before
+    of_tpch = trino_and_proxy.proxy.count_statements("rewritten") - before
     for sql in ssb:
         assert trino_and_proxy.ask(sql, schemas=("ssb", "ssb")).columns
     assert len(TPCH) == 22
     assert of_tpch >= {1: 14, 3: 4, 7: 1}[every]
-    assert trino_and_proxy.proxy.statements("rewritten") - before - of_tpch == len(ssb)
-    assert trino_and_proxy.proxy.statements("original") == 0
+    assert trino_and_proxy.proxy.count_statements("rewritten") - before - of_tpch == len(ssb)
+    assert trino_and_proxy.proxy.count_statements("original") == 0
 
 
 @pytest.mark.usefixtures("benchmark_tables")
@@ -78,7 +78,7 @@ def test_sql_entry_answers_the_queries_of_both_benchmarks_like_trino(trino_lake:
 # Other statements
 
 
-def lake_of(rng: random.Random, trino_lake: TrinoLake, schema: str) -> Statements:
+def create_lake(rng: random.Random, trino_lake: TrinoLake, schema: str) -> Statements:
     """Return tables of a few rows, each row in its own file, and a generator of statements over them."""
     statements = Statements(rng, recursive_share=0)
     catalog = load_catalog("seamark", type="rest", uri=trino_lake.seamark.base_url)
@@ -116,7 +116,7 @@ def replace_numbers(rng: random.Random, text: str) -> tuple[str, list[Any]]:
 def run_campaign(trino_and_proxy: TrinoAndProxy, trino_lake: TrinoLake, seed: str, queries: int) -> None:
     for first in range(0, queries, QUERIES_PER_LAKE):
         rng, schema = random.Random(f"{seed}/{first}"), f"random_{seed}_{first}"
-        statements = lake_of(rng, trino_lake, schema)
+        statements = create_lake(rng, trino_lake, schema)
         for _ in range(min(QUERIES_PER_LAKE, queries - first)):
             text, values = translate_to_trino(statements.query(rng.choice([1, 1, 2, 2, 3])), schema), []
             if rng.random() < 0.3:
@@ -138,18 +138,18 @@ def test_random_queries_are_equal_through_the_proxy(
     """The queries have joins, subqueries, set operations, grouping sets, windows, quoted names, comments and
     parameters.
     """
-    counts_before, before = trino_and_proxy.counts.copy(), trino_and_proxy.proxy.statements("rewritten")
+    counts_before, before = trino_and_proxy.counts.copy(), trino_and_proxy.proxy.count_statements("rewritten")
     run_campaign(trino_and_proxy, trino_lake, f"{seed}", queries)
     counts_before, rewritten = (
         trino_and_proxy.counts - counts_before,
-        trino_and_proxy.proxy.statements("rewritten") - before,
+        trino_and_proxy.proxy.count_statements("rewritten") - before,
     )
     print(f"{dict(counts_before)}, {rewritten} rewritten")
     assert counts_before["asked"] == queries
     assert counts_before["failed"] < 0.2 * queries
     assert counts_before["with rows"] > 0.4 * queries
     assert rewritten > 0.3 * queries
-    assert trino_and_proxy.proxy.statements("original") <= counts_before["failed"]
+    assert trino_and_proxy.proxy.count_statements("original") <= counts_before["failed"]
 
 
 @pytest.mark.slow
@@ -160,7 +160,7 @@ def test_statements_that_write_are_equal_through_the_proxy(
     schemas = ("written", "written_through")
     for schema in schemas:
         trino_lake.trino.rows(f"CREATE SCHEMA {schema}")
-    before = trino_and_proxy.proxy.statements("rewritten")
+    before = trino_and_proxy.proxy.count_statements("rewritten")
     for text in WRITING:
         trino_and_proxy.ask(text, schemas=schemas)
         for table in ("t", "u", "copy", "view"):
@@ -168,7 +168,7 @@ def test_statements_that_write_are_equal_through_the_proxy(
     for table in ("t", "u"):
         trino_and_proxy.ask(f"SELECT * FROM {table}", schemas=schemas)
     assert trino_and_proxy.counts["failed"] > 0
-    assert trino_and_proxy.proxy.statements("rewritten") - before > len(WRITING)
+    assert trino_and_proxy.proxy.count_statements("rewritten") - before > len(WRITING)
 
 
 WRITING = [

@@ -59,7 +59,7 @@ def create(catalog: Catalog, name: str, rows: dict[str, list[Any]]) -> None:
     catalog.create_table(f"star.{name}", schema=table.schema).append(table)
 
 
-def outcome(star: Shop, sql: str) -> str:
+def read_outcome(star: Shop, sql: str) -> str:
     return post(star.proxy.port, sql, **SESSION)[0].partition("; ms=")[0]
 
 
@@ -152,7 +152,7 @@ def check_same(star: Shop, sql: str) -> list[list[Any]]:
 )
 def test_only_files_with_join_partners_are_read(star: Shop, sql: str, files: int, joins: str) -> None:
     check_same(star, sql)
-    join_outcome = outcome(star, sql)
+    join_outcome = read_outcome(star, sql)
     assert join_outcome.startswith("rewritten; "), join_outcome
     assert f"; star.sales={files}/{FILES}; " in join_outcome
     assert f"; joins=star.sales.{joins}" in join_outcome
@@ -194,7 +194,7 @@ def test_only_files_with_join_partners_are_read(star: Shop, sql: str, files: int
 )
 def test_conditions_of_more_forms_prune_files(star: Shop, sql: str, files: int) -> None:
     check_same(star, sql)
-    join_outcome = outcome(star, sql)
+    join_outcome = read_outcome(star, sql)
     assert f"; star.sales={files}/{FILES}; " in f"{join_outcome}; ", join_outcome
 
 
@@ -216,7 +216,7 @@ def test_conditions_of_more_forms_prune_files(star: Shop, sql: str, files: int) 
 )
 def test_all_files_are_read_when_all_can_have_partners(star: Shop, sql: str) -> None:
     check_same(star, sql)
-    assert "star.sales=" not in outcome(star, sql)
+    assert "star.sales=" not in read_outcome(star, sql)
 
 
 @pytest.mark.slow
@@ -229,13 +229,13 @@ def test_dimension_that_changes_is_read_at_its_planned_snapshot(star: Shop) -> N
     create(catalog, "turning", {"t_key": keys, "hue": [key // ITEMS_PER_FILE for key in keys]})
     table, is_over = catalog.load_table("star.turning"), threading.Event()
 
-    def turn() -> None:
+    def overwrite_repeatedly() -> None:
         shift = 0
         while not is_over.is_set():
             shift += 1
             table.overwrite(pa.table({"t_key": keys, "hue": [(key // ITEMS_PER_FILE + shift) % FILES for key in keys]}))
 
-    thread = threading.Thread(target=turn)
+    thread = threading.Thread(target=overwrite_repeatedly)
     thread.start()
     plans = set()
     try:
@@ -257,13 +257,13 @@ def test_dimension_that_changes_is_read_at_its_planned_snapshot(star: Shop) -> N
 def test_random_stars_give_equal_rows(star: Shop, queries: int) -> None:
     rng, less = random.Random(7), 0
     for _ in range(queries):
-        sql = statement(rng)
+        sql = draw_statement(rng)
         check_same(star, sql)
-        less += "joins=star.sales." in outcome(star, sql)
+        less += "joins=star.sales." in read_outcome(star, sql)
     assert less >= 0.5 * (queries - 1)
 
 
-def statement(rng: random.Random) -> str:
+def draw_statement(rng: random.Random) -> str:
     """Return a random join of sales with some of the other tables."""
     arms = {
         "items": ("s_item = i_key", [f"color = 'c{rng.randrange(18)}'", f"i_key BETWEEN 30 AND {rng.randrange(90)}"]),

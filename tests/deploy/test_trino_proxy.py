@@ -20,16 +20,16 @@ from tests.deploy.shop import (
     ROWS,
     Shop,
     connect,
+    count_splits,
     eventually,
     explain_over_plans,
     post,
     query_rows,
     run_both_ways,
     run_until_cancelled,
-    splits,
 )
 from tests.services.needs import NEEDS_TRINO
-from tests.services.trino_proxy import trino_proxy
+from tests.services.trino_proxy import run_trino_proxy
 
 pytestmark = NEEDS_TRINO
 
@@ -61,14 +61,14 @@ def test_client_that_cancels_ends_its_statement(shop: Shop) -> None:
     thread = threading.Thread(target=run_until_cancelled, args=(cursor, f"SELECT count(*) FROM {numbers}"))
     thread.start()
     query_id = eventually(lambda: cursor.query_id)
-    eventually(lambda: _state(shop, query_id) == "RUNNING")
+    eventually(lambda: _read_query_state(shop, query_id) == "RUNNING")
     cursor.cancel()
     thread.join(60)
-    assert eventually(lambda: _state(shop, query_id) == "FAILED")
+    assert eventually(lambda: _read_query_state(shop, query_id) == "FAILED")
     connection.close()
 
 
-def _state(shop: Shop, query_id: str) -> str:
+def _read_query_state(shop: Shop, query_id: str) -> str:
     sql = f"SELECT state FROM system.runtime.queries WHERE query_id = '{query_id}'"
     return "".join(row[0] for row in query_rows(shop.trino.port, sql))
 
@@ -78,9 +78,9 @@ def test_parameters_are_bound_and_used_in_plans(shop: Shop, legacy: bool) -> Non
     options = {"legacy_prepared_statements": legacy}
     sql = "SELECT id, note FROM orders WHERE id = ? AND note <> ?"
     assert run_both_ways(shop, sql, (4711, "it's"), **options) == [[4711, "n4711"]]
-    before = shop.proxy.statements("rewritten")
+    before = shop.proxy.count_statements("rewritten")
     query_rows(shop.proxy.port, sql, (4712, "it's"), **options)
-    assert shop.proxy.statements("rewritten") == before + 1
+    assert shop.proxy.count_statements("rewritten") == before + 1
 
 
 def test_session_belongs_to_the_client(shop: Shop) -> None:
@@ -100,11 +100,11 @@ def test_session_belongs_to_the_client(shop: Shop) -> None:
 def test_transactions_pass_unchanged(shop: Shop) -> None:
     level = trino.dbapi.IsolationLevel.READ_COMMITTED  # type: ignore[attr-defined]
     connection = connect(shop.proxy.port, isolation_level=level)
-    before = shop.proxy.statements("rewritten")
+    before = shop.proxy.count_statements("rewritten")
     assert connection.cursor().execute("SELECT note FROM orders WHERE id = 42").fetchall() == [["n42"]]
     connection.commit()
     connection.close()
-    assert shop.proxy.statements("rewritten") == before
+    assert shop.proxy.count_statements("rewritten") == before
 
 
 # The purpose of the proxy
@@ -115,8 +115,8 @@ def test_statement_reads_only_the_files_that_it_needs(shop: Shop) -> None:
     assert run_both_ways(shop, sql) == [[4711, "DE", "n4711"]]
     plan_header, _ = post(shop.proxy.port, sql)
     assert plan_header.startswith(f"rewritten; scans=1; files=1/{FILES}; shop.orders=1/{FILES}; ms=")
-    assert splits(shop.trino.port, sql) >= FILES
-    assert splits(shop.proxy.port, sql) <= 3
+    assert count_splits(shop.trino.port, sql) >= FILES
+    assert count_splits(shop.proxy.port, sql) <= 3
     explained = explain_over_plans(shop, f"EXPLAIN ANALYZE {sql}")
     assert f"Input: {ROWS} rows" in explained or "Input: 1 row" in explained
 
@@ -248,7 +248,7 @@ def test_several_coordinators_have_separate_paths(shop: Shop, tmp_path: Path) ->
     """One Trino under two names is sufficient for the test."""
     urls = (shop.trino.base_url, shop.trino.base_url.replace("127.0.0.1", "localhost"))
     flags = [word for url in urls for word in ("--trino", url)]
-    with trino_proxy(tmp_path, *flags, seamark=shop.planner.base_url) as proxy:
+    with run_trino_proxy(tmp_path, *flags, seamark=shop.planner.base_url) as proxy:
         firsts = [post(proxy.port, "SELECT 1")[1]["nextUri"] for _ in range(2)]
         prefixes = {uri.removeprefix(proxy.url).partition("/v1/")[0] for uri in firsts}
         assert len(prefixes) == 2
@@ -284,7 +284,7 @@ def test_plan_that_is_gone_when_trino_reads_it_does_not_fail_the_statement(shop:
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        with trino_proxy(
+        with run_trino_proxy(
             tmp_path, "--trino", shop.trino.base_url, seamark=f"http://127.0.0.1:{server.server_port}"
         ) as proxy:
             plan_header, _ = post(proxy.port, "SELECT note FROM orders WHERE id = 5")
@@ -297,7 +297,7 @@ def test_plan_that_is_gone_when_trino_reads_it_does_not_fail_the_statement(shop:
 
 
 def test_statements_run_despite_faults_of_the_planning_server(shop: Shop, tmp_path: Path) -> None:
-    with trino_proxy(
+    with run_trino_proxy(
         tmp_path, "--trino", shop.trino.base_url, "--budget-ms", "500", seamark=shop.planner.base_url
     ) as proxy:
         sql = "SELECT note FROM orders WHERE id = 5"
@@ -320,7 +320,7 @@ def test_statements_run_despite_faults_of_the_planning_server(shop: Shop, tmp_pa
 
 
 def test_proxy_finishes_running_requests_when_it_is_ended(shop: Shop, tmp_path: Path) -> None:
-    with trino_proxy(tmp_path, "--trino", shop.trino.base_url, seamark=shop.planner.base_url) as proxy:
+    with run_trino_proxy(tmp_path, "--trino", shop.trino.base_url, seamark=shop.planner.base_url) as proxy:
         assert query_rows(proxy.port, "SELECT 1") == [[1]]
         assert proxy.process.stop() == 0
         assert "Trino is ready at" in proxy.process.log.read_text()

@@ -24,7 +24,7 @@ from tests.services.needs import NEEDS_TRINO
 from tests.services.seamark import Seamark
 from tests.services.trino import PLANS, Trino
 from tests.services.trino_lake import TrinoLake
-from tests.services.trino_proxy import TrinoProxy, trino_proxy
+from tests.services.trino_proxy import TrinoProxy, run_trino_proxy
 
 pytestmark = NEEDS_TRINO
 FILES, ROWS = 10, 12
@@ -71,7 +71,7 @@ def fill(seamark: Seamark) -> None:
 def rig(trino_lake: TrinoLake, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RulesRig]:
     seamark, coordinator = trino_lake.seamark, trino_lake.trino
     fill(seamark)
-    with trino_proxy(
+    with run_trino_proxy(
         tmp_path_factory.mktemp("ruled"),
         *(
             "--trino",
@@ -93,7 +93,7 @@ def rig(trino_lake: TrinoLake, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield RulesRig(seamark, coordinator, proxy)
 
 
-def answer(port: int, sql: str, user: str) -> list[list[Any]] | str:
+def answer_query(port: int, sql: str, user: str) -> list[list[Any]] | str:
     """Return the sorted rows, or Trino's error message."""
     try:
         return sorted(query_rows(port, sql, user=user, schema="ruled"), key=repr)
@@ -102,29 +102,29 @@ def answer(port: int, sql: str, user: str) -> list[list[Any]] | str:
 
 
 def run_both(rig: RulesRig, sql: str, user: str) -> list[list[Any]] | str:
-    direct = answer(rig.trino.port, sql, user)
-    assert answer(rig.proxy.port, sql, user) == direct, f"{user}: {sql}"
+    direct = answer_query(rig.trino.port, sql, user)
+    assert answer_query(rig.proxy.port, sql, user) == direct, f"{user}: {sql}"
     return direct
 
 
-def outcome(rig: RulesRig, sql: str, user: str) -> str:
+def read_outcome(rig: RulesRig, sql: str, user: str) -> str:
     """Return the outcome in the proxy's header."""
 
-    def outcome_if_final() -> str:
+    def read_outcome_if_final() -> str:
         outcome = post(rig.proxy.port, sql, **{"X-Trino-User": user, "X-Trino-Schema": "ruled"})[0]
         return "" if "recently" in outcome else outcome.partition("; ms=")[0]
 
-    return str(eventually(outcome_if_final))
+    return str(eventually(read_outcome_if_final))
 
 
 def count_rewritten(rig: RulesRig, sql: str, user: str) -> tuple[int, int]:
     """Run a statement, and count the statements that the proxy rewrote, and those whose original text ran after
     a failure.
     """
-    before = [rig.proxy.statements(kind) for kind in ("rewritten", "original")]
+    before = [rig.proxy.count_statements(kind) for kind in ("rewritten", "original")]
     run_both(rig, sql, user)
     return tuple(  # type: ignore[return-value]
-        rig.proxy.statements(kind) - count_before
+        rig.proxy.count_statements(kind) - count_before
         for kind, count_before in zip(("rewritten", "original"), before, strict=True)
     )
 
@@ -140,7 +140,7 @@ def load(rig: RulesRig, name: str, header: str | None = PLANS) -> dict[str, Any]
         return error.code
 
 
-def snapshot_ids(rig: RulesRig, header: str | None = PLANS) -> list[int]:
+def list_snapshot_ids(rig: RulesRig, header: str | None = PLANS) -> list[int]:
     """Return the snapshots of `orders` that a catalog with this header loads."""
     loaded_table = load(rig, "orders", header)
     assert isinstance(loaded_table, dict)
@@ -193,23 +193,23 @@ def test_denied_tables_and_columns_are_refused_with_the_original_message(rig: Ru
     ):
         refusal = run_both(rig, sql, user)
         assert "Access Denied" in refusal
-        assert not any(str(id_) in refusal for id_ in snapshot_ids(rig))
+        assert not any(str(id_) in refusal for id_ in list_snapshot_ids(rig))
 
 
 def test_header_shows_no_counts_to_users_with_row_filters_or_masks(rig: RulesRig) -> None:
     sql = "SELECT id FROM orders WHERE id = 5"
-    assert outcome(rig, sql, "anna") == f"rewritten; scans=1; files=1/{FILES}; ruled.orders=1/{FILES}"
-    assert outcome(rig, sql, "rita") == "planned"
-    assert outcome(rig, "SELECT id FROM orders WHERE card = 'c0-1'", "rita") == "planned"
-    assert outcome(rig, sql, "sue") == "planned"
-    assert outcome(rig, sql, "dan") == f"rewritten; scans=1; files=1/{FILES}; ruled.orders=1/{FILES}"
+    assert read_outcome(rig, sql, "anna") == f"rewritten; scans=1; files=1/{FILES}; ruled.orders=1/{FILES}"
+    assert read_outcome(rig, sql, "rita") == "planned"
+    assert read_outcome(rig, "SELECT id FROM orders WHERE card = 'c0-1'", "rita") == "planned"
+    assert read_outcome(rig, sql, "sue") == "planned"
+    assert read_outcome(rig, sql, "dan") == f"rewritten; scans=1; files=1/{FILES}; ruled.orders=1/{FILES}"
 
 
 def test_files_are_not_pruned_by_hidden_rows_of_another_table(rig: RulesRig) -> None:
     sql = "SELECT o.id FROM orders o JOIN customers c ON o.customer = c.number WHERE c.name = 'name8'"
     assert count_rewritten(rig, sql, "anna") == (1, 0)
     assert run_both(rig, sql, "rita") == []
-    assert outcome(rig, sql, "rita") == "planned"
+    assert read_outcome(rig, sql, "rita") == "planned"
     eventually(lambda: count_rewritten(rig, sql, "rita") == (0, 1))
 
 
@@ -233,9 +233,9 @@ def test_plan_view_seen_by_another_user_returns_no_rows_to_them(rig: RulesRig) -
     body = {"metadata-location": view["metadata-location"], "predicate": "id BETWEEN 3 AND 8", "tables": [place]}
     name = post_json(rig, "views/ruled/lent/plan-views", {**body, "reader": "anna"})["name"]
     sql = f'SELECT id FROM "{name}"'
-    assert len(answer(rig.trino.port, sql, "anna")) == 6
+    assert len(answer_query(rig.trino.port, sql, "anna")) == 6
     for user in ("rita", "dan", "sue"):
-        refusal = answer(rig.trino.port, sql, user)
+        refusal = answer_query(rig.trino.port, sql, user)
         assert "another user" in refusal
     post_json(rig, "tables/ruled/orders/plan-snapshots", {"snapshot-ids": [plan], "lease-s": 0})
 
@@ -250,11 +250,11 @@ def post_json(rig: RulesRig, path: str, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_plans_are_shown_only_to_their_catalog_and_disappear_soon(rig: RulesRig) -> None:
-    eventually(lambda: len(snapshot_ids(rig)) == FILES)
+    eventually(lambda: len(list_snapshot_ids(rig)) == FILES)
     post(rig.proxy.port, "SELECT id FROM orders WHERE id = 77", **{"X-Trino-User": "anna", "X-Trino-Schema": "ruled"})
-    assert len(snapshot_ids(rig)) == FILES + 1
-    assert len(snapshot_ids(rig, None)) == len(snapshot_ids(rig, "another")) == FILES
-    eventually(lambda: len(snapshot_ids(rig)) == FILES)
+    assert len(list_snapshot_ids(rig)) == FILES + 1
+    assert len(list_snapshot_ids(rig, None)) == len(list_snapshot_ids(rig, "another")) == FILES
+    eventually(lambda: len(list_snapshot_ids(rig)) == FILES)
 
 
 @pytest.mark.slow
@@ -296,11 +296,11 @@ def test_snapshots_can_be_expired_through_the_catalog_that_sees_plans(rig: Rules
 
 def test_statement_runs_unchanged_when_trino_requires_partition_filters(rig: RulesRig) -> None:
     session = {"seamark.query_partition_filter_required": "true"}
-    before = rig.proxy.statements("rewritten")
+    before = rig.proxy.count_statements("rewritten")
     query_rows(
         rig.proxy.port, "SELECT id FROM orders WHERE id = 5", user="anna", schema="ruled", session_properties=session
     )
-    assert rig.proxy.statements("rewritten") == before
+    assert rig.proxy.count_statements("rewritten") == before
 
 
 # Other statements
@@ -385,18 +385,18 @@ class Statements:
 def test_random_statements_of_three_users_are_equal_through_the_proxy(rig: RulesRig, seed: int, queries: int) -> None:
     statements = Statements(random.Random(seed))
     counts: Counter[str] = Counter()
-    before = {one: rig.proxy.statements(one) for one in ("rewritten", "original", "unchanged")}
+    before = {one: rig.proxy.count_statements(one) for one in ("rewritten", "original", "unchanged")}
     rewritten: Counter[str] = Counter()
     for number in range(queries):
         user = ("rita", "dan", "sue")[number % 3]
-        rewritten_before = rig.proxy.statements("rewritten")
+        rewritten_before = rig.proxy.count_statements("rewritten")
         result = run_both(rig, statements.query(user), user)
-        rewritten[user] += rig.proxy.statements("rewritten") - rewritten_before
+        rewritten[user] += rig.proxy.count_statements("rewritten") - rewritten_before
         if isinstance(result, str):
             counts["refused" if "Access Denied" in result else "failed"] += 1
         else:
             counts["rows" if result else "empty"] += 1
-    new_counts = {one: rig.proxy.statements(one) - rewritten_before for one, rewritten_before in before.items()}
+    new_counts = {one: rig.proxy.count_statements(one) - rewritten_before for one, rewritten_before in before.items()}
     print(dict(counts), new_counts, dict(rewritten))
     assert counts["failed"] == 0
     assert counts["rows"] > 0.25 * queries
@@ -410,7 +410,7 @@ def test_random_statements_of_three_users_are_equal_through_the_proxy(rig: Rules
 def test_users_who_may_update_all_rows_can_merge_files_and_drop_columns(rig: RulesRig) -> None:
     for user in ("rita", "dan", "sue"):
         for sql in ("ALTER TABLE customers MERGE FILES", "ALTER TABLE customers PARTITION (TRUE) DROP COLUMNS (tier)"):
-            refusal = str(answer(rig.proxy.port, sql, user))
+            refusal = str(answer_query(rig.proxy.port, sql, user))
             assert "PERMISSION_DENIED" in refusal or "row filter" in refusal, (user, sql, refusal)
     catalog = load_catalog("seamark", type="rest", uri=rig.seamark.base_url)
     schema = pa.schema([("id", pa.int64()), ("part", pa.int64()), ("payload", pa.string())])
@@ -424,12 +424,12 @@ def test_users_who_may_update_all_rows_can_merge_files_and_drop_columns(rig: Rul
         ("ALTER TABLE kept PARTITION (part = 0) DROP COLUMNS (Payload)", [2, 1]),
         ("ALTER TABLE seamark.ruled.kept MERGE FILES TARGET SIZE '1GB'", [2, 1]),
     ):
-        assert answer(rig.trino.port, sql, "anna")[:12] == "SYNTAX_ERROR"
-        assert answer(rig.proxy.port, sql, "anna")[0][:2] == files  # type: ignore[index]
+        assert answer_query(rig.trino.port, sql, "anna")[:12] == "SYNTAX_ERROR"
+        assert answer_query(rig.proxy.port, sql, "anna")[0][:2] == files  # type: ignore[index]
     expected = [[0, 0, None], [1, 1, "p1"], [2, 0, None], [3, 1, "p3"]]
     assert run_both(rig, "SELECT id, part, payload FROM kept", "anna") == expected
     assert run_both(rig, 'SELECT count(*) FROM "kept$files"', "anna") == [[2]]
-    refusal = answer(rig.proxy.port, "ALTER TABLE kept PARTITION (id = 0) DROP COLUMNS (payload)", "anna")
+    refusal = answer_query(rig.proxy.port, "ALTER TABLE kept PARTITION (id = 0) DROP COLUMNS (payload)", "anna")
     assert "part of the partition" in refusal
 
 

@@ -18,16 +18,16 @@ import trino.dbapi
 from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.sql.choice import DUCKDB, TRINO
 from seamark.connector.sql.session import Engines, SqlSession
-from tests.connector.lake import catalog_at
+from tests.connector.lake import open_catalog
 from tests.connector.sql import hand_made
 from tests.connector.sql.comparing import count_rows
 from tests.connector.sql.mixed_predicates import MixedPredicates
-from tests.connector.sql.random_queries import SCHEMA, TABLES, RandomQueries, random_rows
+from tests.connector.sql.random_queries import SCHEMA, TABLES, RandomQueries, draw_rows
 from tests.seeds import examples, first_seed
 from tests.services.needs import NEEDS_TRINO
 from tests.services.trino import CATALOG
 from tests.services.trino_lake import TrinoLake
-from tests.services.trino_proxy import TrinoProxy, trino_proxy
+from tests.services.trino_proxy import TrinoProxy, run_trino_proxy
 
 pytestmark = NEEDS_TRINO
 NAMESPACE = "sql_entry"
@@ -39,15 +39,15 @@ SEED = 5
 def lake_with_tables(trino_lake: TrinoLake) -> Iterator[TrinoLake]:
     """Return tables with several files and deleted rows."""
     rng = random.Random(SEED)
-    with catalog_at(trino_lake.seamark.base_url) as catalog:
+    with open_catalog(trino_lake.seamark.base_url) as catalog:
         catalog.create_namespace(NAMESPACE)
         for name in TABLES:
             table = catalog.create_table(f"{NAMESPACE}.{name}", schema=SCHEMA)
             for _ in range(4):
-                table.append(random_rows(rng, 12))
+                table.append(draw_rows(rng, 12))
             table.delete("id = 3")
     yield trino_lake
-    with catalog_at(trino_lake.seamark.base_url) as catalog:
+    with open_catalog(trino_lake.seamark.base_url) as catalog:
         for name in TABLES:
             catalog.drop_table(f"{NAMESPACE}.{name}")
         catalog.drop_namespace(NAMESPACE)
@@ -56,17 +56,17 @@ def lake_with_tables(trino_lake: TrinoLake) -> Iterator[TrinoLake]:
 @pytest.fixture(scope="module")
 def proxy(lake_with_tables: TrinoLake, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrinoProxy]:
     flags = ("--trino", lake_with_tables.trino.base_url, "--kept-max", "1", "--budget-ms", "30000", "--trust-time-zone")
-    with trino_proxy(tmp_path_factory.mktemp("proxy"), *flags, seamark=lake_with_tables.seamark.base_url) as proxy:
+    with run_trino_proxy(tmp_path_factory.mktemp("proxy"), *flags, seamark=lake_with_tables.seamark.base_url) as proxy:
         yield proxy
 
 
-def session(lake: TrinoLake, engine: str, port: int | None = None) -> SqlSession:
+def open_session(lake: TrinoLake, engine: str, port: int | None = None) -> SqlSession:
     """Open a session. `port` is that of a proxy before Trino."""
     url = f"http://tests@127.0.0.1:{port or lake.trino.port}?catalog={CATALOG}"
     return SqlSession(lake.seamark.base_url, engines=Engines(wanted=engine, trino=url))
 
 
-def kind_of(trino_type: str) -> str:
+def to_dialect_type(trino_type: str) -> str:
     """Return the dialect's type for a type of Trino. The dialect has one text type, and times in microseconds."""
     plain = trino_type.replace("(3)", "").replace("(6)", "").replace(", ", ",")
     return "varchar" if plain.startswith("varchar") else plain
@@ -81,16 +81,16 @@ def check(lake: TrinoLake, proxy: TrinoProxy, seed: int, queries: int) -> Counte
     rng = random.Random(seed)
     random_queries = RandomQueries(rng, NAMESPACE)
     mixed = MixedPredicates(rng)
-    before = proxy.statements("rewritten")
+    before = proxy.count_statements("rewritten")
     with (
-        session(lake, DUCKDB) as duckdb_session,
-        session(lake, TRINO) as trino_session,
-        session(lake, TRINO, proxy.port) as proxied,
+        open_session(lake, DUCKDB) as duckdb_session,
+        open_session(lake, TRINO) as trino_session,
+        open_session(lake, TRINO, proxy.port) as proxied,
     ):
         for number in range(queries):
             text = random_queries.query()
             if number % 3 == 0:
-                text = f"SELECT * FROM {NAMESPACE}.{rng.choice(TABLES)} WHERE {mixed.of_trino()}"
+                text = f"SELECT * FROM {NAMESPACE}.{rng.choice(TABLES)} WHERE {mixed.draw_trino_predicate()}"
             where = f"seed {seed}, query {number}: {text}"
             counts["queries"] += 1
             try:
@@ -109,10 +109,12 @@ def check(lake: TrinoLake, proxy: TrinoProxy, seed: int, queries: int) -> Counte
                 counts["not translated"] += 1
                 continue
             assert rows_read == rows, where
-            assert [kind_of(one) for one in actual.types] == [kind_of(one) for one in expected.types], where
+            assert [to_dialect_type(one) for one in actual.types] == [to_dialect_type(one) for one in expected.types], (
+                where
+            )
             counts["translated"] += 1
             counts["files left out"] += sum(table.considered_files - table.files for table in actual.explanation.tables)
-    counts["rewritten"] = proxy.statements("rewritten") - before
+    counts["rewritten"] = proxy.count_statements("rewritten") - before
     return counts
 
 
@@ -145,7 +147,7 @@ def test_local_times_compared_with_zoned_times_are_in_the_sessions_zone(
     Compared with a zoned time it is 03:45, after 03:20.
     """
     times = [datetime(2020, 3, 29, hour, minute) for hour, minute in ((1, 0), (2, 45), (3, 20), (4, 0))]
-    with catalog_at(lake_with_tables.seamark.base_url) as catalog:
+    with open_catalog(lake_with_tables.seamark.base_url) as catalog:
         table = catalog.create_table(f"{NAMESPACE}.times", schema=pa.schema([("ts", pa.timestamp("us"))]))
         for moment in times:
             table.append(pa.table({"ts": pa.array([moment], pa.timestamp("us"))}))
@@ -158,14 +160,16 @@ def test_local_times_compared_with_zoned_times_are_in_the_sessions_zone(
         ):
             for zone in ("Europe/Berlin", "UTC"):
                 text = f"SELECT ts FROM {NAMESPACE}.times WHERE {condition}"
-                rows_in_zones = [_rows_in_zone(port, zone, text) for port in (lake_with_tables.trino.port, proxy.port)]
+                rows_in_zones = [
+                    _read_rows_in_zone(port, zone, text) for port in (lake_with_tables.trino.port, proxy.port)
+                ]
                 assert rows_in_zones[0] == rows_in_zones[1], (zone, text)
     finally:
-        with catalog_at(lake_with_tables.seamark.base_url) as catalog:
+        with open_catalog(lake_with_tables.seamark.base_url) as catalog:
             catalog.drop_table(f"{NAMESPACE}.times")
 
 
-def _rows_in_zone(port: int, zone: str, text: str) -> list[list[Any]]:
+def _read_rows_in_zone(port: int, zone: str, text: str) -> list[list[Any]]:
     connection: Any = trino.dbapi.connect(  # type: ignore[no-untyped-call]
         host="127.0.0.1", port=port, user="tests", catalog=CATALOG, timezone=zone
     )
@@ -178,11 +182,11 @@ def _rows_in_zone(port: int, zone: str, text: str) -> list[list[Any]]:
 
 @pytest.fixture
 def hand_made_tables(trino_lake: TrinoLake) -> Iterator[TrinoLake]:
-    with catalog_at(trino_lake.seamark.base_url) as catalog:
+    with open_catalog(trino_lake.seamark.base_url) as catalog:
         catalog.create_namespace(HAND_MADE)
         for name, schema in hand_made.TABLES.items():
             table = catalog.create_table(f"{HAND_MADE}.{name}", schema=schema)
-            for rows in hand_made.files_of(name):
+            for rows in hand_made.split_into_files(name):
                 table.append(rows)
         yield trino_lake
         for name in hand_made.TABLES:
@@ -193,7 +197,10 @@ def hand_made_tables(trino_lake: TrinoLake) -> Iterator[TrinoLake]:
 @pytest.mark.slow
 def test_handwritten_statements_give_the_same_rows_on_duckdb_and_trino(hand_made_tables: TrinoLake) -> None:
     compared_queries, wrong_queries = 0, []
-    with session(hand_made_tables, DUCKDB) as duckdb_session, session(hand_made_tables, TRINO) as trino_session:
+    with (
+        open_session(hand_made_tables, DUCKDB) as duckdb_session,
+        open_session(hand_made_tables, TRINO) as trino_session,
+    ):
         for text in (re.sub(r"\bdb\b", HAND_MADE, one) for one in (*hand_made.STATEMENTS, *hand_made.OF_TRINO)):
             try:
                 rows = count_rows(duckdb_session.sql(text))
@@ -235,7 +242,10 @@ def test_large_statements_and_those_unknown_to_duckdb_run_on_trino(lake_with_tab
 
 
 def test_runtime_error_occurs_on_both_engines(lake_with_tables: TrinoLake) -> None:
-    with session(lake_with_tables, DUCKDB) as duckdb_session, session(lake_with_tables, TRINO) as trino_session:
+    with (
+        open_session(lake_with_tables, DUCKDB) as duckdb_session,
+        open_session(lake_with_tables, TRINO) as trino_session,
+    ):
         for text in (f"SELECT id / 0 FROM {NAMESPACE}.t1", f"SELECT price / 0 FROM {NAMESPACE}.t1"):
             for entry in (duckdb_session, trino_session):
                 with pytest.raises(InvalidRequest, match="ivision by zero"):

@@ -10,17 +10,17 @@ import pytest
 
 from seamark.connector.sql.choice import TRINO
 from seamark.connector.sql.session import Engines, SqlSession
-from tests.connector.lake import catalog_at
+from tests.connector.lake import open_catalog
 from tests.connector.sql.comparing import count_rows
-from tests.connector.sql.test_text_functions import SCHEMA, seamark_command
+from tests.connector.sql.test_text_functions import SCHEMA, run_seamark
 from tests.index.case_folding.mappings import Mappings
 from tests.index.case_folding.test_case_folding import check_all
-from tests.index.case_folding.texts import draw_texts, with_other_case
+from tests.index.case_folding.texts import change_case, draw_texts
 from tests.seeds import first_seed
 from tests.services.needs import NEEDS_TRINO
 from tests.services.trino import CATALOG
 from tests.services.trino_lake import TrinoLake
-from tests.services.trino_proxy import trino_proxy
+from tests.services.trino_proxy import run_trino_proxy
 
 pytestmark = [*NEEDS_TRINO, pytest.mark.slow]
 FILES = 12
@@ -32,13 +32,13 @@ MAPPINGS = """
 """
 
 
-def session(lake: TrinoLake, port: int) -> SqlSession:
+def open_session(lake: TrinoLake, port: int) -> SqlSession:
     url = f"http://tests@127.0.0.1:{port}?catalog={CATALOG}"
     return SqlSession(lake.seamark.base_url, engines=Engines(wanted=TRINO, trino=url))
 
 
 def test_all_characters_keep_their_folded_form_in_trino(trino_lake: TrinoLake) -> None:
-    with session(trino_lake, trino_lake.trino.port) as trino:
+    with open_session(trino_lake, trino_lake.trino.port) as trino:
         rows = trino.sql(MAPPINGS).to_arrow()
     points, *other_values = (column.to_pylist() for column in rows.columns)
     mappings: Mappings = {point: set(texts) for point, *texts in zip(points, *other_values, strict=True)}
@@ -51,30 +51,30 @@ def test_random_texts_are_found_in_any_case_through_the_proxy(trino_lake: TrinoL
     rng = random.Random(seed)
     texts = [[f"Person.Number{number}@Example.COM", *draw_texts(rng, 5)] for number in range(FILES)]
     lake = trino_lake.seamark.base_url
-    with catalog_at(lake) as catalog:
+    with open_catalog(lake) as catalog:
         catalog.create_namespace("text_functions")
         table = catalog.create_table("text_functions.people", schema=SCHEMA)
         for number in range(FILES):
             ids = [100 * number + n for n in range(len(texts[number]))]
             table.append(pa.table({"id": ids, "email": texts[number]}, SCHEMA))
-    seamark_command(lake, "index", "create", "text_functions.people", "--kind", "bloom", "--columns", "upper(email)")
-    seamark_command(lake, "index", "build", "text_functions.people")
+    run_seamark(lake, "index", "create", "text_functions.people", "--kind", "bloom", "--columns", "upper(email)")
+    run_seamark(lake, "index", "build", "text_functions.people")
     flags = ("--trino", trino_lake.trino.base_url, "--kept-max", "0.5", "--budget-ms", "30000")
     with (
-        trino_proxy(tmp_path, *flags, seamark=lake) as proxy,
-        session(trino_lake, trino_lake.trino.port) as trino,
-        session(trino_lake, proxy.port) as proxied,
+        run_trino_proxy(tmp_path, *flags, seamark=lake) as proxy,
+        open_session(trino_lake, trino_lake.trino.port) as trino,
+        open_session(trino_lake, proxy.port) as proxied,
     ):
         for number in range(FILES):
             text = f"SELECT id FROM text_functions.people WHERE lower(email) = 'person.number{number}@example.com'"
             assert count_rows(proxied.sql(text)) == count_rows(trino.sql(text))
-        assert proxy.statements("rewritten") == FILES
+        assert proxy.count_statements("rewritten") == FILES
         for _ in range(100):
             function = rng.choice(["lower", "upper"])
-            sought = with_other_case(rng, rng.choice(rng.choice(texts))).replace("'", "''")
+            sought = change_case(rng, rng.choice(rng.choice(texts))).replace("'", "''")
             text = f"SELECT id FROM text_functions.people WHERE {function}(email) = '{sought}'"
             assert count_rows(proxied.sql(text)) == count_rows(trino.sql(text)), f"seed {seed}: {text}"
-        assert proxy.statements("rewritten") > FILES + 50
-    with catalog_at(lake) as catalog:
+        assert proxy.count_statements("rewritten") > FILES + 50
+    with open_catalog(lake) as catalog:
         catalog.drop_table("text_functions.people")
         catalog.drop_namespace("text_functions")

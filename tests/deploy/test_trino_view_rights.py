@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import trino.exceptions
 
-from tests.deploy.shop import Shop, eventually, final_outcome, post, query_rows
+from tests.deploy.shop import Shop, await_final_outcome, eventually, post, query_rows
 from tests.services.needs import NEEDS_TRINO
-from tests.services.trino_proxy import trino_proxy
+from tests.services.trino_proxy import run_trino_proxy
 
 pytestmark = NEEDS_TRINO
 VISIBLE_VIEW = "SELECT id, note FROM shop.orders WHERE country <> 'IT'"
@@ -32,7 +32,7 @@ VIEWS = (
 def guarded_shop(shop: Shop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
     """Open a shop with access control: anna owns the views, the others may read some views and no table."""
     coordinator, folder = shop.trino, tmp_path_factory.mktemp("guarded")
-    with trino_proxy(
+    with run_trino_proxy(
         folder, "--trino", coordinator.base_url, "--budget-ms", "30000", seamark=shop.planner.base_url
     ) as proxy:
         shop_with_proxy = replace(shop, proxy=proxy)
@@ -56,23 +56,23 @@ def read_both_answers(shop: Shop, sql: str, user: str) -> tuple[list[list[Any]] 
     return rows[0], rows[1]
 
 
-def outcome(shop: Shop, sql: str, user: str) -> str:
-    return final_outcome(shop, sql, **{"X-Trino-User": user, "X-Trino-Schema": "guarded"})
+def read_outcome(shop: Shop, sql: str, user: str) -> str:
+    return await_final_outcome(shop, sql, **{"X-Trino-User": user, "X-Trino-Schema": "guarded"})
 
 
 def test_view_runs_with_its_owners_rights(guarded_shop: Shop) -> None:
     sql = "SELECT * FROM definer WHERE id IN (4711, 4712, 4713)"
     direct, proxied = read_both_answers(guarded_shop, f"{sql} ORDER BY 1", "rita")
     assert direct == proxied == [[4711, "n4711"], [4713, "n4713"]]
-    assert outcome(guarded_shop, sql, "rita").endswith("; views=guarded.definer")
+    assert read_outcome(guarded_shop, sql, "rita").endswith("; views=guarded.definer")
 
 
 def test_view_with_its_readers_rights_is_refused_with_the_same_message(guarded_shop: Shop) -> None:
-    sql, before = "SELECT * FROM invoker WHERE id = 4711", guarded_shop.proxy.statements("original")
+    sql, before = "SELECT * FROM invoker WHERE id = 4711", guarded_shop.proxy.count_statements("original")
     direct, proxied = read_both_answers(guarded_shop, sql, "rita")
     assert direct == proxied
     assert "Access Denied" in direct
-    assert guarded_shop.proxy.statements("original") == before + 1
+    assert guarded_shop.proxy.count_statements("original") == before + 1
     direct, proxied = read_both_answers(guarded_shop, sql, "anna")
     assert direct == proxied == [[4711, "n4711"]]
 
@@ -83,23 +83,23 @@ def test_nested_views_run_with_the_rights_that_they_have_without_the_proxy(
 ) -> None:
     """A reader of an INVOKER view within a DEFINER view reads it with the rights of that view's owner."""
     sql = f"SELECT * FROM {view} WHERE id IN (4711, 4712, 4713) ORDER BY 1"
-    before = guarded_shop.proxy.statements("original")
+    before = guarded_shop.proxy.count_statements("original")
     direct, proxied = read_both_answers(guarded_shop, sql, "rita")
     assert direct == proxied
     if is_allowed:
         assert proxied == [[4711, "n4711"], [4713, "n4713"]]
-        assert outcome(guarded_shop, sql, "rita").endswith(f"; views=guarded.{view}")
+        assert read_outcome(guarded_shop, sql, "rita").endswith(f"; views=guarded.{view}")
         assert "~plan~" in plan_view_of(guarded_shop, sql)
     else:
         assert "Access Denied" in proxied
-        assert guarded_shop.proxy.statements("original") == before + 1
+        assert guarded_shop.proxy.count_statements("original") == before + 1
 
 
 def test_statement_runs_unchanged_when_no_rule_covers_plan_views(guarded_shop: Shop) -> None:
-    sql, before = "SELECT * FROM definer WHERE id = 4711", guarded_shop.proxy.statements("original")
+    sql, before = "SELECT * FROM definer WHERE id = 4711", guarded_shop.proxy.count_statements("original")
     direct, proxied = read_both_answers(guarded_shop, sql, "rolf")
     assert direct == proxied == [[4711, "n4711"]]
-    assert guarded_shop.proxy.statements("original") == before + 1
+    assert guarded_shop.proxy.count_statements("original") == before + 1
 
 
 def test_row_filter_on_a_view_applies_to_its_plans(guarded_shop: Shop) -> None:
@@ -117,7 +117,7 @@ def test_name_of_a_plan_view_soon_expires(guarded_shop: Shop) -> None:
     """
     for view in ("hiding", "summary"):
         sql = f"SELECT id FROM {view} WHERE id = 4711"
-        assert outcome(guarded_shop, sql, "rita").endswith(f"; views=guarded.{view}")
+        assert read_outcome(guarded_shop, sql, "rita").endswith(f"; views=guarded.{view}")
         name = plan_view_of(guarded_shop, sql)
 
         def is_gone(name: str = name) -> bool:

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import trino.exceptions
 
-from tests.deploy.shop import Shop, explain_over_plans, final_outcome, post, query_rows, reads_plans, run_both_ways
+from tests.deploy.shop import Shop, await_final_outcome, explain_over_plans, is_planned, post, query_rows, run_both_ways
 from tests.services.needs import NEEDS_TRINO
-from tests.services.trino_proxy import trino_proxy
+from tests.services.trino_proxy import run_trino_proxy
 
 pytestmark = NEEDS_TRINO
 SESSION = {"X-Trino-Schema": "views"}
@@ -64,11 +64,11 @@ def views(request: pytest.FixtureRequest, shop: Shop) -> Iterator[Shop]:
         query_rows(shop.trino.port, f"DROP VIEW {name}", schema="views")
 
 
-def outcome(shop: Shop, sql: str) -> str:
-    return final_outcome(shop, sql, **SESSION)
+def read_outcome(shop: Shop, sql: str) -> str:
+    return await_final_outcome(shop, sql, **SESSION)
 
 
-def answer(port: int, sql: str) -> Any:
+def answer_query(port: int, sql: str) -> Any:
     """Return the rows or the error."""
     try:
         return query_rows(port, sql, schema="views")
@@ -113,7 +113,7 @@ def check_same(shop: Shop, sql: str) -> list[list[Any]]:
 )
 def test_view_is_read_over_plan_tables(views: Shop, sql: str, views_named: str) -> None:
     assert check_same(views, sql) is not None
-    view_outcome = outcome(views, sql)
+    view_outcome = read_outcome(views, sql)
     assert view_outcome.endswith(f"views.{views_named}"), view_outcome
     assert "; views=" in view_outcome
     assert view_outcome.startswith("rewritten; ")
@@ -122,7 +122,7 @@ def test_view_is_read_over_plan_tables(views: Shop, sql: str, views_named: str) 
 def test_view_reads_only_the_needed_files(views: Shop) -> None:
     sql = "EXPLAIN ANALYZE SELECT * FROM plain WHERE id = 4711"
     assert explain_over_plans(views, sql, schema="views")
-    assert not reads_plans(views, query_rows(views.trino.port, sql, schema="views")[0][0])
+    assert not is_planned(views, query_rows(views.trino.port, sql, schema="views")[0][0])
     for view in ("nested", "deep", "deeper"):
         column = "number" if view == "deeper" else "id"
         explain = f"EXPLAIN SELECT * FROM {view} WHERE {column} = 4711"
@@ -143,7 +143,7 @@ def test_view_reads_only_the_needed_files(views: Shop) -> None:
 )
 def test_view_that_cannot_be_analysed_passes_unchanged(views: Shop, sql: str) -> None:
     check_same(views, sql)
-    assert outcome(views, sql).startswith("unchanged; ")
+    assert read_outcome(views, sql).startswith("unchanged; ")
 
 
 @pytest.mark.slow
@@ -151,7 +151,7 @@ def test_view_that_cannot_be_analysed_passes_unchanged(views: Shop, sql: str) ->
 def test_random_statements_over_views_give_equal_rows(views: Shop, queries: int) -> None:
     rng, before = random.Random(5), count_plan_views(views)
     for _ in range(queries):
-        sql = statement(rng)
+        sql = draw_statement(rng)
         check_same(views, sql)
     assert count_plan_views(views) - before > 0.4 * queries
 
@@ -161,7 +161,7 @@ def count_plan_views(shop: Shop) -> int:
     return shop.proxy.process.log.read_text().count("; views=views.")
 
 
-def statement(rng: random.Random) -> str:
+def draw_statement(rng: random.Random) -> str:
     """Return a random statement over one view or two, with conditions that some files satisfy."""
     columns = {
         "plain": ("id", "country", "note"),
@@ -180,7 +180,7 @@ def statement(rng: random.Random) -> str:
         "alone": ("id", "note", "note"),
     }
 
-    def condition(name: str, alias: str) -> str:
+    def draw_condition(name: str, alias: str) -> str:
         key, text, other = (f"{alias}.{one}" for one in columns[name])
         number = rng.randrange(10_050)
         choices = [
@@ -196,7 +196,7 @@ def statement(rng: random.Random) -> str:
         return rng.choice(choices)
 
     view, other_view = rng.choice(list(columns)), rng.choice(list(columns))
-    where = f"WHERE {condition(view, 'a')}"
+    where = f"WHERE {draw_condition(view, 'a')}"
     match rng.randrange(6):
         case 0:
             return (
@@ -217,7 +217,7 @@ def statement(rng: random.Random) -> str:
             view_join = f"(SELECT * FROM {view}) a, shop.orders o"
             return f"SELECT count(*) FROM {view_join} {where} AND o.id = a.{columns[view][0]}"
         case _:
-            return f"SELECT count(*) FROM {view} a {where} OR {condition(view, 'a')}"
+            return f"SELECT count(*) FROM {view} a {where} OR {draw_condition(view, 'a')}"
 
 
 @pytest.mark.slow
@@ -231,7 +231,7 @@ def test_replaced_view_is_read_in_its_current_form(views: Shop, request: pytest.
         for key in (4711, number):
             sql = f"SELECT * FROM {turning} WHERE id = {key}"
             assert len(check_same(views, sql)) == (key == 4711)
-    assert outcome(views, sql).endswith(f"views=views.{turning}")
+    assert read_outcome(views, sql).endswith(f"views=views.{turning}")
     query_rows(views.trino.port, f"DROP VIEW views.{turning}")
     query_rows(views.trino.port, f"CREATE TABLE views.{turning} AS SELECT id, note FROM shop.orders WHERE id < 50")
     assert check_same(views, f"SELECT * FROM {turning} WHERE id = 3") == [[3, "n3"]]
@@ -251,13 +251,13 @@ def test_replaced_inner_view_is_read_in_its_current_form(views: Shop, request: p
         query_rows(direct, f"CREATE OR REPLACE VIEW {below} AS {text}")
         query_rows(direct, f"CREATE OR REPLACE VIEW views.above AS SELECT a.id, a.note FROM {below} a")
         assert [row[0] - 4711 for row in check_same(views, sql)] == [one for one in range(3) if one != number]
-        assert outcome(views, sql).endswith("; views=views.above")
+        assert read_outcome(views, sql).endswith("; views=views.above")
     query_rows(direct, f"DROP VIEW {below}")
-    assert answer(direct, sql) == answer(port, sql)
+    assert answer_query(direct, sql) == answer_query(port, sql)
     query_rows(direct, f"CREATE TABLE {below} AS SELECT note, id FROM shop.orders WHERE id < 4712")
     assert check_same(views, sql) == [[4711, "n4711"]]
     query_rows(direct, f"DROP TABLE {below}")
-    assert answer(direct, sql) == answer(port, sql)
+    assert answer_query(direct, sql) == answer_query(port, sql)
     query_rows(direct, "DROP VIEW views.above")
 
 
@@ -271,7 +271,7 @@ def test_inner_view_that_changes_during_planning_does_not_fail_the_statement(vie
     )
     change.add_header("Content-Type", "application/json")
     flags = ("--trino", views.trino.base_url, "--budget-ms", "30000", "--hold", "60")
-    with trino_proxy(tmp_path, *flags, seamark=views.planner.base_url) as proxy, ThreadPoolExecutor(1) as threads:
+    with run_trino_proxy(tmp_path, *flags, seamark=views.planner.base_url) as proxy, ThreadPoolExecutor(1) as threads:
         assert post(proxy.port, sql, **SESSION)[0].startswith("rewritten")
         views.trino.process.send(signal.SIGSTOP)
         try:
@@ -284,9 +284,9 @@ def test_inner_view_that_changes_during_planning_does_not_fail_the_statement(vie
             assert request.result(120) == [[4711, "n4711", 1]]
         finally:
             views.trino.process.send(signal.SIGCONT)
-        assert proxy.statements("original") == 1
+        assert proxy.count_statements("original") == 1
         assert query_rows(proxy.port, sql, schema="views") == [[4711, "n4711", 1]]
-        assert proxy.statements("original") == 1
+        assert proxy.count_statements("original") == 1
 
 
 @pytest.mark.slow
@@ -300,6 +300,6 @@ def test_stale_view_fails_as_without_the_proxy(views: Shop) -> None:
         assert check_same(views, "SELECT * FROM stale WHERE a = -1") == [[-1, "x"]]
         query_rows(direct, f"ALTER TABLE views.base {change}")
         sql = "SELECT * FROM stale WHERE a = -1"
-        assert answer(direct, sql) == answer(port, sql)
+        assert answer_query(direct, sql) == answer_query(port, sql)
         query_rows(direct, "DROP VIEW views.stale")
         query_rows(direct, "DROP TABLE views.base")

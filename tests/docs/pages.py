@@ -99,7 +99,7 @@ class Page:
         return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
 
-def all_pages() -> list[Page]:
+def read_all_pages() -> list[Page]:
     """Return the pages in the root and everything below docs/."""
     names = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "CODE_OF_CONDUCT.md")
     top = (Page(REPO / name) for name in names)

@@ -110,14 +110,14 @@ NOTES = {
 }
 
 
-def cli_page() -> str:
+def format_cli_page() -> str:
     """Return every command with its help, as a terminal of 100 columns shows it."""
     parts = [
         "# Commands\n\n`python -m tests.docs.reference` generates this page. The flags of `seamark serve` are the\n"
         "[settings](settings.md); other commands take the settings that locate the database. With invalid settings a\n"
         "command exits with code 2 and names the setting and its source.\n\n"
     ]
-    for path, command in _commands(cli, "seamark"):
+    for path, command in _list_commands(cli, "seamark"):
         if isinstance(command, click.Group) and path != "seamark":
             continue
         names = cli.context_settings["help_option_names"]
@@ -134,13 +134,13 @@ def cli_page() -> str:
     return "".join(parts).rstrip() + "\n"
 
 
-def _commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
+def _list_commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
     yield path, command
     for name, subcommand in list_subcommands(command).items():
-        yield from _commands(subcommand, f"{path} {name}")
+        yield from _list_commands(subcommand, f"{path} {name}")
 
 
-def errors_page() -> str:
+def format_errors_page() -> str:
     """Return the tree of errors as a table, in its own order."""
     lines = [
         "# Errors",
@@ -159,7 +159,7 @@ def errors_page() -> str:
         "| error | status | `type` on the wire | what to do |",
         "|---|--:|---|---|",
     ]
-    for kind in _tree(errors.SeamarkError):
+    for kind in _list_errors(errors.SeamarkError):
         status = "–" if kind is errors.ConfigError else str(kind.code)
         lines.append(f"| {kind.__name__} | {status} | `{kind.type}` | {ADVICE[kind.__name__]} |")
     lines += [
@@ -170,12 +170,12 @@ def errors_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _tree(root: type[errors.SeamarkError]) -> Iterator[type[errors.SeamarkError]]:
+def _list_errors(root: type[errors.SeamarkError]) -> Iterator[type[errors.SeamarkError]]:
     """Yield the errors below `root`, depth first, in order of definition."""
     for kind in root.__subclasses__():
         if kind.__module__ == errors.__name__:
             yield kind
-            yield from _tree(kind)
+            yield from _list_errors(kind)
 
 
 def list_served_operations() -> set[str]:
@@ -185,7 +185,7 @@ def list_served_operations() -> set[str]:
     return set(list_served_endpoints(app)) & {operation.endpoint for operation in read_operations()}
 
 
-def operations_page() -> str:
+def format_operations_page() -> str:
     """Return every operation of Iceberg's specification, and whether it is served."""
     known_operations, served = read_operations(), list_served_operations()
     lines = [
@@ -219,7 +219,7 @@ SERVICES_PAGE = REPO / "docs" / "how-to" / "table-services.md"
 BEGIN, END = "<!-- services: begin (python -m tests.docs.reference) -->", "<!-- services: end -->"
 
 
-def services_table() -> str:
+def format_services_table() -> str:
     """Return the declared table services as a table."""
     lines = ["| service | command | what it does | when |", "|---|---|---|---|"]
     for service in SERVICES.values():
@@ -228,19 +228,19 @@ def services_table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def services_page() -> str:
+def format_services_page() -> str:
     """Return the page on table services with the generated table."""
     head, tail = SERVICES_PAGE.read_text().split(BEGIN)
-    return f"{head}{BEGIN}\n{services_table()}{END}{tail.split(END)[1]}"
+    return f"{head}{BEGIN}\n{format_services_table()}{END}{tail.split(END)[1]}"
 
 
-PAGES = {"cli.md": cli_page, "errors.md": errors_page, "rest-operations.md": operations_page}
+PAGES = {"cli.md": format_cli_page, "errors.md": format_errors_page, "rest-operations.md": format_operations_page}
 
 
 def write(folder: Path) -> None:
     for name, page in PAGES.items():
         (folder / name).write_text(page())
-    SERVICES_PAGE.write_text(services_page())
+    SERVICES_PAGE.write_text(format_services_page())
 
 
 if __name__ == "__main__":

@@ -22,11 +22,11 @@ from typing import Any
 import pytest
 from _pytest.mark.structures import ParameterSet
 
-from tests.docs.pages import Block, Page, all_pages
-from tests.services.forking_command import forking_command
+from tests.docs.pages import Block, Page, read_all_pages
+from tests.services.forking_command import install_forking_command
 from tests.services.process import ManagedProcess, free_port, is_http_ok
 
-EXECUTED_PAGES = [page for page in all_pages() if any(block.mark for block in page.blocks)]
+EXECUTED_PAGES = [page for page in read_all_pages() if any(block.mark for block in page.blocks)]
 CATALOG = "sea"
 """The catalog's name in all pages."""
 SLOW_PAGES = {
@@ -64,18 +64,18 @@ class Run:
     def __post_init__(self) -> None:
         bin_folder = self.folder / ".bin"
         bin_folder.mkdir()
-        self.running.enter_context(forking_command(bin_folder))
+        self.running.enter_context(install_forking_command(bin_folder))
         path = f"{bin_folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
         # Pages that do not set the port use this one. Table services are off, because they would race with
         # the commands of the page.
         services = {"SEAMARK_SERVICES_WORKERS": "0"}
         self.environment = {**os.environ, "PATH": path, "SEAMARK_PORT": str(self.port), **services}
         self.steps: dict[str, Callable[[str], str]] = {
-            "run bash": self._bash,
-            "run python": self._python,
+            "run bash": self._run_bash,
+            "run python": self._run_python,
             "run: server bash": self._server,
-            "run: spark-catalog bash": self._spark_catalog,
-            "run: spark sql": self._spark_sql,
+            "run: spark-catalog bash": self._add_spark_catalog,
+            "run: spark sql": self._run_spark_sql,
         }
 
     def block(self, block: Block) -> None:
@@ -104,7 +104,7 @@ class Run:
             text = text.replace(old_text, new_text)
         return text
 
-    def _bash(self, text: str) -> str:
+    def _run_bash(self, text: str) -> str:
         after = self.folder / ".environment"
         script = f"set -euo pipefail\n{text}\nenv -0 > {shlex.quote(str(after))}\n"
         completed = subprocess.run(
@@ -115,7 +115,7 @@ class Run:
         self.environment = dict(line.split("=", 1) for line in after.read_text().split("\0") if "=" in line)
         return completed.stdout
 
-    def _python(self, text: str) -> str:
+    def _run_python(self, text: str) -> str:
         out = io.StringIO()
         before = dict(os.environ)
         os.environ.update(self.environment)
@@ -135,10 +135,10 @@ class Run:
         process.start(lambda: is_http_ok(f"http://127.0.0.1:{self.port}/readyz"), timeout_s=90)
         return process.log.read_text()
 
-    def _spark_catalog(self, text: str) -> str:
+    def _add_spark_catalog(self, text: str) -> str:
         """Add the catalog of the command to the running Spark session, under a name that no other page uses."""
         self.catalog = f"{CATALOG}{self.port}"
-        conf = spark_conf(text)
+        conf = read_spark_conf(text)
         prefix = f"spark.sql.catalog.{CATALOG}"
         from seamark.connector.spark.session import add_catalog  # The import of PySpark takes a second.
 
@@ -148,7 +148,7 @@ class Run:
         add_catalog(self.spark(), catalog_conf)
         return ""
 
-    def _spark_sql(self, text: str) -> str:
+    def _run_spark_sql(self, text: str) -> str:
         lines: list[str] = []
         for statement in filter(None, (part.strip() for part in text.split(";"))):
             statement = re.sub(rf"\b{CATALOG}\.", f"{self.catalog}.", statement)
@@ -157,7 +157,7 @@ class Run:
         return "\n".join(lines)
 
 
-def spark_conf(command: str) -> dict[str, str]:
+def read_spark_conf(command: str) -> dict[str, str]:
     """Return the `--conf key=value` of a command."""
     words = shlex.split(command.replace("\\\n", " "))
     arguments = [words[at + 1] for at, word in enumerate(words) if word == "--conf"]
@@ -181,7 +181,7 @@ def check_output(output: str, expected: str) -> None:
 
 
 @contextlib.contextmanager
-def page_run(page: Page, folder: Path, replace: Mapping[str, str], spark: Callable[[], Any]) -> Iterator[Run]:
+def open_page_run(page: Page, folder: Path, replace: Mapping[str, str], spark: Callable[[], Any]) -> Iterator[Run]:
     """Yield a run of the page, and end its processes afterwards. Sockets that clients leave open are collected."""
     with contextlib.ExitStack() as stack:
         run = Run(page, folder, replace, spark, stack)
@@ -205,19 +205,19 @@ def run_page(page: Page, folder: Path, request: pytest.FixtureRequest) -> None:
     if "@db.example/" in runs:
         replace["postgresql://seamark:secret@db.example/seamark"] = request.getfixturevalue("postgres_url")
 
-    def spark() -> Any:
+    def get_spark() -> Any:
         return request.getfixturevalue("spark")
 
-    with page_run(page, folder, replace, spark) as run:
+    with open_page_run(page, folder, replace, get_spark) as run:
         for block in page.blocks:
             run.block(block)
 
 
 def list_pages_to_run(*, with_spark: bool) -> list[ParameterSet]:
     """Return the parameters of the pages that need Spark, or of the other pages."""
-    pages = [page for page in EXECUTED_PAGES if asks_for_spark(page) is with_spark]
+    pages = [page for page in EXECUTED_PAGES if has_spark_blocks(page) is with_spark]
     return [pytest.param(page, marks=[pytest.mark.slow] if str(page) in SLOW_PAGES else []) for page in pages]
 
 
-def asks_for_spark(page: Page) -> bool:
+def has_spark_blocks(page: Page) -> bool:
     return any("spark" in block.mark for block in page.blocks)

@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 
-from tests.docs.pages import REPO, Page, all_pages
+from tests.docs.pages import REPO, Page, read_all_pages
 
 PACKAGES = ("commands", "metaserver", "connector", "formats", "cache")
 ROOTS = (*PACKAGES, "tests", "bench", "docs", "deploy")
@@ -15,13 +15,13 @@ _PATH = re.compile(rf"(?:{'|'.join(ROOTS)})/[\w./-]*")
 GLOSSARY = REPO / "docs" / "glossary.md"
 
 
-def _paths(page: Page) -> set[str]:
+def _find_paths(page: Page) -> set[str]:
     return {code for code in page.inline_code if _PATH.fullmatch(code)}
 
 
 @pytest.mark.parametrize(("name", "minimum"), [("ARCHITECTURE.md", 30), ("CONTRIBUTING.md", 5)])
 def test_paths_of_the_page_exist(name: str, minimum: int) -> None:
-    paths = _paths(Page(REPO / name))
+    paths = _find_paths(Page(REPO / name))
     assert len(paths) >= minimum
     assert {path for path in paths if not (REPO / path).exists()} == set()
 
@@ -29,7 +29,7 @@ def test_paths_of_the_page_exist(name: str, minimum: int) -> None:
 @pytest.mark.parametrize("name", ["ARCHITECTURE.md", "CONTRIBUTING.md"])
 def test_decorators_of_the_page_exist(name: str) -> None:
     matches = set(re.findall(r"`@(\w+)", (REPO / name).read_text()))
-    defined = set(re.findall(r"^(?:class|def) (\w+)", _code(), flags=re.MULTILINE))
+    defined = set(re.findall(r"^(?:class|def) (\w+)", _read_code(), flags=re.MULTILINE))
     assert matches or name != "ARCHITECTURE.md"
     assert matches - defined == set()
 
@@ -54,7 +54,7 @@ def test_make_targets_of_the_contributing_page_exist() -> None:
     assert named_matches - matches == set()
 
 
-def _rows() -> list[tuple[str, str, str]]:
+def _list_glossary_rows() -> list[tuple[str, str, str]]:
     """Return (term, meaning, source) of all rows of the glossary."""
     rows = re.findall(r"^\| (.+?) \| (.+?) \| (.+?) \|$", GLOSSARY.read_text(), flags=re.MULTILINE)
     return [row for row in rows if row[0] != "term"]
@@ -65,38 +65,38 @@ def _list_glossary_classes() -> list[str]:
 
     The third column, the source, may name classes of other projects.
     """
-    texts = " ".join(f"{term} {meaning}" for term, meaning, _ in _rows())
+    texts = " ".join(f"{term} {meaning}" for term, meaning, _ in _list_glossary_rows())
     return sorted({name for name in re.findall(r"`(\w+)`", texts) if name[0].isupper()})
 
 
 @cache
-def _code() -> str:
+def _read_code() -> str:
     paths = [path for root in PACKAGES for ending in ("py", "pyx") for path in (REPO / root).rglob(f"*.{ending}")]
     return "\n".join(path.read_text() for path in paths)
 
 
 @cache
-def _sources() -> str:
+def _read_sources() -> str:
     """Return the code and the documents without the glossary, as one text in lower case."""
-    pages = [page.text for page in all_pages() if page.path != GLOSSARY]
-    return "\n".join((_code(), *pages)).lower()
+    pages = [page.text for page in read_all_pages() if page.path != GLOSSARY]
+    return "\n".join((_read_code(), *pages)).lower()
 
 
 @pytest.mark.parametrize("name", _list_glossary_classes())
 def test_class_of_the_glossary_exists(name: str) -> None:
-    assert re.search(rf"^class {name.lower()}\b", _sources(), flags=re.MULTILINE)
+    assert re.search(rf"^class {name.lower()}\b", _read_sources(), flags=re.MULTILINE)
 
 
 def test_terms_of_the_glossary_are_used() -> None:
     patterns = {
         term: re.escape(term.strip("`").lower()).replace(r"\ ", r"[\s_-]*").replace(r"\-", r"[\s_-]*")
-        for term, _, _ in _rows()
+        for term, _, _ in _list_glossary_rows()
     }
-    assert [term for term, pattern in patterns.items() if not re.search(pattern, _sources())] == []
+    assert [term for term, pattern in patterns.items() if not re.search(pattern, _read_sources())] == []
 
 
 def test_glossary_has_each_term_once_with_meaning_and_source() -> None:
-    rows = _rows()
+    rows = _list_glossary_rows()
     assert len(rows) > 60
     assert len({term for term, _, _ in rows}) == len(rows)
     lines = [line for line in GLOSSARY.read_text().splitlines() if line.startswith("| ")]

@@ -27,7 +27,7 @@ def create_namespace(server: Seamark, name: str) -> None:
     urllib.request.urlopen(request, timeout=30).close()
 
 
-def namespaces(server: Seamark) -> list[list[str]]:
+def list_namespaces(server: Seamark) -> list[list[str]]:
     with urllib.request.urlopen(f"{server.base_url}/v1/namespaces", timeout=30) as answer:
         namespaces: list[list[str]] = json.load(answer)["namespaces"]
         return namespaces
@@ -42,4 +42,4 @@ def test_backup_is_restored_over_the_database_of_a_killed_server(tmp_path: Path)
         assert (server.home / "seamark.db-wal").stat().st_size > 0, "its rows would replace those of the backup"
         run_block("seamark restore", tmp_path)
         server.start()
-        assert namespaces(server) == [["before"]]
+        assert list_namespaces(server) == [["before"]]

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 import pytest
 
-from bench.connect import trino as trino_snippet
+from bench.connect import format_trino as trino_snippet
 from seamark.commands.main import cli
 from seamark.connector.client.engines import EXTENSIONS, NO_HIVE, catalog_conf
 from seamark.formats.runtime import errors
@@ -21,11 +21,11 @@ from seamark.metaserver.settings.issuers import read_issuers
 from seamark.metaserver.settings.settings import FIELDS, Settings, environment_name
 from seamark.metaserver.settings.sources import CONFIG_VARIABLE, load
 from tests.docs.commands import list_subcommands
-from tests.docs.pages import REPO, Block, Page, all_pages
-from tests.docs.runner import EXECUTED_PAGES, check_output, spark_conf
+from tests.docs.pages import REPO, Block, Page, read_all_pages
+from tests.docs.runner import EXECUTED_PAGES, check_output, read_spark_conf
 from tests.services.process import DEPLOY
 
-PAGES = all_pages()
+PAGES = read_all_pages()
 OF_FIELDS = {
     "settings.md",
     "bad-inputs.md",
@@ -89,7 +89,7 @@ def test_page_that_fills_the_home_asks_for_a_new_folder() -> None:
             assert above.count("\n") < min(block.line for block in page.blocks if block.mark), page
 
 
-def _wrong_links(page: Page, pages: dict[Path, Page]) -> Iterator[str]:
+def _find_wrong_links(page: Page, pages: dict[Path, Page]) -> Iterator[str]:
     for link in page.links:
         if re.match(r"[a-z]+:", link):
             continue
@@ -103,7 +103,7 @@ def _wrong_links(page: Page, pages: dict[Path, Page]) -> Iterator[str]:
 
 def test_relative_links_lead_to_a_file_and_a_heading() -> None:
     pages = {page.path: page for page in PAGES}
-    assert [wrong for page in PAGES for wrong in _wrong_links(page, pages)] == []
+    assert [wrong for page in PAGES for wrong in _find_wrong_links(page, pages)] == []
 
 
 def test_every_page_is_linked_from_the_readme() -> None:
@@ -133,6 +133,7 @@ def test_environment_variables_of_the_pages_are_settings() -> None:
         "SEAMARK_TRINO_PASSWORD",
     }  # They are variables of seamark sql.
     known_environment_names |= {
+        "SEAMARK_CATALOG_TOKEN",  # A variable of seamark import and seamark export.
         "SEAMARK_PLANS",
         "SEAMARK_URI",
     }  # They are variables of seamark trino-proxy and of deploy/trino/run.sh.
@@ -155,11 +156,11 @@ def test_names_that_look_like_settings_are_settings() -> None:
     } == set()
 
 
-def _toml_blocks() -> list[tuple[Page, Block]]:
+def _list_toml_blocks() -> list[tuple[Page, Block]]:
     return [(page, block) for page in PAGES for block in page.blocks if block.language == "toml"]
 
 
-TOML = [pytest.param(*toml_block, id=f"{toml_block[0]}:{toml_block[1].line}") for toml_block in _toml_blocks()]
+TOML = [pytest.param(*toml_block, id=f"{toml_block[0]}:{toml_block[1].line}") for toml_block in _list_toml_blocks()]
 
 
 @pytest.mark.parametrize(("page", "block"), TOML)
@@ -172,7 +173,7 @@ def test_settings_file_in_the_pages_is_accepted(page: Page, block: Block, tmp_pa
         load({}, {}, file)
 
 
-def _commands() -> list[tuple[str, list[str]]]:
+def _list_commands() -> list[tuple[str, list[str]]]:
     """Return (where, words) of every `seamark …` in the bash blocks."""
     results = []
     for page in PAGES:
@@ -188,7 +189,7 @@ def _commands() -> list[tuple[str, list[str]]]:
 
 
 def test_seamark_commands_of_the_pages_exist_with_their_flags() -> None:
-    commands = _commands()
+    commands = _list_commands()
     assert len(commands) > 5
     for where, words in commands:
         command: click.Command = cli
@@ -208,7 +209,7 @@ def test_spark_configuration_of_the_page_is_that_of_the_tests_and_the_demo() -> 
     first = next(block for block in page.blocks if block.mark == "run: spark-catalog")
     purge = {"spark.sql.catalog.sea.rest-catalog-purge": "true"}  # It has no effect before Iceberg 1.12.
     expected = {**NO_HIVE, "spark.sql.extensions": EXTENSIONS, **catalog_conf("sea", "http://127.0.0.1:8181"), **purge}
-    assert spark_conf(first.text) == expected
+    assert read_spark_conf(first.text) == expected
     pom = (DEPLOY / "jars" / "pom.xml").read_text()
     version = re.search(r"<iceberg.version>(.*)</", pom)
     assert version is not None

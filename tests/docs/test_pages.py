@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import Block, Page
-from tests.docs.runner import EXECUTED_PAGES, SLOW_PAGES, list_pages_to_run, page_run, run_page
+from tests.docs.runner import EXECUTED_PAGES, SLOW_PAGES, list_pages_to_run, open_page_run, run_page
 
 
 @pytest.mark.filterwarnings("ignore")  # These are clients' warnings; every other test treats Seamark's as errors.
@@ -22,7 +22,7 @@ def test_slow_pages_exist() -> None:
 
 def test_failing_command_fails_its_page(tmp_path: Path) -> None:
     page = EXECUTED_PAGES[0]
-    with page_run(page, tmp_path, {}, lambda: None) as run:
+    with open_page_run(page, tmp_path, {}, lambda: None) as run:
         run.block(Block("bash", "run", "seamark --version | grep seamark", 1))
         with pytest.raises(AssertionError, match=r"ended with 2\n(.*\n)*.*--nonsense"):
             run.block(Block("bash", "run", "seamark serve --nonsense", 1))

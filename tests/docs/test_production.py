@@ -26,8 +26,8 @@ from pyiceberg.catalog.rest import RestCatalog
 from seamark.connector.client.indexes import IndexClient
 from tests.docs.pages import REPO, Block, Page
 from tests.services.authority import Authority
-from tests.services.forking_command import forking_command
-from tests.services.process import ManagedProcess, free_port, port_answers
+from tests.services.forking_command import install_forking_command
+from tests.services.process import ManagedProcess, free_port, is_port_open
 from tests.services.s3 import S3
 from tests.waits import block_until
 
@@ -36,7 +36,7 @@ POLICY = {"seamark.compaction.enabled": "true", "seamark.compaction.min-files": 
 HOST = "localhost"
 
 
-def production_blocks() -> tuple[Block, Block, Block]:
+def find_production_blocks() -> tuple[Block, Block, Block]:
     """Return three blocks of the README: the variables, the command that creates the token, and the server."""
     page = Page(REPO / "README.md")
     lines = page.text.splitlines()
@@ -62,7 +62,7 @@ class Production:
     def adapt_text(self, block: Block) -> str:
         text = block.text
         for old_text, new_text in self.replace.items():
-            assert old_text in "".join(production_block.text for production_block in production_blocks()), old_text
+            assert old_text in "".join(production_block.text for production_block in find_production_blocks()), old_text
             text = text.replace(old_text, new_text)
         return text
 
@@ -78,12 +78,12 @@ class Production:
             cwd=self.folder,
         )
         self.running.callback(process.stop)
-        process.start(lambda: port_answers(port) and (home / "server.json").exists(), timeout_s=90)
+        process.start(lambda: is_port_open(port) and (home / "server.json").exists(), timeout_s=90)
         self.servers.append(process)
         self.urls.append(f"https://{HOST}:{port}")
         return self.urls[-1]
 
-    def seamark(self, *arguments: str, url: str) -> tuple[int, str]:
+    def run_seamark(self, *arguments: str, url: str) -> tuple[int, str]:
         """Run a client command, and return (exit code, output)."""
         environment = {**self.environment, "SEAMARK_URL": url}
         completed = subprocess.run(
@@ -96,7 +96,7 @@ class Production:
 def production(
     tmp_path: Path, postgres_url: str, s3: S3, s3_bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Production]:
-    variables, token, server = production_blocks()
+    variables, token, server = find_production_blocks()
     authority = Authority(tmp_path, (HOST,))
     authority.issue("seamark")
     replace = {
@@ -112,7 +112,7 @@ def production(
     with ExitStack() as stack:
         commands = tmp_path / ".bin"
         commands.mkdir()
-        stack.enter_context(forking_command(commands))
+        stack.enter_context(install_forking_command(commands))
         inherited = {name: os.environ[name] for name in ("HOME", "LANG", "VIRTUAL_ENV") if name in os.environ}
         path = f"{commands}:{os.environ['PATH']}"
         environment = {**inherited, "PATH": path, "SEAMARK_CA": str(authority.file)}
@@ -171,23 +171,23 @@ def test_production_servers_index_and_maintain_tables(production: Production) ->
             is_compacted = health["records"] == appended and health["files"] < appended
             return (index.health, index.lag_files) == ("ok", 0) and is_compacted
 
-        def runs() -> list[dict[str, Any]]:
+        def list_runs() -> list[dict[str, Any]]:
             return [run.summary for run in client.timeline("db.t", action="maintenance")]
 
-        def compactions() -> int:
-            return sum(run["service"] == "compaction" for run in runs())
+        def count_compactions() -> int:
+            return sum(run["service"] == "compaction" for run in list_runs())
 
-        block_until(lambda: is_maintained(3) and {run["service"] for run in runs()} >= {"indexing", "compaction"})
-        assert not any("error" in run for run in runs()), runs()
+        block_until(lambda: is_maintained(3) and {run["service"] for run in list_runs()} >= {"indexing", "compaction"})
+        assert not any("error" in run for run in list_runs()), list_runs()
         assert client.explain("db.t", "name = 'no such name'").files == 0
 
         for command, message in (("services", "compaction"), ("health", "3 rows")):
-            code, text = production.seamark(command, "db.t", url=url)
+            code, text = production.run_seamark(command, "db.t", url=url)
             assert (code, message in text) == (0, True), text
-        code, text = production.seamark("doctor", "--url", url, url=url)
+        code, text = production.run_seamark("doctor", "--url", url, url=url)
         assert (code, "table services: a server runs them" in text) == (0, True), text
 
-        before = compactions()
+        before = count_compactions()
         production.servers[0].stop()
         append(production, "db.t", 4, 5)
-        block_until(lambda: is_maintained(5) and compactions() > before, within_s=150)
+        block_until(lambda: is_maintained(5) and count_compactions() > before, within_s=150)

@@ -16,7 +16,7 @@ from seamark.metaserver.store.sql.migrations import MIGRATIONS
 from seamark.metaserver.timeline.events import InstantAnswer, cloud_event
 from tests.api.rest.standard import read_operations
 from tests.docs.pages import REPO, Page
-from tests.docs.reference import PAGES, REFERENCE, SERVICES_PAGE, list_served_operations, services_page
+from tests.docs.reference import PAGES, REFERENCE, SERVICES_PAGE, format_services_page, list_served_operations
 from tests.rck.kit import DISABLED_BY_THE_KIT
 
 INSTANT = Instant(
@@ -39,7 +39,7 @@ def test_generated_page_matches_the_code(name: str) -> None:
 
 
 def test_list_of_table_services_matches_the_declarations() -> None:
-    assert SERVICES_PAGE.read_text() == services_page(), "run `python -m tests.docs.reference`"
+    assert SERVICES_PAGE.read_text() == format_services_page(), "run `python -m tests.docs.reference`"
 
 
 def test_every_table_of_the_database_is_explained() -> None:

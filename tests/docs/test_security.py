@@ -11,14 +11,14 @@ _NAMED = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
 _DEFINED = re.compile(r"^(?:async )?def (test_\w+)\(", re.MULTILINE)
 
 
-def _rows() -> list[str]:
+def _list_attack_rows() -> list[str]:
     """Return the rows of the table of attacks, without its head."""
     section = PAGE.read_text().partition("\n## Attacks and answers\n")[2].partition("\n## ")[0]
     return [line for line in section.splitlines() if line.startswith("|")][2:]
 
 
 def test_each_attack_has_an_answer_and_one_test() -> None:
-    rows = _rows()
+    rows = _list_attack_rows()
     assert len(rows) > 50
     for row in rows:
         cells = [cell.strip() for cell in row.strip("|").split("|")]
@@ -29,7 +29,7 @@ def test_each_attack_has_an_answer_and_one_test() -> None:
 
 def test_each_test_that_the_security_page_names_exists() -> None:
     matches = _NAMED.findall(PAGE.read_text())
-    assert len(matches) == len(_rows())
+    assert len(matches) == len(_list_attack_rows())
     missing_names = [
         f"{path}::{name}"
         for path, name in matches

@@ -37,7 +37,7 @@ def lake(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         warehouse = f"s3://{s3.create_bucket()}/warehouse"
         access = "signing" if "signed" in request.param else "static"
         delegation = "remote-signing" if access == "signing" else "vended-credentials"
-        env = {**s3.seamark_env(), "SEAMARK_S3_CLIENT_ACCESS": access}
+        env = {**s3.build_seamark_env(), "SEAMARK_S3_CLIENT_ACCESS": access}
         properties = {"header.X-Iceberg-Access-Delegation": delegation}
     with Seamark(home, warehouse=warehouse, env=env) as server:
         yield Lake(server, request.param, properties)

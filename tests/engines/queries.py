@@ -54,28 +54,30 @@ class Queries:
     def query(self) -> str:
         rng = self._rng
         shapes = [
-            self._lateral,
-            self._sets,
-            self._window_query,
+            self._draw_lateral,
+            self._draw_set_operation,
+            self._draw_window_query,
             self._draw_shadowing_query,
             self._draw_mixed_type_query,
-            self._comparison_query,
+            self._draw_comparison_query,
         ]
         kind = rng.randrange(9 + len(shapes) + bool(self._past))
         if kind >= 9:
-            return [*shapes, self._earlier][kind - 9]()
+            return [*shapes, self._draw_time_travel][kind - 9]()
         if kind < 4:
             return self._select()[0]
         if kind == 4:
             first, columns = self._select(1)
             word = rng.choice(["UNION", "UNION ALL", "INTERSECT", "EXCEPT", "EXCEPT ALL"])
-            return f"SELECT * FROM ({first} {word} {first}) u WHERE {self._condition(columns, 'u')}"
+            return f"SELECT * FROM ({first} {word} {first}) u WHERE {self._draw_condition(columns, 'u')}"
         if kind == 5:
             table = rng.choice(["sales", "items"])
-            parts = [f"SELECT * FROM {self._db}.{table} WHERE {self._of(table, table)}" for _ in range(2)]
+            parts = [
+                f"SELECT * FROM {self._db}.{table} WHERE {self._draw_table_condition(table, table)}" for _ in range(2)
+            ]
             word = rng.choice(["UNION", "UNION ALL", "INTERSECT", "EXCEPT"])
             columns = {name: name for name in TABLES[table]}
-            where = self._condition({name: TABLES[table][name] for name in columns}, "u")
+            where = self._draw_condition({name: TABLES[table][name] for name in columns}, "u")
             return f"SELECT * FROM ({parts[0]} {word} {parts[1]}) u WHERE {where}"
         if kind == 6:
             inner, columns = self._select(1)
@@ -84,15 +86,15 @@ class Queries:
             word = rng.choice(["JOIN", "LEFT JOIN", "LEFT SEMI JOIN"])
             return (
                 f"WITH w AS ({inner}) SELECT a.* FROM w a {word} w b ON {condition} AND "
-                f"{self._condition(columns, 'b')} WHERE {self._condition(columns, 'a')}"
+                f"{self._draw_condition(columns, 'b')} WHERE {self._draw_condition(columns, 'a')}"
             )
         return self._group_query() if kind == 7 else self._draw_filtered_aggregate_query()
 
-    def _alias(self) -> str:
+    def _create_alias(self) -> str:
         self._aliases += 1
         return f"t{self._aliases}"
 
-    def _lateral(self) -> str:
+    def _draw_lateral(self) -> str:
         """Return a query with a lateral subquery: aggregates, groups or first rows that equal a column of the
         outer row.
 
@@ -107,15 +109,20 @@ class Queries:
             if column in columns
         ]
         if not pairs:
-            return f"SELECT * FROM ({inner}) o WHERE {self._condition(columns, 'o')}"
+            return f"SELECT * FROM ({inner}) o WHERE {self._draw_condition(columns, 'o')}"
         column, other, other_column = rng.choice(pairs)
         number = next(name for name, kind in TABLES[other].items() if kind in ("bigint", "int"))
-        source, below = f"{self._db}.{other} x", self._pair({"x": other}, set())
+        source, below = f"{self._db}.{other} x", self._draw_pair({"x": other}, set())
         if below is not None and rng.random() < 0.4:
             (_, source_column), (table, away) = below
             join = rng.choice(["JOIN", "LEFT JOIN"])
-            source += f" {join} {self._db}.{table} y ON x.{source_column} = y.{away} AND {self._of(table, 'y')}"
-        where = f"x.{other_column} = o.{column}" + (f" AND {self._of(other, 'x')}" if rng.random() < 0.7 else "")
+            source += (
+                f" {join} {self._db}.{table} y ON x.{source_column} = y.{away} AND"
+                f" {self._draw_table_condition(table, 'y')}"
+            )
+        where = f"x.{other_column} = o.{column}" + (
+            f" AND {self._draw_table_condition(other, 'x')}" if rng.random() < 0.7 else ""
+        )
         body = rng.choice(
             [
                 f"SELECT count(*) AS n, max(x.{number}) AS m FROM {source} WHERE {where}",
@@ -126,14 +133,14 @@ class Queries:
         )
         join = rng.choice([", LATERAL ({}) q", "JOIN LATERAL ({}) q ON true", "LEFT JOIN LATERAL ({}) q ON q.m > 3"])
         outer = rng.choice(
-            ["true", "q.n > 0", "q.n = 0", "q.m IS NULL", f"q.m < 60 AND {self._condition(columns, 'o')}"]
+            ["true", "q.n > 0", "q.n = 0", "q.m IS NULL", f"q.m < 60 AND {self._draw_condition(columns, 'o')}"]
         )
         if rng.random() < 0.3:
             text = f"(SELECT max(x.{number}) FROM {source} WHERE {where})"
-            return f"SELECT o.*, {text} AS m FROM ({inner}) o WHERE {self._condition(columns, 'o')}"
+            return f"SELECT o.*, {text} AS m FROM ({inner}) o WHERE {self._draw_condition(columns, 'o')}"
         return f"SELECT o.*, q.n, q.m FROM ({inner}) o {join.format(body)} WHERE {outer}"
 
-    def _comparison_query(self) -> str:
+    def _draw_comparison_query(self) -> str:
         """Return a query that compares a column with an extreme of some rows, or with a column of another table."""
         rng = self._rng
         column, table, other = rng.choice(
@@ -145,10 +152,12 @@ class Queries:
             ]
         )
         op = rng.choice(["=", "<", "<=", ">", ">="])
-        rows = f"{self._db}.{table} q" + (f" WHERE {self._of(table, 'q')}" if rng.random() < 0.7 else "")
+        rows = f"{self._db}.{table} q" + (
+            f" WHERE {self._draw_table_condition(table, 'q')}" if rng.random() < 0.7 else ""
+        )
         values = [f"(SELECT {extreme}(q.{other}) FROM {rows})" for extreme in rng.sample(["max", "min"], 2)]
         sales = f"SELECT f.id, f.{column} FROM {self._db}.sales f"
-        where = f" AND {self._of('sales', 'f')}" if rng.random() < 0.3 else ""
+        where = f" AND {self._draw_table_condition('sales', 'f')}" if rng.random() < 0.3 else ""
         if rng.random() < 0.3:
             extreme = rng.choice(["max", "min"])
             names = f"WITH m AS (SELECT {extreme}(q.{other}) AS e FROM {rows}), n AS (SELECT e AS l FROM m)"
@@ -165,10 +174,12 @@ class Queries:
             return f"{sales} WHERE {rng.choice([f'f.{column} {op} {values[0]}', between])}{where}"
         kind = rng.choice(_KINDS)
         end = f" AND f.{column} {rng.choice(['<', '<='])} q.{other}" if rng.random() < 0.5 else ""
-        join_condition = f"f.{column} {op} q.{other}{end} AND {self._of(table, 'q')}"
-        return f"{sales} {kind} {self._db}.{table} q ON {join_condition} WHERE {self._of('sales', 'f')}"
+        join_condition = f"f.{column} {op} q.{other}{end} AND {self._draw_table_condition(table, 'q')}"
+        return (
+            f"{sales} {kind} {self._db}.{table} q ON {join_condition} WHERE {self._draw_table_condition('sales', 'f')}"
+        )
 
-    def _sets(self) -> str:
+    def _draw_set_operation(self) -> str:
         rng = self._rng
         inner, columns = self._select(1)
         a, b = list(columns)[:2]
@@ -179,11 +190,11 @@ class Queries:
             ]
         )
         keys = {name: columns[name] for name in (a, b)}
-        having = f" HAVING {self._condition(keys, 'g')}" if rng.random() < 0.5 else ""
+        having = f" HAVING {self._draw_condition(keys, 'g')}" if rng.random() < 0.5 else ""
         text = f"SELECT g.{a}, g.{b}, count(*) AS n FROM ({inner}) g GROUP BY {sets}{having}"
-        return f"SELECT * FROM ({text}) h WHERE {self._condition(keys, 'h')}" if rng.random() < 0.6 else text
+        return f"SELECT * FROM ({text}) h WHERE {self._draw_condition(keys, 'h')}" if rng.random() < 0.6 else text
 
-    def _window_query(self) -> str:
+    def _draw_window_query(self) -> str:
         """Return a query with window functions and a filter on the key, such as the latest row of each key.
 
         Some of the queries are below a join.
@@ -197,25 +208,28 @@ class Queries:
             windows += f", count(*) OVER (PARTITION BY {rng.choice(keys)}) AS n"
         text = f"(SELECT *, {windows} FROM ({inner})) w"
         first = "w.rn = 1 AND " if rng.random() < 0.7 else ""
-        where = self._condition({name: columns[name] for name in keys}, "w")
+        where = self._draw_condition({name: columns[name] for name in keys}, "w")
         pairs = [(left, two, right) for (_, two), (left, right) in JOINS.items() if left in columns]
         if pairs and rng.random() < 0.5:
             column, other, other_column = rng.choice(pairs)
             kind = rng.choice(_KINDS)
-            text += f" {kind} {self._db}.{other} d ON w.{column} = d.{other_column} AND {self._of(other, 'd')}"
+            text += (
+                f" {kind} {self._db}.{other} d ON w.{column} = d.{other_column} AND"
+                f" {self._draw_table_condition(other, 'd')}"
+            )
         return f"SELECT w.* FROM {text} WHERE {first}{where}"
 
     def _draw_shadowing_query(self) -> str:
         """Return a query whose names in WITH hide tables and each other."""
         rng = self._rng
-        where = [self._of("sales", "sales") for _ in range(4)]
+        where = [self._draw_table_condition("sales", "sales") for _ in range(4)]
         inner = f"(WITH sales AS (SELECT * FROM sales WHERE {where[1]}) SELECT * FROM sales WHERE {where[2]})"
         other = rng.choice([inner, f"{self._db}.sales", "items"])
         first = f"WITH sales AS (SELECT * FROM {self._db}.sales WHERE {where[0]}), items AS (SELECT * FROM sales)"
         kind = rng.choice(_KINDS)
         return (
             f"{first} SELECT sales.id, sales.note FROM sales {kind} {other} b ON sales.id = b.id "
-            f"AND {self._of('sales', 'b')} WHERE {where[3]}"
+            f"AND {self._draw_table_condition('sales', 'b')} WHERE {where[3]}"
         )
 
     def _draw_mixed_type_query(self) -> str:
@@ -223,44 +237,47 @@ class Queries:
         rng = self._rng
         first, other, kind = rng.choice(_WIDER)
         sides = [
-            f"SELECT {name} AS v, id FROM {self._db}.sales WHERE {self._of('sales', 'sales')}"
+            f"SELECT {name} AS v, id FROM {self._db}.sales WHERE {self._draw_table_condition('sales', 'sales')}"
             for name in (first, other)
         ]
         rng.shuffle(sides)
         word = rng.choice(["UNION", "UNION ALL", "INTERSECT", "INTERSECT ALL", "EXCEPT", "EXCEPT ALL"])
         columns = {"v": kind, "id": "bigint"}
-        return f"SELECT * FROM ({sides[0]} {word} {sides[1]}) u WHERE {self._condition(columns, 'u')}"
+        return f"SELECT * FROM ({sides[0]} {word} {sides[1]}) u WHERE {self._draw_condition(columns, 'u')}"
 
-    def _earlier(self) -> str:
+    def _draw_time_travel(self) -> str:
         """Return a query on earlier snapshots of the facts, in WITH or in FROM, alone or with the current facts."""
         rng = self._rng
         past = f"{self._db}.sales{rng.choice(self._past)}"
         has_name = rng.random() < 0.5
-        source = f"(SELECT * FROM {past} a WHERE {self._of('sales', 'a')})" if rng.random() < 0.5 else past
+        source = (
+            f"(SELECT * FROM {past} a WHERE {self._draw_table_condition('sales', 'a')})" if rng.random() < 0.5 else past
+        )
         text = f"WITH s AS (SELECT * FROM {source}) " if has_name else ""
         text += f"SELECT p.id, p.note, p.item FROM {'s' if has_name else source} p"
         if rng.random() < 0.6:
             other, column = rng.choice([("sales", "id"), ("items", "i_id"), ("sales", "id")])
             join_column = "id" if other == "sales" else "item"
             text += (
-                f" {rng.choice(_KINDS)} {self._db}.{other} c ON p.{join_column} = c.{column} AND {self._of(other, 'c')}"
+                f" {rng.choice(_KINDS)} {self._db}.{other} c ON p.{join_column} = c.{column} AND"
+                f" {self._draw_table_condition(other, 'c')}"
             )
-        return f"{text} WHERE {self._of('sales', 'p')}"
+        return f"{text} WHERE {self._draw_table_condition('sales', 'p')}"
 
     def _group_query(self) -> str:
         rng = self._rng
         inner, columns = self._select(1)
         key = rng.choice(list(columns))
-        having = rng.choice(["count(*) > 1", self._condition({key: columns[key]}, "g"), "true"])
+        having = rng.choice(["count(*) > 1", self._draw_condition({key: columns[key]}, "g"), "true"])
         group = rng.choice([f"GROUP BY g.{key}", f"GROUP BY ROLLUP (g.{key})"])
         return f"SELECT g.{key}, count(*) AS n FROM ({inner}) g {group} HAVING {having}"
 
     def _draw_filtered_aggregate_query(self) -> str:
         """Return a query with aggregates that have filters."""
         rng = self._rng
-        table, alias = rng.choice(["sales", "sales", "items"]), self._alias()
+        table, alias = rng.choice(["sales", "sales", "items"]), self._create_alias()
         number = rng.choice([name for name, kind in TABLES[table].items() if kind in ("int", "bigint")])
-        conditions = [self._of(table, alias) for _ in range(3)]
+        conditions = [self._draw_table_condition(table, alias) for _ in range(3)]
         parts = [
             f"count(*) FILTER (WHERE {conditions[0]})",
             f"max({alias}.{number}) FILTER (WHERE {conditions[1]}) + 1",
@@ -270,27 +287,27 @@ class Queries:
             f"{rng.choice(['NULL', '7'])} END)",
         ]
         sample = ", ".join(rng.sample(parts, rng.randint(1, 3)))
-        condition = f" WHERE {self._of(table, alias)}" if rng.random() < 0.3 else ""
-        return f"SELECT {sample} FROM {self._source(table, 1)} {alias}{condition}"
+        condition = f" WHERE {self._draw_table_condition(table, alias)}" if rng.random() < 0.3 else ""
+        return f"SELECT {sample} FROM {self._draw_source(table, 1)} {alias}{condition}"
 
     def _select(self, depth: int = 0) -> tuple[str, dict[str, str]]:
         """Return a query and the types of its columns."""
         rng = self._rng
         table = rng.choice(["sales", "sales", "sales", "items", "stores"])
-        alias = self._alias()
+        alias = self._create_alias()
         sources = {alias: table}
         hidden: set[str] = set()
-        text = f"FROM {self._source(table, depth)} {alias}"
+        text = f"FROM {self._draw_source(table, depth)} {alias}"
         for _ in range(rng.choice([0, 1, 1, 2])):
-            pair = self._pair(sources, hidden)
+            pair = self._draw_pair(sources, hidden)
             if pair is None:
                 break
             (old_alias, column), (other, other_column) = pair
-            new_alias, kind = self._alias(), rng.choice(_KINDS + ("JOIN",) * 5)
-            condition = f" AND {self._of(other, new_alias)}" if rng.random() < 0.3 else ""
+            new_alias, kind = self._create_alias(), rng.choice(_KINDS + ("JOIN",) * 5)
+            condition = f" AND {self._draw_table_condition(other, new_alias)}" if rng.random() < 0.3 else ""
             equal = "<=>" if rng.random() < 0.05 else "="
-            sides = f"{self._side(old_alias, column)} {equal} {self._side(new_alias, other_column)}"
-            text += f" {kind} {self._source(other, depth)} {new_alias} ON {sides}{condition}"
+            sides = f"{self._draw_side(old_alias, column)} {equal} {self._draw_side(new_alias, other_column)}"
+            text += f" {kind} {self._draw_source(other, depth)} {new_alias} ON {sides}{condition}"
             sources[new_alias] = other
             hidden |= {new_alias} if kind in _KINDS[4:] else set()
         if table == "sales" and rng.random() < 0.2:
@@ -298,7 +315,7 @@ class Queries:
                 [
                     f" JOIN VALUES (3, 'x'), (7, NULL), (NULL, 'y') AS v{alias} (k, l) ON v{alias}.k = {alias}.item",
                     f" JOIN (SELECT item, max(id) AS last FROM {self._db}.sales x{alias} "
-                    f"WHERE {self._of('sales', f'x{alias}')} GROUP BY item) l{alias} "
+                    f"WHERE {self._draw_table_condition('sales', f'x{alias}')} GROUP BY item) l{alias} "
                     f"ON {alias}.item = l{alias}.item AND {alias}.id = l{alias}.last",
                     f" JOIN (SELECT min(s_id) AS low, max(opened) AS high FROM {self._db}.stores x{alias} "
                     f"WHERE x{alias}.city > 'c{rng.randrange(6)}') l{alias} "
@@ -306,13 +323,20 @@ class Queries:
                 ]
             )
         visible_sources = {name: source for name, source in sources.items() if name not in hidden}
-        where = [self._of(source, name) for name, source in visible_sources.items() if rng.random() < 0.7]
+        where = [
+            self._draw_table_condition(source, name) for name, source in visible_sources.items() if rng.random() < 0.7
+        ]
         if rng.random() < 0.3:
-            where.append(self._subquery(rng.choice(list(visible_sources.items()))))
+            where.append(self._draw_subquery(rng.choice(list(visible_sources.items()))))
         if len(visible_sources) > 1 and rng.random() < 0.3:
-            parts = [self._of(source, name) for name, source in rng.sample(list(visible_sources.items()), 2)]
+            parts = [
+                self._draw_table_condition(source, name)
+                for name, source in rng.sample(list(visible_sources.items()), 2)
+            ]
             if rng.random() < 0.3:
-                parts[0] = f"({parts[0]} AND {self._of(*rng.choice(list(visible_sources.items()))[::-1])})"
+                parts[0] = (
+                    f"({parts[0]} AND {self._draw_table_condition(*rng.choice(list(visible_sources.items()))[::-1])})"
+                )
             where.append(f"({' OR '.join(parts)})")
         columns = {
             name: (alias, kind)
@@ -325,19 +349,19 @@ class Queries:
         text = f"SELECT {named_text} {text}" + (f" WHERE {' AND '.join(where)}" if where else "")
         return text, {name: columns[name][1] for name in chosen_columns}
 
-    def _side(self, alias: str, column: str) -> str:
+    def _draw_side(self, alias: str, column: str) -> str:
         """Return an operand of a join condition."""
         if column != "day" or self._rng.random() < 0.5:
             return f"{alias}.{column}"
         return self._rng.choice([f"CAST({alias}.at AS date)", f"CAST({alias}.nt AS date)", f"trunc({alias}.day, 'MM')"])
 
-    def _source(self, table: str, depth: int) -> str:
+    def _draw_source(self, table: str, depth: int) -> str:
         rng = self._rng
         if depth >= 2 or rng.random() < 0.75:
             return f"{self._db}.{table}"
-        return f"(SELECT * FROM {self._db}.{table} WHERE {self._of(table, table)})"
+        return f"(SELECT * FROM {self._db}.{table} WHERE {self._draw_table_condition(table, table)})"
 
-    def _pair(self, sources: dict[str, str], hidden: set[str]) -> tuple[tuple[str, str], tuple[str, str]] | None:
+    def _draw_pair(self, sources: dict[str, str], hidden: set[str]) -> tuple[tuple[str, str], tuple[str, str]] | None:
         results = []
         for alias, table in sources.items():
             if alias in hidden:
@@ -347,14 +371,14 @@ class Queries:
                 results += [((alias, other_key), (first, column))] if other == table else []
         return self._rng.choice(results) if results else None
 
-    def _subquery(self, outer_source: tuple[str, str]) -> str:
+    def _draw_subquery(self, outer_source: tuple[str, str]) -> str:
         rng = self._rng
         alias, table = outer_source
-        pair = self._pair({alias: table}, set())
+        pair = self._draw_pair({alias: table}, set())
         assert pair is not None
         (_, column), (other, other_column) = pair
-        inner = self._alias()
-        where = self._of(other, inner)
+        inner = self._create_alias()
+        where = self._draw_table_condition(other, inner)
         source = f"{self._db}.{other} {inner}"
         number = next(name for name, kind in TABLES[other].items() if kind in ("bigint", "int"))
         return rng.choice(
@@ -368,33 +392,33 @@ class Queries:
                 f"{alias}.{column} = (SELECT max({other_column}) FROM {source} WHERE {where})",
                 f"(SELECT count(*) FROM {source} WHERE {inner}.{other_column} = {alias}.{column} AND {where}) < 3",
                 f"({alias}.{column} IN (SELECT {other_column} FROM {source} WHERE {where}) "
-                f"OR {self._of(table, alias)})",
+                f"OR {self._draw_table_condition(table, alias)})",
                 f"(SELECT min({number}) FROM {source} WHERE {where}) > 3",
             ]
         )
 
     # Conditions
 
-    def _of(self, table: str, alias: str) -> str:
-        return self._condition(TABLES[table], alias)
+    def _draw_table_condition(self, table: str, alias: str) -> str:
+        return self._draw_condition(TABLES[table], alias)
 
-    def _condition(self, columns: dict[str, str], alias: str, depth: int = 0) -> str:
+    def _draw_condition(self, columns: dict[str, str], alias: str, depth: int = 0) -> str:
         rng = self._rng
         if depth < 2 and rng.random() < 0.35:
-            first, other = (self._condition(columns, alias, depth + 1) for _ in range(2))
+            first, other = (self._draw_condition(columns, alias, depth + 1) for _ in range(2))
             return rng.choice([f"({first} AND {other})", f"({first} OR {other})", f"NOT ({first} OR {other})"])
         name, kind = rng.choice(list(columns.items()))
         if {"item", "store"} <= columns.keys() and rng.random() < 0.04:
             rows_of = "(3, 4L), (7, 1L), (0, 5L)" if rng.random() < 0.8 else "(3, 4L), (7, CAST(NULL AS bigint))"
             pairs = [f"IN ({rows_of})", f"NOT IN ({rows_of})", *(f"{op} (3, 4L)" for op in ("<", "<=", ">", "="))]
             return f"({alias}.item, {alias}.store) {rng.choice(pairs)}"
-        function = self._function(f"{alias}.{name}", kind) if rng.random() < 0.35 else None
+        function = self._draw_function(f"{alias}.{name}", kind) if rng.random() < 0.35 else None
         if function is not None:
             return f"NOT ({function})" if rng.random() < 0.15 else function
-        function = self._leaf(f"{alias}.{name}", kind)
+        function = self._draw_leaf(f"{alias}.{name}", kind)
         return f"NOT ({function})" if rng.random() < 0.15 else function
 
-    def _leaf(self, column: str, kind: str) -> str:
+    def _draw_leaf(self, column: str, kind: str) -> str:
         rng = self._rng
         op = rng.choice(["=", "<", "<=", ">", ">=", "<>", "<=>", "="])
         if rng.random() < 0.08:
@@ -466,7 +490,7 @@ class Queries:
                 )
         return rng.choice([column, f"{column} {op} true", f"{column} IS NOT TRUE"])
 
-    def _function(self, column: str, kind: str) -> str | None:
+    def _draw_function(self, column: str, kind: str) -> str | None:
         """Return a comparison of a function of the column, or None."""
         rng = self._rng
         op = rng.choice(["=", "<", "<=", ">", ">=", "<>", "="])

@@ -44,7 +44,7 @@ class Lake:
         assert len(model) == len(actual)
         return model
 
-    def specs(self, name: str) -> set[int]:
+    def list_specs(self, name: str) -> set[int]:
         """Return the specs of the data files that the last snapshot added."""
         metadata = json.loads(self.client.load_table(f"db.{name}").metadata)
         files = self.client.files(f"db.{name}", content="data").to_pylist()
@@ -81,7 +81,7 @@ def test_spark_and_seamark_write_to_one_table_from_8_to_64_buckets(lake: Lake, v
         some_numbers = rng.sample(range(80), 20)
         upsert(lake.client, f"db.{name}", make_rows(some_numbers, 10 * step), keys=["id"], mode=rng.choice(MODES))
         model |= dict.fromkeys(some_numbers, 10 * step)
-        assert lake.specs(name) == {step}
+        assert lake.list_specs(name) == {step}
         updated_ids = rng.sample(range(100), 20)
         text = ", ".join(f"({one}L, {10 * step + 1}L)" for one in updated_ids)
         lake.sql(
@@ -89,7 +89,7 @@ def test_spark_and_seamark_write_to_one_table_from_8_to_64_buckets(lake: Lake, v
             "WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
         )
         model |= dict.fromkeys(updated_ids, 10 * step + 1)
-        assert lake.specs(name) == {step}
+        assert lake.list_specs(name) == {step}
         removed_numbers = rng.sample(range(100), 5)
         delete(lake.client, f"db.{name}", keys=pa.table({"id": removed_numbers}), mode=rng.choice(MODES))
         model = {one: value for one, value in model.items() if one not in removed_numbers}
@@ -112,9 +112,11 @@ def test_spark_session_that_loaded_the_table_before_a_doubling_still_appends(lak
         resize(lake.client, "db.open", buckets=count)
         ids = range(10 * step + 1, 10 * step + 10)
         lake.sql("INSERT INTO {old}.open VALUES " + ", ".join(f"({id_}, {step})" for id_ in ids))
-        assert lake.specs("open") == {step}, "Spark writes with the spec that it has loaded, one behind the current one"
+        assert lake.list_specs("open") == {step}, (
+            "Spark writes with the spec that it has loaded, one behind the current one"
+        )
         model |= dict.fromkeys(ids, step)
         assert lake.read_rows("open") == model
     upsert(lake.client, "db.open", make_rows(list(range(15)), 99), keys=["id"])
     assert lake.read_rows("open") == model | dict.fromkeys(range(15), 99)
-    assert lake.specs("open") == {3}
+    assert lake.list_specs("open") == {3}

@@ -35,7 +35,7 @@ class Rig(SparkTables):
     def cluster(self, table: str, columns: list[str], **arguments: Any) -> WriteReport:
         return cluster(self.spark, f"db.{table}", columns, client=self.client, **arguments)
 
-    def sales(self, table: str, suffix: str = "", version: int = 2, count: int = 4000) -> None:
+    def create_sales(self, table: str, suffix: str = "", version: int = 2, count: int = 4000) -> None:
         """Create a table with unordered rows in four files. A customer's city does not depend on the customer's id."""
         self.sql(
             f"CREATE TABLE {{db}}.{table} ({SALES}) USING iceberg {suffix} TBLPROPERTIES ('format-version'='{version}')"
@@ -101,7 +101,7 @@ def test_clustering_keeps_rows_of_every_type_and_their_row_ids(rig: Rig, version
 @pytest.mark.parametrize("version", [2, 3])
 def test_clustering_applies_deletes_and_removes_their_files(rig: Rig, version: int) -> None:
     table = f"deleted_{version}"
-    rig.sales(table, version=version)
+    rig.create_sales(table, version=version)
     rig.sql(f"ALTER TABLE {{db}}.{table} SET TBLPROPERTIES ('write.delete.mode'='merge-on-read')")
     rig.sql(f"DELETE FROM {{db}}.{table} WHERE id % 5 = 1 AND day < 60")
     removed_ids = rig.spark.range(0, 4000, 7).selectExpr("id")
@@ -117,7 +117,7 @@ def test_clustering_applies_deletes_and_removes_their_files(rig: Rig, version: i
 
 @pytest.mark.slow
 def test_clustering_uses_the_current_schema_before_a_snapshot_has_it(rig: Rig) -> None:
-    rig.sales("evolved")
+    rig.create_sales("evolved")
     rig.sql("ALTER TABLE {db}.evolved RENAME COLUMN day TO weekday")
     rig.sql("ALTER TABLE {db}.evolved ALTER COLUMN quantity TYPE bigint")
     rig.sql("ALTER TABLE {db}.evolved ADD COLUMN extra string")
@@ -129,7 +129,7 @@ def test_clustering_uses_the_current_schema_before_a_snapshot_has_it(rig: Rig) -
 
 @pytest.mark.slow
 def test_clustering_commit_is_a_replace_and_earlier_snapshots_stay(rig: Rig) -> None:
-    rig.sales("told")
+    rig.create_sales("told")
     before = rig.rows("told")
     (old_snapshot,) = rig.sql("SELECT snapshot_id FROM {db}.told.snapshots")[0]
     report = rig.cluster("told", BY, joins=JOINS, files=8, summary={"why": "a test"})
@@ -145,7 +145,7 @@ def test_clustering_commit_is_a_replace_and_earlier_snapshots_stay(rig: Rig) -> 
 
 @pytest.mark.slow
 def test_clustering_of_a_branch_changes_only_the_branch(rig: Rig) -> None:
-    rig.sales("branched")
+    rig.create_sales("branched")
     rig.sql("ALTER TABLE {db}.branched CREATE BRANCH other")
     rig.sql("INSERT INTO {db}.branched.branch_other VALUES (-1, 3, 3, 3, 'other')")
     main, other = rig.rows("branched"), rig.rows("branched VERSION AS OF 'other'")
@@ -163,8 +163,8 @@ def test_rows_of_a_city_and_some_days_are_in_fewer_files(rig: Rig) -> None:
     """Iceberg's reader reports the file of each row. The other table has as many files, sorted by a column
     that the queries do not use.
     """
-    rig.sales("sorted")
-    rig.sales("clustered")
+    rig.create_sales("sorted")
+    rig.create_sales("clustered")
     for table, columns in (("sorted", ["id"]), ("clustered", BY)):
         report = rig.cluster(table, columns, joins=JOINS, files=64)
         assert 64 <= report.files <= 64 + 3 * 2
@@ -189,7 +189,7 @@ def test_rows_of_a_city_and_some_days_are_in_fewer_files(rig: Rig) -> None:
 
 
 def test_clustering_builds_index_files_of_the_new_files(rig: Rig) -> None:
-    rig.sales("indexed")
+    rig.create_sales("indexed")
     rig.client.put_index("db.indexed", "of_customers", kind="bitmap", columns=["customer"])
     report = rig.cluster("indexed", BY, joins=JOINS, files=40)
     assert report.index_files > 0
@@ -202,7 +202,7 @@ def test_clustering_builds_index_files_of_the_new_files(rig: Rig) -> None:
 def test_clustering_uses_attributes_that_are_two_joins_away(rig: Rig) -> None:
     rig.sql("CREATE TABLE {db}.nations (code int, name string) USING iceberg")
     rig.sql("INSERT INTO {db}.nations VALUES (0, 'c'), (1, 'a'), (2, 'b'), (3, 'e'), (4, 'd')")
-    rig.sales("far")
+    rig.create_sales("far")
     before = rig.rows("far")
     joins = {**JOINS, "nation": JoinedTable("db.nations", on={"customer.nation": "code"})}
     rig.cluster("far", ["nation.name"], joins=joins, files=24)
@@ -221,7 +221,7 @@ def test_clustering_uses_attributes_that_are_two_joins_away(rig: Rig) -> None:
 def test_rows_appended_during_clustering_stay_and_a_delete_is_a_conflict(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rig.sales("busy")
+    rig.create_sales("busy")
     meanwhile = ""
 
     def commit_later(*arguments: Any) -> Any:
@@ -247,7 +247,7 @@ def test_rows_appended_during_clustering_stay_and_a_delete_is_a_conflict(
 
 
 def test_clustering_commits_nothing_if_a_row_is_lost(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    rig.sales("lossy")
+    rig.create_sales("lossy")
     before, files = rig.rows("lossy"), rig.files("lossy")
     decoded, losing = decode_files, [True]
 

@@ -48,7 +48,7 @@ class Table:
     def agree(self) -> list[tuple[Any, ...]]:
         """Check that Spark and a reader of the specification return the same rows, and return these rows."""
         self.sql("REFRESH TABLE {t}")
-        metadata = self.run(self.lake.metadata())
+        metadata = self.run(self.lake.read_metadata())
         snapshot = find_snapshot(metadata)
         spark_rows = _sort_rows(self.sql("SELECT id, part, value FROM {t}"))
         assert spark_rows == read_rows(snapshot)
@@ -63,15 +63,15 @@ def test_spark_reads_and_changes_snapshots_of_the_server(
     lake = table.lake
     files = [lake.data([(n * 10 + at, n % 2, f"r{n}{at}") for at in range(4)]) for n in range(4)]
     head = [table.commit(add=[file]) for file in files][-1]
-    check(table.run(lake.metadata()))
+    check(table.run(lake.read_metadata()))
     if version == 3:
-        deletes = lake.vectors({files[0]["file-path"]: {0, 2}, files[2]["file-path"]: {1}}, 0)
+        deletes = lake.write_vectors({files[0]["file-path"]: {0, 2}, files[2]["file-path"]: {1}}, 0)
     else:
-        deletes = [lake.position_deletes([(files[0]["file-path"], 0), (files[0]["file-path"], 2)], 0)]
-        deletes.append(lake.position_deletes([(files[2]["file-path"], 1)], 0, has_path_bounds=True))
+        deletes = [lake.write_position_deletes([(files[0]["file-path"], 0), (files[0]["file-path"], 2)], 0)]
+        deletes.append(lake.write_position_deletes([(files[2]["file-path"], 1)], 0, has_path_bounds=True))
     table.commit(add=deletes, **{"read-snapshot-id": head["snapshot-id"]})
     assert len(table.agree()) == 13
-    table.commit(add=[lake.equality_deletes([10, 31], 1), lake.data([(10, 1, "upserted")])])
+    table.commit(add=[lake.write_equality_deletes([10, 31], 1), lake.data([(10, 1, "upserted")])])
     assert (10, 1, "upserted") in table.agree()
 
     # Spark deletes by position and inserts. Both continue from the server's manifests, row ids and
@@ -82,11 +82,11 @@ def test_spark_reads_and_changes_snapshots_of_the_server(
     rows = table.agree()
     assert (100, 0, "by spark") in rows
     assert not {1, 22} & {row[0] for row in rows}
-    metadata = table.run(lake.metadata())
+    metadata = table.run(lake.read_metadata())
     head_id = metadata["current-snapshot-id"]
     remove = [{"file-path": files[3]["file-path"]}]
     table.commit(remove=remove, add=[lake.data([(30, 1, "rewritten")])], **{"read-snapshot-id": head_id})
-    check(table.run(lake.metadata()))
+    check(table.run(lake.read_metadata()))
     rows = table.agree()
     assert {row for row in rows if row[0] is not None and row[0] >= 30} == {(30, 1, "rewritten"), (100, 0, "by spark")}
     if version == 3:

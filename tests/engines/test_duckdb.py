@@ -166,7 +166,7 @@ def test_duckdb_sends_the_token_and_does_not_show_it(tmp_path: Path) -> None:
 
 
 def test_duckdb_writes_and_reads_tables_in_s3(s3: S3, tmp_path: Path) -> None:
-    env = {**s3.seamark_env(), "SEAMARK_S3_CLIENT_ACCESS": "static"}
+    env = {**s3.build_seamark_env(), "SEAMARK_S3_CLIENT_ACCESS": "static"}
     with (
         Seamark(tmp_path, warehouse=f"s3://{s3.create_bucket()}/lake", env=env) as server,
         closing(seamark.duckdb.connect(server.base_url, on_s3=True)) as con,
@@ -202,15 +202,15 @@ def test_sql_on_encrypted_files_is_refused_with_the_reason(
     for location in client.files(table, content="data")["file_path"].to_pylist():
         encrypt(location.removeprefix("file://"), {"columns": {"k1": ["name"]}, "plaintext_footer": footer == "plain"})
 
-    def ids() -> list[int]:
-        return sorted(scan(client, table, ["id"], keys=encrypted.keys()).to_arrow()["id"].to_pylist())
+    def read_ids() -> list[int]:
+        return sorted(scan(client, table, ["id"], keys=encrypted.build_keys()).to_arrow()["id"].to_pylist())
 
     changes = [f"UPDATE {table} SET score = 1 WHERE id = 1", f"DELETE FROM {table} WHERE name = 'ann'"]
     with SqlSession(server.base_url) as session:
         for statement in (f"SELECT id FROM {table}", *changes, f"DELETE FROM {table} WHERE id = 2"):
             with pytest.raises(InvalidRequest, match=r"SQL cannot read encrypted files: file://.*no keys were given"):
                 session.sql(statement).to_arrow()
-    assert ids() == [1, 2, 3]
+    assert read_ids() == [1, 2, 3]
 
 
 def create_partitioned(server: Seamark, name: str, kind: str, transform: str, values: list[Any]) -> None:
@@ -224,7 +224,7 @@ def create_partitioned(server: Seamark, name: str, kind: str, transform: str, va
     with closing(IndexClient(server.base_url)) as client:
         client._request("POST", "/v1/namespaces/parts/tables", {}, json.dumps(body).encode())
         for number, value in enumerate(values):
-            rows = pa.table({"id": [number], "x": typed.array(kind, [value])})
+            rows = pa.table({"id": [number], "x": typed.build_array(kind, [value])})
             seamark.append(client, f"parts.{name}", rows)
 
 

@@ -28,7 +28,7 @@ def client(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ite
         yield client
 
 
-def rows(frame: DataFrame) -> list[tuple[object, ...]]:
+def read_history_rows(frame: DataFrame) -> list[tuple[object, ...]]:
     return [tuple(row) for row in frame.select(*COLUMNS).orderBy("id").collect()]
 
 
@@ -42,9 +42,9 @@ def check_spark_readers_agree(
     for snapshot in {*snapshots[::every], snapshots[-1]}:
         expected = read_rows(client, f"db.{name}", At(snapshot_id=snapshot))
         text = f"seed {seed}, {SHAPES[number]}, snapshot {snapshots.index(snapshot)} of {len(snapshots)}"
-        assert rows(spark.read.option("versionAsOf", snapshot).table(f"past.db.{name}")) == expected, text
+        assert read_history_rows(spark.read.option("versionAsOf", snapshot).table(f"past.db.{name}")) == expected, text
         seamark_reader = spark.read.format("seamark").options(uri=client.url, table=f"db.{name}")
-        assert rows(seamark_reader.option("snapshot-id", str(snapshot)).load()) == expected, text
+        assert read_history_rows(seamark_reader.option("snapshot-id", str(snapshot)).load()) == expected, text
 
 
 @pytest.mark.slow

@@ -100,10 +100,12 @@ def wide_lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> 
             defined = ", ".join(f"'seamark.index.{name}' = '{text}'" for name, text in INDEXES.items())
             engines.sql(f"ALTER TABLE {{db}}.wide SET TBLPROPERTIES ({defined})")
             jobs = SparkWorkers(spark)
-            built = tuple(build(client, "db.wide", name, jobs, limits=GroupLimits(files=4)) for name in BY_SPARK)
+            reports = tuple(build(client, "db.wide", name, jobs, limits=GroupLimits(files=4)) for name in BY_SPARK)
             workers = InProcessWorkers()
-            built += tuple(build(client, "db.wide", name, workers, limits=GroupLimits(files=4)) for name in IN_PROCESS)
-            yield Lake(engines, client, before_rename, built)
+            reports += tuple(
+                build(client, "db.wide", name, workers, limits=GroupLimits(files=4)) for name in IN_PROCESS
+            )
+            yield Lake(engines, client, before_rename, reports)
         client.close()
 
 
@@ -123,14 +125,14 @@ def _fill(engines: Engines) -> int:
             before_rename = engines.sql("SELECT snapshot_id FROM {db}.wide.refs WHERE name = 'main'")[0][0]
             engines.sql("ALTER TABLE {db}.wide RENAME COLUMN country TO land")
             engines.sql("ALTER TABLE {db}.wide ADD COLUMN extra string")
-        engines.sql(f"INSERT INTO {{db}}.wide {_rows(part)}")
+        engines.sql(f"INSERT INTO {{db}}.wide {_build_rows_query(part)}")
     engines.sql("ALTER TABLE {db}.wide CREATE BRANCH dev")
-    engines.sql(f"INSERT INTO {{db}}.wide.branch_dev {_rows(3)}")
+    engines.sql(f"INSERT INTO {{db}}.wide.branch_dev {_build_rows_query(3)}")
     assert engines.sql("SELECT count(*) FROM {db}.wide.files") == [(FILES,)]
     return before_rename
 
 
-def _rows(part: int) -> str:
+def _build_rows_query(part: int) -> str:
     """Return a query for the rows of a part. Each value of discount occurs with only one value of qty."""
     middle = "CASE j WHEN 0 THEN 'Aa' WHEN 49 THEN 'Zz' WHEN 10 THEN NULL ELSE concat('M', k) END"
     extra = f", {middle}" if part >= 2 else ""
@@ -167,24 +169,24 @@ class Case:
     python: str | None
 
 
-def _eq(name: str, value: Any) -> dict[str, Any]:
+def _build_equality(name: str, value: Any) -> dict[str, Any]:
     return {"type": "eq", "term": name, "value": value}
 
 
 CASES = (
-    Case("ids", "id = 151", _eq("id", 151), 1, "id = 151"),
+    Case("ids", "id = 151", _build_equality("id", 151), 1, "id = 151"),
     Case("ids", "id IN (151, 152)", {"type": "in", "term": "id", "values": [151, 152]}, 2, "id in (151, 152)"),
-    Case("decimals", "n = 37.75", _eq("n", "37.75"), 1, "n = 37.75"),
+    Case("decimals", "n = 37.75", _build_equality("n", "37.75"), 1, "n = 37.75"),
     Case(
         "instants",
         "at = timestamp'2026-01-07 07:00:00'",
-        _eq("at", "2026-01-07T07:00:00+00:00"),
+        _build_equality("at", "2026-01-07T07:00:00+00:00"),
         1,
         "at = '2026-01-07T07:00:00+00:00'",
     ),
-    Case("doubles", "f = 226.5", _eq("f", 226.5), 1, "f = 226.5"),
-    Case("bytes", "bin = X'62313531'", _eq("bin", "62313531"), 1, None),
-    Case("land", "land = 'M3'", _eq("land", "M3"), 1, "land = 'M3'"),
+    Case("doubles", "f = 226.5", _build_equality("f", 226.5), 1, "f = 226.5"),
+    Case("bytes", "bin = X'62313531'", _build_equality("bin", "62313531"), 1, None),
+    Case("land", "land = 'M3'", _build_equality("land", "M3"), 1, "land = 'M3'"),
     Case(
         "land",
         "land > 'M2' AND land < 'M4'",
@@ -196,13 +198,13 @@ CASES = (
         1,
         "land > 'M2' and land < 'M4'",
     ),
-    Case("extra", "extra = 'M5'", _eq("extra", "M5"), 1, "extra = 'M5'"),
-    Case("nested", "st.a = 3", _eq("st.a", 3), 1, "st.a = 3"),
-    Case("days", "d = date'2020-05-31'", _eq("d", "2020-05-31"), 1, "d = '2020-05-31'"),
+    Case("extra", "extra = 'M5'", _build_equality("extra", "M5"), 1, "extra = 'M5'"),
+    Case("nested", "st.a = 3", _build_equality("st.a", 3), 1, "st.a = 3"),
+    Case("days", "d = date'2020-05-31'", _build_equality("d", "2020-05-31"), 1, "d = '2020-05-31'"),
     Case(
         "key",
         "st.b = 'k151' AND small = 25",
-        {"type": "and", "left": _eq("st.b", "k151"), "right": _eq("small", 25)},
+        {"type": "and", "left": _build_equality("st.b", "k151"), "right": _build_equality("small", 25)},
         1,
         "st.b = 'k151' and small = 25",
     ),
@@ -221,7 +223,7 @@ FAST_INDEXES = ("ids", "decimals", "land", "nested", "key")
 def test_spark_and_pyiceberg_read_fewer_files_with_each_kind_of_index(wide_lake: Lake, case: Case) -> None:
     engines = wide_lake.engines
     query = f"SELECT * FROM {{db}}.wide WHERE {case.sql} ORDER BY id"
-    expected = engines.sql_by_itself(query)
+    expected = engines.run_unplanned_sql(query)
     assert expected
     explained = wide_lake.explain(case.sql)
     files_left = {stage.name: stage.files_left for stage in explained.stages}
@@ -229,7 +231,7 @@ def test_spark_and_pyiceberg_read_fewer_files_with_each_kind_of_index(wide_lake:
     assert case.index in {index["name"] for index in explained.indexes}
     plan = engines.plan("wide", case.json)
     assert len(plan) == case.files
-    with engines.hide_other_files("wide", plan) as hidden_files, engines.requests() as requests:
+    with engines.hide_other_files("wide", plan) as hidden_files, engines.record_requests() as requests:
         assert hidden_files >= FILES - case.files
         assert engines.sql(query) == expected
         if case.python is not None:
@@ -244,7 +246,9 @@ def test_two_values_that_never_occur_in_one_row_read_no_file(wide_lake: Lake) ->
         assert wide_lake.explain(f"{term} = {value}").files == FILES
     assert wide_lake.explain("discount = 3 AND qty = 6").files == FILES
     assert wide_lake.explain("discount = 3 AND qty = 7").files == 0
-    plan = engines.plan("wide", {"type": "and", "left": _eq("discount", 3), "right": _eq("qty", 7)})
+    plan = engines.plan(
+        "wide", {"type": "and", "left": _build_equality("discount", 3), "right": _build_equality("qty", 7)}
+    )
     with engines.hide_other_files("wide", plan):
         assert engines.sql("SELECT id FROM {db}.wide WHERE discount = 3 AND qty = 7") == []
         rows = engines.python.load_table("db.wide").scan("discount = 3 and qty = 7").to_arrow()
@@ -254,21 +258,21 @@ def test_two_values_that_never_occur_in_one_row_read_no_file(wide_lake: Lake) ->
 def test_older_snapshots_and_branches_use_the_same_index_files(wide_lake: Lake) -> None:
     engines = wide_lake.engines
     older = {"snapshot-id": wide_lake.before_rename}
-    assert len(engines.plan("wide", _eq("country", "M3"), **older)) == 1
-    plan = engines.plan("wide", _eq("id", 151), **older)
+    assert len(engines.plan("wide", _build_equality("country", "M3"), **older)) == 1
+    plan = engines.plan("wide", _build_equality("id", 151), **older)
     with engines.hide_other_files("wide", plan) as hidden_files:
         query = f"SELECT country FROM {{db}}.wide VERSION AS OF {wide_lake.before_rename} WHERE id = 151"
         assert engines.sql(query) == [("M1",)]
         rows = engines.python.load_table("db.wide").scan("id = 151", snapshot_id=wide_lake.before_rename).to_arrow()
     assert (len(plan), hidden_files, rows["country"].to_pylist()) == (1, FILES + OF_BRANCH - 1, ["M1"])
-    dev = engines.sql_by_itself("SELECT snapshot_id FROM {db}.wide.refs WHERE name = 'dev'")[0][0]
-    plan = engines.plan("wide", _eq("id", 150), **{"snapshot-id": dev})
+    dev = engines.run_unplanned_sql("SELECT snapshot_id FROM {db}.wide.refs WHERE name = 'dev'")[0][0]
+    plan = engines.plan("wide", _build_equality("id", 150), **{"snapshot-id": dev})
     with engines.hide_other_files("wide", plan):
         rows = engines.sql("SELECT id FROM {db}.wide VERSION AS OF 'dev' WHERE id = 150")
     assert (rows, len(plan)) == ([(150,), (150,)], 2)
 
 
-def _small(lake: Lake, name: str) -> None:
+def _create_small_table(lake: Lake, name: str) -> None:
     """Create a table of 6 files, each spanning all ids, and a Bloom filter `i` that covers none of the files."""
     lake.engines.sql(f"CREATE TABLE {{db}}.{name} (id bigint) USING iceberg")
     for part in range(6):
@@ -287,7 +291,7 @@ def test_killed_build_is_continued_and_includes_files_of_a_writer(wide_lake: Lak
     def kill() -> None:
         raise JobKilled
 
-    _small(wide_lake, "cut")
+    _create_small_table(wide_lake, "cut")
     one_each = GroupLimits(files=1)
     with pytest.raises(JobKilled):
         build(wide_lake.client, "db.cut", "i", InterruptedWorkers(spark, wave1=kill), limits=one_each)
@@ -297,7 +301,7 @@ def test_killed_build_is_continued_and_includes_files_of_a_writer(wide_lake: Lak
     assert workers.groups == [[1, 1], [1]]
     assert report.progress.files_done == 3
     assert wide_lake.client.index("db.cut", "i").health == "ok"
-    plan = wide_lake.engines.plan("cut", _eq("id", 1007))
+    plan = wide_lake.engines.plan("cut", _build_equality("id", 1007))
     with wide_lake.engines.hide_other_files("cut", plan):
         assert wide_lake.engines.sql("SELECT id FROM {db}.cut WHERE id = 1007") == [(1007,)]
     assert len(plan) == 1
@@ -319,7 +323,7 @@ def test_failed_task_is_reported_in_one_line_and_rolls_the_build_back(wide_lake:
 def test_results_are_right_after_a_compaction_and_a_build_covers_the_new_files(
     wide_lake: Lake, spark: SparkSession
 ) -> None:
-    _small(wide_lake, "compacted")
+    _create_small_table(wide_lake, "compacted")
     build(wide_lake.client, "db.compacted", "i", SparkWorkers(spark))
     assert wide_lake.explain("id = 1003", "compacted").files == 1
     wide_lake.engines.sql(
@@ -338,7 +342,7 @@ def test_results_are_right_after_a_compaction_and_a_build_covers_the_new_files(
 def test_vended_credentials_give_access_to_files_in_s3(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name, raising=False)
-    env = {**s3.seamark_env(), "SEAMARK_S3_CLIENT_ACCESS": "static"}
+    env = {**s3.build_seamark_env(), "SEAMARK_S3_CLIENT_ACCESS": "static"}
     with Seamark(tmp_path / "s3", warehouse=f"s3://{s3.create_bucket()}/warehouse", env=env) as server:
         lake.create(server.base_url)
         lake.append(server.base_url, "db.t", lake.spread(3))
@@ -353,7 +357,7 @@ def test_vended_credentials_give_access_to_files_in_s3(s3: S3, tmp_path: Path, m
 
 @pytest.mark.slow
 def test_build_command_starts_its_own_spark(wide_lake: Lake) -> None:
-    _small(wide_lake, "own")
+    _create_small_table(wide_lake, "own")
     argv = [str(Path(sys.executable).parent / "seamark"), "index", "build", "db.own", "i", "--engine", "spark"]
     environment = {**os.environ, "SEAMARK_URL": wide_lake.engines.server.base_url, "SPARK_MASTER": "local[2]"}
     completed = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=200)

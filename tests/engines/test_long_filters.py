@@ -24,15 +24,15 @@ JAVA = {"X-Client-Version": "Apache Iceberg 1.12.0"}
 SHORT_RESIDUALS = {"X-Seamark-Residuals": "short"}
 
 
-def plan(server: Seamark, table: str, where: Any, headers: dict[str, str]) -> Any:
+def request_plan(server: Seamark, table: str, where: Any, headers: dict[str, str]) -> Any:
     url = f"{server.base_url}/v1/namespaces/db/tables/{table}/plan"
     request = urllib.request.Request(url, json.dumps({"filter": where}).encode(), headers)
     with urllib.request.urlopen(request, timeout=60) as answer:
         return json.load(answer)
 
 
-def residuals(server: Seamark, table: str, where: Any, headers: dict[str, str]) -> list[Any]:
-    return [task.get("residual-filter") for task in plan(server, table, where, headers)["file-scan-tasks"]]
+def list_residuals(server: Seamark, table: str, where: Any, headers: dict[str, str]) -> list[Any]:
+    return [task.get("residual-filter") for task in request_plan(server, table, where, headers)["file-scan-tasks"]]
 
 
 def read_by_generics(spark: SparkSession, uri: str, table: str, name: str, values: list[Any]) -> list[Any]:
@@ -42,7 +42,7 @@ def read_by_generics(spark: SparkSession, uri: str, table: str, name: str, value
     """
     jvm: Any = spark._jvm
     iceberg = jvm.org.apache.iceberg
-    catalog = iceberg.rest.RESTCatalog()
+    catalog = iceberg.read_rest.RESTCatalog()
     properties = jvm.java.util.HashMap()
     properties.put("uri", uri)
     catalog.initialize("generics", properties)
@@ -81,12 +81,12 @@ def test_rows_are_right_if_long_residuals_are_shortened(spark: SparkSession, tmp
             )
             expected = list(range(0, 6000, 4))
             where = {"type": "in", "term": "id", "values": expected}
-            reported_residuals = residuals(server, table, where, {**JAVA, **SHORT_RESIDUALS})
+            reported_residuals = list_residuals(server, table, where, {**JAVA, **SHORT_RESIDUALS})
             assert reported_residuals
             assert all(one["type"] == "and" for one in reported_residuals)
             assert read_by_generics(spark, server.base_url, table, "id", expected) == expected
-            assert len(plan(server, table, where, JAVA).get("plan-tasks", [])) > 1
-            assert set(residuals(server, table, where, {})) == {None}
+            assert len(request_plan(server, table, where, JAVA).get("plan-tasks", [])) > 1
+            assert set(list_residuals(server, table, where, {})) == {None}
             text = ", ".join(map(str, expected))
             read = spark.sql(f"SELECT id FROM {catalog}.db.{table} WHERE id IN ({text}) ORDER BY id")
             assert [one for (one,) in collect_rows(read)] == expected

@@ -82,7 +82,7 @@ def test_spark_and_pyiceberg_read_only_the_files_of_a_plan_table(engines: Engine
         assert sorted(actual_rows["id"].to_pylist()) == list(range(10, 30))
 
 
-def predicates(rng: random.Random) -> Iterator[str]:
+def draw_predicates(rng: random.Random) -> Iterator[str]:
     yield from ("id < 0", "true", "note IS NULL", "land = 'l1' AND id > 60")
     for _ in range(4):
         low = rng.randrange(110)
@@ -141,7 +141,7 @@ def test_plan_table_has_the_rows_row_ids_and_files_of_the_filtered_table(engines
     engines.sql(f"INSERT INTO {{db}}.{name} SELECT id, 'l9', date'2026-02-01', 'z' FROM range(100, 130, 1, 3)")
     lineage = ", _row_id, _last_updated_sequence_number" if kind.startswith("version 3") else ""
     columns, table_rows = f"id, land, day, note{lineage}, _spec_id, _file, _pos", engines.files(name)
-    requested_predicates, pruned = list(predicates(rng)), 0
+    requested_predicates, pruned = list(draw_predicates(rng)), 0
     conditions = ", ".join(f"({predicate})" for predicate in requested_predicates)
     all_rows = engines.sql(f"SELECT {conditions}, {columns} FROM {{db}}.{name} ORDER BY id")
     for number, predicate in enumerate(requested_predicates):

@@ -47,7 +47,7 @@ class Engines:
             self.spark.sql(statement.replace("{db}", f"{self.catalog}.db").replace("{cat}", self.catalog))
         )
 
-    def sql_by_itself(self, statement: str) -> list[tuple[Any, ...]]:
+    def run_unplanned_sql(self, statement: str) -> list[tuple[Any, ...]]:
         """Run the statement in a Spark that plans itself."""
         return collect_rows(
             self.spark.sql(statement.replace("{db}", f"{self.by_itself}.db").replace("{cat}", self.by_itself))
@@ -70,7 +70,7 @@ class Engines:
             return json.load(answer)
 
     @contextmanager
-    def requests(self) -> Iterator[list[str]]:
+    def record_requests(self) -> Iterator[list[str]]:
         """Yield a list to which the end of the block adds the operations that the server answered in the block,
         in order.
         """
@@ -86,7 +86,7 @@ class Engines:
     @contextmanager
     def hide_other_files(self, table: str, kept_names: list[str]) -> Iterator[int]:
         """Move all data files of the table except `kept` away within the block, and yield the number of moved files."""
-        all_paths = {path for (path,) in self.sql_by_itself(f"SELECT file_path FROM {{db}}.{table}.all_data_files")}
+        all_paths = {path for (path,) in self.run_unplanned_sql(f"SELECT file_path FROM {{db}}.{table}.all_data_files")}
         assert set(kept_names) <= all_paths
         removed_paths = [Path(path.removeprefix("file:")) for path in all_paths - set(kept_names)]
         for path in removed_paths:
@@ -145,11 +145,11 @@ def _fill(engines: Engines) -> None:
     engines.sql("INSERT INTO {db}.hashed SELECT id, int(id % 7) FROM range(100)")
 
 
-def _eq(name: Any, value: Any) -> dict[str, Any]:
+def _build_equality(name: Any, value: Any) -> dict[str, Any]:
     return {"type": "eq", "term": name, "value": value}
 
 
-def _and(left: Any, right: Any, kind: str = "and") -> dict[str, Any]:
+def _build_conjunction(left: Any, right: Any, kind: str = "and") -> dict[str, Any]:
     return {"type": kind, "left": left, "right": right}
 
 
@@ -167,7 +167,7 @@ class Case:
 
 
 CASES = (
-    Case("eq", "ranges", "id = 13", _eq("id", 13), 1, "id = 13"),
+    Case("eq", "ranges", "id = 13", _build_equality("id", 13), 1, "id = 13"),
     Case("not-eq", "parts", "p <> 'a'", {"type": "not-eq", "term": "p", "value": "a"}, 2, "p != 'a'"),
     Case("lt", "ranges", "id < 13", {"type": "lt", "term": "id", "value": 13}, 2, "id < 13"),
     Case("gt", "ranges", "id > 47", {"type": "gt", "term": "id", "value": 47}, 2, "id > 47"),
@@ -186,7 +186,7 @@ CASES = (
         "and",
         "ranges",
         "id >= 15 AND s < 'n3'",
-        _and({"type": "gt-eq", "term": "id", "value": 15}, {"type": "lt", "term": "s", "value": "n3"}),
+        _build_conjunction({"type": "gt-eq", "term": "id", "value": 15}, {"type": "lt", "term": "s", "value": "n3"}),
         2,
         "id >= 15 and s < 'n3'",
     ),
@@ -194,7 +194,7 @@ CASES = (
         "or",
         "ranges",
         "id = 5 OR s = 'n31'",
-        _and(_eq("id", 5), _eq("s", "n31"), "or"),
+        _build_conjunction(_build_equality("id", 5), _build_equality("s", "n31"), "or"),
         2,
         "id = 5 or s = 'n31'",
     ),
@@ -202,7 +202,7 @@ CASES = (
         "not",
         "parts",
         "p NOT IN ('a', 'c')",
-        _and(
+        _build_conjunction(
             {"type": "not-null", "term": "p"},
             {"type": "not", "child": {"type": "in", "term": "p", "values": ["a", "c"]}},
         ),
@@ -214,13 +214,13 @@ CASES = (
         "a transform",
         "hashed",
         "{cat}.system.bucket(4, id) = 1",
-        _eq({"type": "transform", "transform": "bucket[4]", "term": "id"}, 1),
+        _build_equality({"type": "transform", "transform": "bucket[4]", "term": "id"}, 1),
         1,
         None,
     ),
-    Case("a bucket by its column", "hashed", "id = 42", _eq("id", 42), 1, "id = 42"),
-    Case("nested", "ranges", "st.a = 250", _eq("st.a", 250), 1, "st.a = 250"),
-    Case("a date", "ranges", "d = date'2026-02-01'", _eq("d", "2026-02-01"), 1, "d = '2026-02-01'"),
+    Case("a bucket by its column", "hashed", "id = 42", _build_equality("id", 42), 1, "id = 42"),
+    Case("nested", "ranges", "st.a = 250", _build_equality("st.a", 250), 1, "st.a = 250"),
+    Case("a date", "ranges", "d = date'2026-02-01'", _build_equality("d", "2026-02-01"), 1, "d = '2026-02-01'"),
     Case(
         "a timestamp",
         "ranges",
@@ -229,7 +229,7 @@ CASES = (
         1,
         "at < '2026-01-01T04:00:00+00:00'",
     ),
-    Case("a decimal", "ranges", "n = 3.25", _eq("n", "3.25"), 1, "n = 3.25"),
+    Case("a decimal", "ranges", "n = 3.25", _build_equality("n", "3.25"), 1, "n = 3.25"),
 )
 
 
@@ -246,10 +246,10 @@ PyIceberg runs all cases. The others are slow in Spark.
 )
 def test_spark_reads_only_the_files_that_the_server_returns(engines: Engines, case: Case) -> None:
     query = f"SELECT * FROM {{db}}.{case.table} WHERE {case.sql} ORDER BY id"
-    expected = engines.sql_by_itself(query)
+    expected = engines.run_unplanned_sql(query)
     plan = engines.plan(case.table, case.json)
     assert len(plan) == case.files
-    with engines.hide_other_files(case.table, plan) as hidden_files, engines.requests() as requests:
+    with engines.hide_other_files(case.table, plan) as hidden_files, engines.record_requests() as requests:
         assert hidden_files
         assert engines.sql(query) == expected
     assert expected
@@ -262,13 +262,13 @@ def test_spark_reads_only_the_files_that_the_server_returns(engines: Engines, ca
 def test_pyiceberg_reads_only_the_files_that_the_server_returns(engines: Engines, case: Case) -> None:
     assert case.python is not None
     unplanned_rows = engines.python_by_itself.load_table(f"db.{case.table}").scan(case.python)
-    with engines.requests() as requests:
-        expected = _rows(unplanned_rows.to_arrow())
+    with engines.record_requests() as requests:
+        expected = _sort_rows(unplanned_rows.to_arrow())
     assert "planTableScan" not in requests
     plan = engines.plan(case.table, case.json)
     scan = engines.python.load_table(f"db.{case.table}").scan(case.python)
-    with engines.hide_other_files(case.table, plan), engines.requests() as requests:
-        assert _rows(scan.to_arrow()) == expected
+    with engines.hide_other_files(case.table, plan), engines.record_requests() as requests:
+        assert _sort_rows(scan.to_arrow()) == expected
         assert sorted(task.file.file_path for task in scan.plan_files()) == sorted(plan)
         count = scan.count()
     assert count == unplanned_rows.count(), (
@@ -278,37 +278,37 @@ def test_pyiceberg_reads_only_the_files_that_the_server_returns(engines: Engines
     assert "planTableScan" in requests
 
 
-def _rows(table: Any) -> list[dict[str, Any]]:
+def _sort_rows(table: Any) -> list[dict[str, Any]]:
     return sorted(table.to_pylist(), key=lambda row: row["id"])
 
 
 def test_sparks_metrics_count_the_rows_of_the_returned_file_only(engines: Engines) -> None:
     """Iceberg's metrics on files and manifests come from its own planner, and stay zero."""
-    buckets = engines.sql_by_itself("SELECT file_path, record_count FROM {db}.hashed.files")
-    (kept_path,) = engines.plan("hashed", _eq("id", 42))
+    buckets = engines.run_unplanned_sql("SELECT file_path, record_count FROM {db}.hashed.files")
+    (kept_path,) = engines.plan("hashed", _build_equality("id", 42))
     frame = engines.spark.sql(f"SELECT * FROM {engines.catalog}.db.hashed WHERE id = 42")
     assert len(frame.collect()) == 1
     plan = frame._jdf.queryExecution().executedPlan()
-    assert _metric(plan, "numSplits", "BatchScan") == 1
-    assert _metric(plan, "numOutputRows", "BatchScan") == dict(buckets)[kept_path] < 100
+    assert _read_metric(plan, "numSplits", "BatchScan") == 1
+    assert _read_metric(plan, "numOutputRows", "BatchScan") == dict(buckets)[kept_path] < 100
 
 
-def _metric(plan: Any, name: str, node: str) -> int:
+def _read_metric(plan: Any, name: str, node: str) -> int:
     """Return a metric of the plan's node whose name begins with `node`."""
     if plan.nodeName().startswith("AdaptiveSparkPlan"):
-        return _metric(plan.executedPlan(), name, node)
+        return _read_metric(plan.executedPlan(), name, node)
     if plan.nodeName().startswith(node):
         return int(plan.metrics().apply(name).value())
     children = plan.children()
-    return sum(_metric(children.apply(number), name, node) for number in range(children.size()))
+    return sum(_read_metric(children.apply(number), name, node) for number in range(children.size()))
 
 
 def test_aggregates_that_file_metrics_answer_are_right(engines: Engines) -> None:
     """Spark requests the bounds of the columns in a second plan."""
     query = "SELECT count(*), min(id), max(id), max(d) FROM {db}.ranges"
-    with engines.requests() as requests:
+    with engines.record_requests() as requests:
         actual = engines.sql(query)
-    assert actual == engines.sql_by_itself(query)
+    assert actual == engines.run_unplanned_sql(query)
     assert "planTableScan" in requests
 
 
@@ -331,7 +331,7 @@ def test_deleted_rows_stay_deleted(engines: Engines, mode: str) -> None:
     expected = {n: "new" if n in (1, 45) else f"v{n}" for n in range(50) if n % 3 or n >= 40} | {3: "again"}
     deletes = engines.sql(f"SELECT count(*) FROM {{db}}.{table}.delete_files")[0][0]
     assert (deletes > 0) == (mode == "merge-on-read")
-    with engines.requests() as requests:
+    with engines.record_requests() as requests:
         assert dict(engines.sql(f"SELECT id, v FROM {{db}}.{table}")) == expected
         assert engines.sql(f"SELECT count(*) FROM {{db}}.{table} WHERE id < 10") == [(7,)]
     assert "planTableScan" in requests
@@ -353,14 +353,14 @@ def test_snapshots_branches_and_tags_are_planned_with_their_own_schema(engines: 
     engines.sql("INSERT INTO {db}.history.branch_dev VALUES (2, 'b')")
     engines.sql("ALTER TABLE {db}.history RENAME COLUMN v TO w")
     engines.sql("INSERT INTO {db}.history VALUES (3, 'c')")
-    with engines.requests() as requests:
+    with engines.record_requests() as requests:
         assert engines.sql("SELECT id FROM {db}.history WHERE w >= 'a' ORDER BY id") == [(1,), (3,)]
         assert engines.sql("SELECT id FROM {db}.history VERSION AS OF 'dev' WHERE id > 0 ORDER BY id") == [(1,), (2,)]
         assert engines.sql("SELECT id, v FROM {db}.history VERSION AS OF 'v1' WHERE v = 'a'") == [(1, "a")]
         assert engines.sql(f"SELECT id FROM {{db}}.history VERSION AS OF {first} WHERE id < 9") == [(1,)]
     assert requests.count("planTableScan") == 4
     table = engines.python.load_table("db.history")
-    with engines.requests() as requests:
+    with engines.record_requests() as requests:
         assert table.scan("id < 9", snapshot_id=first).to_arrow()["id"].to_pylist() == [1]
         assert sorted(table.scan().use_ref("dev").to_arrow()["id"].to_pylist()) == [1, 2]
         assert table.scan().use_ref("v1").to_arrow()["id"].to_pylist() == [1]
@@ -381,12 +381,12 @@ def test_engines_read_partition_values_of_every_kind(engines: Engines) -> None:
         " (4, date'9999-12-31', timestamp'2026-01-02 03:04:05', 1234567.89, 'c', true, X'41', -0.0D)"
     )
     query = "SELECT *, _partition FROM {db}.kinds ORDER BY id"
-    assert engines.sql(query) == engines.sql_by_itself(query)
+    assert engines.sql(query) == engines.run_unplanned_sql(query)
     for number in (1, 2, 3, 4):
         assert engines.sql(f"SELECT id FROM {{db}}.kinds WHERE id = {number}") == [(number,)]
     assert engines.sql("SELECT id FROM {db}.kinds WHERE n < 0") == [(3,)]
     planned_rows = engines.python.load_table("db.kinds").scan().to_arrow()
-    assert _rows(planned_rows) == _rows(engines.python_by_itself.load_table("db.kinds").scan().to_arrow())
+    assert _sort_rows(planned_rows) == _sort_rows(engines.python_by_itself.load_table("db.kinds").scan().to_arrow())
 
 
 def test_version_3_tables_are_planned_by_spark_and_read_by_both(engines: Engines) -> None:
@@ -395,12 +395,12 @@ def test_version_3_tables_are_planned_by_spark_and_read_by_both(engines: Engines
         "TBLPROPERTIES ('format-version'='3', 'write.delete.mode'='merge-on-read')"
     )
     engines.sql("INSERT INTO {db}.v3 SELECT id FROM range(20)")
-    with engines.requests() as requests:
+    with engines.record_requests() as requests:
         engines.sql("DELETE FROM {db}.v3 WHERE id % 2 = 0")
         assert engines.sql("SELECT sum(id), count(*) FROM {db}.v3") == [(100, 10)]
     assert "loadTable" in requests
     assert "planTableScan" not in requests
-    with engines.requests() as requests:
+    with engines.record_requests() as requests:
         actual_rows = engines.python.load_table("db.v3").scan().to_arrow()
     assert sorted(actual_rows["id"].to_pylist()) == list(range(1, 20, 2))
     assert "planTableScan" in requests
@@ -410,7 +410,7 @@ def test_property_leaves_the_planning_of_a_table_to_spark(engines: Engines) -> N
     engines.sql(
         "CREATE TABLE {db}.own USING iceberg TBLPROPERTIES ('seamark.scan-planning-mode'='client') AS SELECT 1 AS id"
     )
-    with engines.requests() as requests:
+    with engines.record_requests() as requests:
         assert engines.sql("SELECT id FROM {db}.own") == [(1,)]
     assert "planTableScan" not in requests
 
@@ -448,7 +448,7 @@ def test_snapshot_from_before_a_rename_is_filtered_by_its_own_names(engines: Eng
         "SELECT count(*) FROM {db}.renamed WHERE country IS NULL AND p = 1",
         f"SELECT id FROM {{db}}.renamed VERSION AS OF {snapshot} WHERE country = 'FR' AND p < 2 ORDER BY id",
     ):
-        assert engines.sql(query) == engines.sql_by_itself(query) != [], query
+        assert engines.sql(query) == engines.run_unplanned_sql(query) != [], query
     engines.sql("INSERT INTO {db}.renamed VALUES (100, 'IT', 0, 'FR')")
     for query in (
         f"SELECT id FROM {{db}}.renamed VERSION AS OF {snapshot} WHERE country = 'FR' AND p < 2 ORDER BY id",
@@ -456,7 +456,7 @@ def test_snapshot_from_before_a_rename_is_filtered_by_its_own_names(engines: Eng
         "SELECT id FROM {db}.renamed WHERE nation = 'DE' ORDER BY id",
         "SELECT id FROM {db}.renamed WHERE country = 'FR'",
     ):
-        assert engines.sql(query) == engines.sql_by_itself(query) != [], query
+        assert engines.sql(query) == engines.run_unplanned_sql(query) != [], query
 
 
 def test_filters_on_partitions_with_swapped_names_return_the_right_rows(engines: Engines) -> None:
@@ -470,19 +470,19 @@ def test_filters_on_partitions_with_swapped_names_return_the_right_rows(engines:
         engines.sql(f"ALTER TABLE {{db}}.crossed RENAME COLUMN {first} TO {other}")
     # Spark filters rows by conditions on buckets.
     query = "SELECT id FROM {db}.crossed WHERE x = 1 AND a < '2026-02-01' ORDER BY id"
-    assert engines.sql(query) == engines.sql_by_itself(query) != []
+    assert engines.sql(query) == engines.run_unplanned_sql(query) != []
     for first, other in (("a", "c"), ("b", "a"), ("c", "b")):
         engines.sql(f"ALTER TABLE {{db}}.crossed RENAME COLUMN {first} TO {other}")
     by_partition = "SELECT id FROM {db}.crossed WHERE a < '2026-02-01' ORDER BY id"
-    with engines.requests() as requests:
-        assert engines.sql(by_partition) == engines.sql_by_itself(by_partition) != []
+    with engines.record_requests() as requests:
+        assert engines.sql(by_partition) == engines.run_unplanned_sql(by_partition) != []
     assert "planTableScan" not in requests, "a client that loads the table now plans itself"
     engines.sql("ALTER TABLE {db}.crossed SET TBLPROPERTIES ('seamark.scan-planning-mode'='server')")
     with pytest.raises(Exception, match="ambiguous"):
         engines.sql(by_partition)
     assert engines.sql("SELECT count(*) FROM {db}.crossed WHERE id < 5") == [(5,)]
     engines.sql("INSERT INTO {db}.crossed VALUES (100, date'2026-03-01', date'2026-01-01', 1, 1)")
-    assert engines.sql(query) == engines.sql_by_itself(query) != []
+    assert engines.sql(query) == engines.run_unplanned_sql(query) != []
 
 
 REUSES = [
@@ -546,8 +546,8 @@ def test_reused_column_name_is_read_and_written_before_the_next_data_commit(
         for change in changes:
             caching_engines.sql(f"ALTER TABLE {{db}}.{table} {change}")
         query = f"SELECT * FROM {{db}}.{table} WHERE {condition} ORDER BY id"
-        assert caching_engines.sql(query) == engines.sql_by_itself(query), condition
-        expected = {row[0] for row in engines.sql_by_itself(f"SELECT id FROM {{db}}.{table} WHERE {condition}")}
+        assert caching_engines.sql(query) == engines.run_unplanned_sql(query), condition
+        expected = {row[0] for row in engines.run_unplanned_sql(f"SELECT id FROM {{db}}.{table} WHERE {condition}")}
         if number == 0:
             caching_engines.sql(f"DELETE FROM {{db}}.{table} WHERE {condition}")
             expected_ids = [(row_id,) for row_id in range(8) if row_id not in expected]
@@ -561,13 +561,13 @@ def test_reused_column_name_is_read_and_written_before_the_next_data_commit(
                 "WHEN MATCHED THEN UPDATE SET id = id + 100"
             )
             expected_ids = [(row_id + 100 * (row_id in expected),) for row_id in range(8)]
-        assert sorted(engines.sql_by_itself(f"SELECT id FROM {{db}}.{table}")) == sorted(expected_ids), (
+        assert sorted(engines.run_unplanned_sql(f"SELECT id FROM {{db}}.{table}")) == sorted(expected_ids), (
             mode,
             condition,
         )
         if value is not None:
             caching_engines.sql(f"INSERT INTO {{db}}.{table} VALUES (50, {value})")
-        assert sorted(caching_engines.sql(query)) == sorted(engines.sql_by_itself(query)), condition
+        assert sorted(caching_engines.sql(query)) == sorted(engines.run_unplanned_sql(query)), condition
 
 
 def test_pyiceberg_reads_a_reused_column_name_before_the_next_data_commit(engines: Engines) -> None:
@@ -584,6 +584,6 @@ def test_partitions_of_a_widened_type_are_read_before_the_next_data_commit(engin
     engines.sql("INSERT INTO {db}.widened SELECT id, int(id % 3) FROM range(9)")
     engines.sql("ALTER TABLE {db}.widened ALTER COLUMN p TYPE bigint")
     query = "SELECT id FROM {db}.widened WHERE p = 2 ORDER BY id"
-    with engines.requests() as requests:
+    with engines.record_requests() as requests:
         assert engines.sql(query) == [(2,), (5,), (8,)]
     assert "planTableScan" in requests

@@ -34,12 +34,12 @@ SCHEMA = pa.schema([("writer", pa.int64()), ("number", pa.int64())])
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seamark]:
     with Seamark(tmp_path_factory.mktemp("rebase") / "home") as server:
-        with _catalog(server) as catalog:
+        with _open_catalog(server) as catalog:
             catalog.create_namespace("db")
         yield server
 
 
-def _catalog(server: Seamark) -> RestCatalog:
+def _open_catalog(server: Seamark) -> RestCatalog:
     return RestCatalog("seamark", uri=server.base_url)
 
 
@@ -47,7 +47,7 @@ class PyIcebergWriter:
     """A writer whose table handle is from its own last commit."""
 
     def __init__(self, server: Seamark, name: str, writer: int) -> None:
-        self._table = _catalog(server).load_table(f"db.{name}")
+        self._table = _open_catalog(server).load_table(f"db.{name}")
         self._writer = writer
 
     def __call__(self, number: int) -> None:
@@ -70,19 +70,19 @@ def _append_at_once(writers: Sequence[Callable[[int], None]], times: int) -> Cou
     """Let all writers append `times` times concurrently, and return the expected rows."""
     start = Barrier(len(writers))
 
-    def work(write: Callable[[int], None]) -> None:
+    def write_repeatedly(write: Callable[[int], None]) -> None:
         for number in range(times):
             if number == 0:
                 start.wait(120)
             write(number)
 
     with ThreadPoolExecutor(len(writers)) as pool:
-        for future in [pool.submit(work, writer) for writer in writers]:
+        for future in [pool.submit(write_repeatedly, writer) for writer in writers]:
             future.result(300)
     return Counter(itertools.product(range(len(writers)), range(2 * times)))
 
 
-def _metadata(server: Seamark, name: str) -> Row:
+def _read_metadata(server: Seamark, name: str) -> Row:
     status, body = Client(server.base_url).call("GET", f"/v1/namespaces/db/tables/{name}?snapshots=all")
     assert status == 200, body
     metadata: Row = body["metadata"]
@@ -134,12 +134,12 @@ def _list_unneeded_files(metadata: Row) -> set[str]:
 
 
 def _create(server: Seamark, name: str, properties: dict[str, str]) -> None:
-    with _catalog(server) as catalog:
+    with _open_catalog(server) as catalog:
         catalog.create_table(f"db.{name}", schema=SCHEMA, properties=properties)
 
 
 def _read_by_pyiceberg(server: Seamark, name: str) -> Counter[tuple[int, int]]:
-    with _catalog(server) as catalog:
+    with _open_catalog(server) as catalog:
         values = catalog.load_table(f"db.{name}").scan().to_arrow().to_pylist()
     return Counter((row["writer"], row["number"]) for row in values)
 
@@ -157,7 +157,7 @@ def test_appends_of_eight_pyiceberg_writers_to_one_table_all_succeed(server: Sea
     _create(server, name, REBASE | (MERGE if merge else {}))
     expected = _append_at_once([PyIcebergWriter(server, name, writer) for writer in range(8)], times=5)
     assert _read_by_pyiceberg(server, name) == expected
-    metadata = _metadata(server, name)
+    metadata = _read_metadata(server, name)
     assert _check_files(metadata, appends=40) > 10
     listing = read_list(max(metadata["snapshots"], key=lambda snapshot: snapshot["sequence-number"]))
     assert any(row["existing_files_count"] for row in listing) == merge
@@ -179,7 +179,7 @@ def test_appends_of_spark_and_pyiceberg_to_one_table_all_succeed(
     writers: list[Any] = [PyIcebergWriter(server, name, writer) for writer in range(4)]
     writers += [SparkWriter(spark, server, name, writer) for writer in range(4, 8)]
     expected = _append_at_once(writers, times=4)
-    assert _check_files(_metadata(server, name), appends=32) > 5
+    assert _check_files(_read_metadata(server, name), appends=32) > 5
     assert _read_by_pyiceberg(server, name) == expected
     rows_read = collect_rows(spark.sql(f"SELECT writer, number FROM {new_catalog(spark, server.base_url)}.db.{name}"))
     assert Counter(rows_read) == expected
@@ -198,7 +198,7 @@ def test_rows_of_rebased_appends_have_unique_row_ids_in_version_3(
         f"TBLPROPERTIES ({table_properties})"
     )
     expected = _append_at_once([SparkWriter(spark, server, name, writer) for writer in range(6)], times=4)
-    metadata = _metadata(server, name)
+    metadata = _read_metadata(server, name)
     assert _check_files(metadata, appends=24) > 3
     assert _list_unneeded_files(metadata) == set(), "Java has deleted the manifests of its failed attempts"
     select = "SELECT writer, number, _row_id, _last_updated_sequence_number FROM "

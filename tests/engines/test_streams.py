@@ -40,11 +40,11 @@ class Stream:
     def sql(self, statement: str) -> list[tuple[Any, ...]]:
         return collect_rows(self._spark.sql(statement.replace("{db}", f"{self._catalog}.db")))
 
-    def sql_fresh(self, statement: str) -> list[tuple[Any, ...]]:
+    def run_fresh_sql(self, statement: str) -> list[tuple[Any, ...]]:
         """Run a statement in a catalog with the header for engines that plan themselves."""
         return collect_rows(self._spark.sql(statement.replace("{db}", f"{self._fresh}.db")))
 
-    def sql_by_plans(self, statement: str) -> list[tuple[Any, ...]]:
+    def run_planned_sql(self, statement: str) -> list[tuple[Any, ...]]:
         """Run a statement with `seamark.spark.sql`, which reads plan tables."""
         return collect_rows(sql(self._spark, statement.replace("{db}", f"{self._catalog}.db")))
 
@@ -91,7 +91,7 @@ def test_spark_reads_rows_before_their_commit(stream: Stream) -> None:
     assert stream.sql("SELECT id FROM {db}.t WHERE day = DATE '2026-01-02' ORDER BY id") == [(3,), (4,)]
     assert stream.sql("SELECT id FROM {db}.t WHERE id > 3") == [(4,)]
     assert stream.sql("SELECT count(*) FROM {db}.t.snapshots") == [(1,)]
-    assert stream.sql_fresh("SELECT count(*) FROM {db}.t WHERE id > 1") == [(3,)]
+    assert stream.run_fresh_sql("SELECT count(*) FROM {db}.t WHERE id > 1") == [(3,)]
 
 
 def test_spark_reads_fresh_rows_of_version_3_by_a_header(stream: Stream) -> None:
@@ -100,8 +100,8 @@ def test_spark_reads_fresh_rows_of_version_3_by_a_header(stream: Stream) -> None
     block_until(lambda: stream.sql("SELECT count(*) FROM {db}.t.snapshots") == [(1,)])
     stream.post("t", {"id": 2, "name": "b"})
     assert stream.sql("SELECT id FROM {db}.t") == [(1,)]
-    assert stream.sql_fresh("SELECT id, name FROM {db}.t ORDER BY id") == [(1, "a"), (2, "b")]
-    assert stream.sql_fresh("SELECT count(*), max(id) FROM {db}.t WHERE name = 'b'") == [(1, 2)]
+    assert stream.run_fresh_sql("SELECT id, name FROM {db}.t ORDER BY id") == [(1, "a"), (2, "b")]
+    assert stream.run_fresh_sql("SELECT count(*), max(id) FROM {db}.t WHERE name = 'b'") == [(1, 2)]
 
 
 @pytest.mark.parametrize("version", [2, 3])
@@ -113,9 +113,9 @@ def test_readers_of_seamark_in_spark_return_rows_before_their_flush(stream: Stre
     stream.post("t", {"id": 2, "name": "b"}, {"id": 3, "name": "a"})
     join = "SELECT a.id FROM {db}.t a JOIN {db}.t b ON a.name = b.name WHERE b.id = 3 ORDER BY a.id"
     for _ in range(2):
-        assert stream.sql_by_plans("SELECT count(*) FROM {db}.t") == [(3,)]
-        assert stream.sql_by_plans("SELECT id FROM {db}.t WHERE name = 'b'") == [(2,)]
-        assert stream.sql_by_plans(join) == [(1,), (3,)]
+        assert stream.run_planned_sql("SELECT count(*) FROM {db}.t") == [(3,)]
+        assert stream.run_planned_sql("SELECT id FROM {db}.t WHERE name = 'b'") == [(2,)]
+        assert stream.run_planned_sql(join) == [(1,), (3,)]
         assert sorted(row[0] for row in stream.load("t")) == [1, 2, 3]
         assert sorted(row[0] for row in stream.load("t", where="id > 1")) == [2, 3]
         assert sorted(row[0] for row in stream.read("t")) == [1, 2, 3]
@@ -128,12 +128,12 @@ def test_an_append_through_a_catalog_with_the_header_adds_only_its_rows(stream: 
     block_until(lambda: stream.sql("SELECT count(*) FROM {db}.t.snapshots") == [(1,)])
     for number in (2, 4, 6):
         stream.post("t", {"id": number, "name": "s"})
-        stream.sql_fresh(f"INSERT INTO {{db}}.t VALUES ({number + 1}, 'w')")
+        stream.run_fresh_sql(f"INSERT INTO {{db}}.t VALUES ({number + 1}, 'w')")
     expected = [(number,) for number in range(1, 8)]
     assert stream.sql("SELECT id FROM {db}.t ORDER BY id") == expected
     stream.flush("t")
     assert stream.sql("SELECT id FROM {db}.t ORDER BY id") == expected
-    assert stream.sql_fresh("SELECT id FROM {db}.t ORDER BY id") == expected
+    assert stream.run_fresh_sql("SELECT id FROM {db}.t ORDER BY id") == expected
 
 
 def test_a_statement_that_changes_rows_flushes_them_first(stream: Stream) -> None:
@@ -154,17 +154,17 @@ def test_spark_reads_the_latest_row_of_each_key_before_and_after_flushes(stream:
     stream.post("t", {"id": 1, "name": "a"}, {"id": 2, "name": "b"}, {"id": 3, "name": "c"})
     block_until(lambda: stream.sql("SELECT count(*) FROM {db}.t.snapshots") == [(1,)])
     stream.post("t", {"id": 1, "name": "d"}, {"id": 2, "_op": "delete"}, {"id": 4, "name": "e"})
-    assert stream.sql_fresh("SELECT id, name FROM {db}.t ORDER BY id") == [(1, "d"), (3, "c"), (4, "e")]
+    assert stream.run_fresh_sql("SELECT id, name FROM {db}.t ORDER BY id") == [(1, "d"), (3, "c"), (4, "e")]
     stream.post("t", {"id": 4, "name": "f"})
     expected = [(1, "d"), (3, "c"), (4, "f")]
-    readers = [stream.sql, stream.sql_fresh] if version == "2" else [stream.sql_fresh]
+    readers = [stream.sql, stream.run_fresh_sql] if version == "2" else [stream.run_fresh_sql]
     for _ in range(2):
         for run in readers:
             assert run("SELECT id, name FROM {db}.t ORDER BY id") == expected
             assert run("SELECT count(*), min(name) FROM {db}.t") == [(3, "c")]
             assert run("SELECT id FROM {db}.t WHERE name = 'a'") == []
         stream.flush("t")
-        readers = [stream.sql, stream.sql_fresh]
+        readers = [stream.sql, stream.run_fresh_sql]
     stream.sql("UPDATE {db}.t SET name = 'g' WHERE id = 3")
     stream.post("t", {"id": 3, "name": "h"})
-    assert stream.sql_fresh("SELECT name FROM {db}.t WHERE id = 3") == [("h",)]
+    assert stream.run_fresh_sql("SELECT name FROM {db}.t WHERE id = 3") == [("h",)]

@@ -40,6 +40,11 @@ INDEXES = ("bloom(i)", "bitmap(i)", "record(id)", "bitmap(d)", "bloom(s)", "bitm
 MODES = ("copy-on-write", "merge-on-read")
 SPECS = ("", "p", "bucket(3, id)", "truncate(1, s)")
 NAN = math.nan
+ICEBERG_NULL_PREFIX_ERROR = 'Cannot invoke "String.startsWith(String)"'
+"""The error of Iceberg's library for a DELETE by prefix if a file has a null partition value.
+
+The library evaluates the prefix on the null in `ResidualEvaluator.startsWith`, before the commit and with any catalog.
+"""
 
 
 @dataclass
@@ -166,7 +171,7 @@ def stock(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield UnmodifiedSpark(spark, client, (short, exact))
 
 
-def _rows(ids: range, p: int = 0) -> list[Row]:
+def _build_rows(ids: range, p: int = 0) -> list[Row]:
     """Return rows. `i` is 1 or 9, so that bounds do not exclude a number between the two."""
     return [(k, 1 if k % 2 else 9, f"s{k % 2}", float(k), float(k), (k % 2, float(k)), p) for k in ids]
 
@@ -177,7 +182,7 @@ def test_delete_that_an_index_answers_deletes_the_matching_rows(stock: Unmodifie
     """Before a fix, Iceberg's library refused it: "Cannot delete file where some, but not all, rows match"."""
     table = stock.table(f"proved_{index[:3]}_{mode[:4]}")
     table.create("p", **{"write.delete.mode": mode})
-    table.insert(_rows(range(10)) + _rows(range(10, 20), 1) + _rows(range(20, 30), 2))
+    table.insert(_build_rows(range(10)) + _build_rows(range(10, 20), 1) + _build_rows(range(20, 30), 2))
     table.index(index)
     # In turn, the conditions leave no file, leave files in which all rows match, and have a long list, which the
     # library does not compare with bounds.
@@ -190,7 +195,7 @@ def test_delete_that_an_index_answers_deletes_the_matching_rows(stock: Unmodifie
 def test_delete_from_a_branch_beside_an_index_deletes_the_right_rows(stock: UnmodifiedSpark) -> None:
     table = stock.table("branched")
     table.create()
-    table.insert(_rows(range(10)))
+    table.insert(_build_rows(range(10)))
     table.run("ALTER TABLE {t} CREATE BRANCH dev")
     table.index("bitmap(i)")
     table.run("DELETE FROM {t}.branch_dev WHERE i = 5")
@@ -207,7 +212,7 @@ def test_rewritten_files_contain_the_rows_of_all_row_groups(stock: UnmodifiedSpa
     """
     table = stock.table(f"groups_{exact}", exact=exact)
     table.create()
-    table.insert(_rows(range(100)))
+    table.insert(_build_rows(range(100)))
     table.rewrite("id = 55")
     table.check("rewrite_data_files")
     table.update("id = 17")
@@ -238,7 +243,7 @@ def test_nan_is_the_greatest_value_in_spark(stock: UnmodifiedSpark) -> None:
             dict(zip(column_names, row, strict=True)) | {"st": row[5] and {"a": row[5][0], "x": row[5][1]}}
             for row in rows
         ]
-        append(stock.client, "db.nans", pa.Table.from_pylist(columns, _arrow_schema()))
+        append(stock.client, "db.nans", pa.Table.from_pylist(columns, _build_arrow_schema()))
         table.rows += rows
     conditions = [
         "d > 3",
@@ -265,7 +270,7 @@ def test_nan_is_the_greatest_value_in_spark(stock: UnmodifiedSpark) -> None:
     table.check("DELETE of NaN")
 
 
-def _arrow_schema() -> pa.Schema:
+def _build_arrow_schema() -> pa.Schema:
     st = pa.struct([("a", pa.int32()), ("x", pa.float64())])
     columns = [("id", pa.int64()), ("i", pa.int32()), ("s", pa.string()), ("d", pa.float64()), ("f", pa.float32())]
     return pa.schema([*columns, ("st", st), ("p", pa.int32())])
@@ -307,7 +312,7 @@ class Campaign:
 
     def _step(self) -> None:
         rng, table = self.rng, self.table
-        condition = self._condition()
+        condition = self._draw_condition()
         kinds = ("delete", "update", "merge", "find", "rewrite", "overwrite")
         kind = rng.choices(kinds, (6, 4, 4, 5, 2, 1))[0]
         self.said.append(f"{kind} {condition}")
@@ -324,6 +329,9 @@ class Campaign:
         except Exception as error:
             if kind == "rewrite" and "Cannot translate Spark expression" in str(error):
                 return  # Iceberg's procedure supports fewer conditions.
+            if kind == "delete" and ICEBERG_NULL_PREFIX_ERROR in str(error):
+                table.check(f"{text}\nthe refused statement changed no row")
+                return
             raise AssertionError(f"{text}\n{error}") from error
         table.check(text)
 
@@ -338,15 +346,15 @@ class Campaign:
         self.table.insert(rows)
         self.said.append(f"inserted {len(rows)}")
 
-    def _condition(self) -> str:
+    def _draw_condition(self) -> str:
         rng = self.rng
-        parts = [self._predicate() for _ in range(rng.choice((1, 1, 2, 3)))]
+        parts = [self._draw_predicate() for _ in range(rng.choice((1, 1, 2, 3)))]
         text = parts[0]
         for part in parts[1:]:
             text = f"({text} {rng.choice(('AND', 'OR'))} {part})"
         return text
 
-    def _predicate(self) -> str:
+    def _draw_predicate(self) -> str:
         rng = self.rng
         number, double = rng.randint(0, 11), rng.choice(("0.0D", "1.5D", "3.0D", "-3.0D"))
         text = ", ".join(map(str, rng.sample(range(12), 3)))

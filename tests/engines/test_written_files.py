@@ -73,7 +73,7 @@ def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Itera
         client.close()
 
 
-def their_type(kind: str) -> IcebergType:
+def to_pyiceberg_type(kind: str) -> IcebergType:
     if kind == "uuid":
         return UUIDType()
     return FixedType(3) if kind == "fixed[3]" else IcebergType.handle_primitive_type(kind, lambda name: name)
@@ -83,7 +83,10 @@ COLUMNS = {kind: f"c{place}" for place, kind in enumerate(KINDS)}
 SCHEMA = Schema(
     NestedField(1, "id", LongType(), required=True),
     NestedField(2, "part", IntegerType(), required=False),
-    *(NestedField(3 + place, COLUMNS[kind], their_type(kind), required=False) for place, kind in enumerate(KINDS)),
+    *(
+        NestedField(3 + place, COLUMNS[kind], to_pyiceberg_type(kind), required=False)
+        for place, kind in enumerate(KINDS)
+    ),
     NestedField(
         30,
         "st",
@@ -117,7 +120,7 @@ def make_rows() -> pa.Table:
         {
             "id": pa.array(range(ROWS), pa.int64()),
             "part": pa.array(part, pa.int32()),
-            **{COLUMNS[kind]: typed.array(kind, columns[kind]) for kind in KINDS},
+            **{COLUMNS[kind]: typed.build_array(kind, columns[kind]) for kind in KINDS},
             "st": pa.array(
                 [structs[number % 4] for number in range(ROWS)],
                 pa.struct([("a", pa.int32()), ("in", pa.struct([("s", pa.string())]))]),
@@ -156,7 +159,7 @@ def test_spark_reads_the_written_values_of_every_type(lake: Lake, written_rows: 
             assert actual_table[column].to_pylist() == written_rows[column].to_pylist(), (name, column)
 
 
-def metrics(lake: Lake, name: str) -> dict[Any, dict[str, dict[int, Any]]]:
+def read_metrics(lake: Lake, name: str) -> dict[Any, dict[str, dict[int, Any]]]:
     """Return the metrics of each part from Spark's metadata table."""
     names = ("value_counts", "null_value_counts", "nan_value_counts", "lower_bounds", "upper_bounds")
     actual = lake.sql(f"SELECT partition.part, sort_order_id, {', '.join(names)} FROM {{db}}.{name}.files")
@@ -170,7 +173,7 @@ def test_metrics_are_those_that_iceberg_writes(lake: Lake, written_rows: pa.Tabl
         for column in [*COLUMNS.values(), "st.a", "st.in.s"]
     }
     kinds = {field.field_id: str(field.field_type) for field in ids.values()} | {1: "long", 2: "int"}
-    seamark_metrics, spark_metrics = metrics(lake, "ours"), metrics(lake, "theirs")
+    seamark_metrics, spark_metrics = read_metrics(lake, "ours"), read_metrics(lake, "theirs")
     assert seamark_metrics.keys() == spark_metrics.keys() == {None, *range(1, PARTS)}
     for part, part_metrics in seamark_metrics.items():
         expected = spark_metrics[part]

@@ -47,12 +47,12 @@ async def test_failed_background_work_is_restarted(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(background, "RESTART_S", 0.0)
     begun = 0
 
-    async def work() -> None:
+    async def raise_error() -> None:
         nonlocal begun
         begun += 1
         raise error
 
-    async with background.run_in_background("work", work):
+    async with background.run_in_background("work", raise_error):
         await until(lambda: begun > 3)
 
 
@@ -60,11 +60,11 @@ async def test_failed_background_work_is_restarted(monkeypatch: pytest.MonkeyPat
 async def test_failure_of_a_single_background_run_stops_no_other_run() -> None:
     has_started = asyncio.Event()
 
-    async def work() -> None:
+    async def raise_error() -> None:
         has_started.set()
         raise ValueError("a bug")
 
-    async with background.running_once("work", work):
+    async with background.running_once("work", raise_error):
         await has_started.wait()
 
 
@@ -80,14 +80,14 @@ async def test_watchers_are_woken_after_a_failed_read_of_the_timeline(
         await store.transact([CreateNamespace(path=("db",), properties={})])
         failures, look = 0, timeline._look
 
-        async def failing() -> None:
+        async def raise_zero_division() -> None:
             nonlocal failures
             failures += 1
             if failures < 4:
                 raise ValueError("a bug")
             await look()
 
-        monkeypatch.setattr(timeline, "_look", failing)
+        monkeypatch.setattr(timeline, "_look", raise_zero_division)
         watching = asyncio.create_task(timeline.watch(InstantFilter(), 10, 60))
         await until(lambda: failures > 2)
         instant = build_instant(CLOCK)
@@ -104,14 +104,14 @@ async def test_audit_records_are_written_once_the_database_is_back(
     async with open_store(build_settings(tmp_path).database_url(), clock=CLOCK) as store:
         failures, transact = 0, store.transact
 
-        async def failing(operations: Any) -> Any:
+        async def raise_zero_division(operations: Any) -> Any:
             nonlocal failures
             failures += 1
             if failures < 3:
                 raise OSError("away")
             return await transact(operations)
 
-        monkeypatch.setattr(store, "transact", failing)
+        monkeypatch.setattr(store, "transact", raise_zero_division)
         async with open_audit(store, CLOCK) as audit:
             await audit.record(principal_name="ann", operation="dropTable", resource="db.t", status=204, request_id="1")
             async with asyncio.timeout(60):
@@ -122,14 +122,14 @@ async def test_audit_records_are_written_once_the_database_is_back(
 
 @pytest.mark.usefixtures("full_disk")
 async def test_failed_part_of_housekeeping_stops_no_other_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def failing() -> int:
+    async def raise_zero_division() -> int:
         raise ZeroDivisionError
 
     async with running(tmp_path) as server:
         parts = server.components.housekeeping._tasks
         before = await server.components.housekeeping.round()
         for first in list(parts)[:-1]:
-            monkeypatch.setitem(parts, first, failing)
+            monkeypatch.setitem(parts, first, raise_zero_division)
         assert (await server.components.housekeeping.round()).keys() == {list(before)[-1]}
 
 

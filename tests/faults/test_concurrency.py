@@ -19,7 +19,7 @@ from tests.services.seamark import Seamark
 _FORKS = multiprocessing.get_context("forkserver")
 
 
-def _client(base_url: str, number: int, commits: int) -> tuple[list[Event], Counter[int]]:
+def _run_client(base_url: str, number: int, commits: int) -> tuple[list[Event], Counter[int]]:
     """Append until `commits` commits succeeded, recording each attempt; count answers other than 200 and 409."""
     client = Client(base_url)
     events: list[Event] = []
@@ -44,25 +44,26 @@ def _client(base_url: str, number: int, commits: int) -> tuple[list[Event], Coun
     return events, statuses
 
 
-def _race(base_urls: list[str], processes: int, commits: int) -> None:
+def _run_race(base_urls: list[str], processes: int, commits: int) -> None:
     Client(base_urls[0]).create_table()
     _FORKS.set_forkserver_preload([__name__])
     with ProcessPoolExecutor(processes, mp_context=_FORKS) as pool:
         work = [
-            pool.submit(_client, base_urls[number % len(base_urls)], number + 1, commits) for number in range(processes)
+            pool.submit(_run_client, base_urls[number % len(base_urls)], number + 1, commits)
+            for number in range(processes)
         ]
         results = [future.result(timeout=1200) for future in work]
     events = [event for found, _ in results for event in found]
     statuses: Counter[int] = sum((counted for _, counted in results), Counter())
     assert set(statuses) <= {200, 409}, f"unexplained answers: {statuses}"
     assert statuses[200] == processes * commits
-    chains = [Client(url).chain() for url in base_urls]
+    chains = [Client(url).read_chain() for url in base_urls]
     assert all(chain == chains[0] for chain in chains), "replicas disagree"
     assert find_violations(chains[0], events) == []
 
 
 def test_eight_processes_on_one_table_make_a_linearisable_history(start_seamark: Callable[..., Seamark]) -> None:
-    _race([start_seamark().base_url], processes=8, commits=12)
+    _run_race([start_seamark().base_url], processes=8, commits=12)
 
 
 @pytest.mark.slow
@@ -73,12 +74,12 @@ def test_eight_processes_of_two_hundred_commits_each_make_a_linearisable_history
 ) -> None:
     if backend.startswith("sqlite"):
         flags = ("--workers", "2") if "two" in backend else ()
-        _race([start_seamark(flags=flags).base_url], processes=8, commits=200)
+        _run_race([start_seamark(flags=flags).base_url], processes=8, commits=200)
         return
     url = postgres.create_database()
     first = start_seamark("a", database=url)
     second = start_seamark("b", database=url, warehouse=first.warehouse)
-    _race([first.base_url, second.base_url], processes=8, commits=200)
+    _run_race([first.base_url, second.base_url], processes=8, commits=200)
 
 
 @pytest.mark.parametrize("backend", ["sqlite", "postgresql"])

@@ -32,7 +32,7 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
         yield disk
 
 
-def _server(place: str, disk: SmallDisk, tmp_path: Path) -> Seamark:
+def _build_server(place: str, disk: SmallDisk, tmp_path: Path) -> Seamark:
     if place.startswith("home"):
         return Seamark(disk.root / "home")
     if place.startswith("the warehouse"):
@@ -40,13 +40,13 @@ def _server(place: str, disk: SmallDisk, tmp_path: Path) -> Seamark:
     return Seamark(tmp_path / "home", database=f"sqlite:///{disk.root / 'seamark.db'}")
 
 
-def _metadata_files(server: Seamark) -> list[Path]:
+def _list_metadata_files(server: Seamark) -> list[Path]:
     return sorted(Path(server.warehouse.removeprefix("file://")).rglob("*.metadata.json"))
 
 
 @pytest.mark.parametrize("place", PLACES)
 def test_full_disk_rejects_commits_and_loses_nothing(tmp_path: Path, disk: SmallDisk, place: str) -> None:
-    with _server(place, disk, tmp_path) as server:
+    with _build_server(place, disk, tmp_path) as server:
         client = Client(server.base_url, timeout_s=60)
         assert client.create_table()[0] == 200
         commit_count = 3
@@ -69,25 +69,25 @@ def test_full_disk_rejects_commits_and_loses_nothing(tmp_path: Path, disk: Small
             assert is_http_ok(f"{server.base_url}/healthz")
             status, body = client.create_table("other")
             assert status == 503, body
-            assert client.chain() == list(range(1, commit_count + 1)), "the table is as it was"
+            assert client.read_chain() == list(range(1, commit_count + 1)), "the table is as it was"
             # Files of rejected commits are removed; the pointer's file and its log are complete.
             expected = {Path(location.removeprefix("file://")) for location in client.files()}
-            assert becomes_true(lambda wanted=expected: set(_metadata_files(server)) == wanted), place
+            assert becomes_true(lambda wanted=expected: set(_list_metadata_files(server)) == wanted), place
 
             disk.free_space()
             status, body = client.append(commit_count + 1, commit_count, commit_count + 1, key=key)
             assert status == 200, f"round {round_}: {body}"
             commit_count += 1
-            assert client.chain() == list(range(1, commit_count + 1))
-        for path in _metadata_files(server):
+            assert client.read_chain() == list(range(1, commit_count + 1))
+        for path in _list_metadata_files(server):
             json.loads(path.read_text())
         server.kill9()
         server.start()
-        assert Client(server.base_url).chain() == list(range(1, commit_count + 1)), "and it is on the disk"
+        assert Client(server.base_url).read_chain() == list(range(1, commit_count + 1)), "and it is on the disk"
 
 
 def test_server_killed_on_a_full_disk_restarts_once_there_is_space(tmp_path: Path, disk: SmallDisk) -> None:
-    with _server(PLACES[0], disk, tmp_path) as server:
+    with _build_server(PLACES[0], disk, tmp_path) as server:
         client = Client(server.base_url)
         assert client.create_table()[0] == 200
         assert client.append(1, None, 1)[0] == 200
@@ -98,7 +98,7 @@ def test_server_killed_on_a_full_disk_restarts_once_there_is_space(tmp_path: Pat
         disk.free_space()
         server.start()
         client = Client(server.base_url)
-        assert client.chain() == [1]
+        assert client.read_chain() == [1]
         assert client.append(2, 1, 2)[0] == 200
 
 
@@ -121,7 +121,7 @@ def test_start_on_a_full_disk_ends_with_one_sentence(tmp_path: Path, disk: Small
         assert "full" in line, line
         assert "space" in line, line
         disk.free_space()
-        with _server(place, disk, tmp_path) as server:
+        with _build_server(place, disk, tmp_path) as server:
             assert Client(server.base_url).create_table("t")[0] in (200, 409)
             server.kill9()
         disk.fill()
@@ -130,7 +130,7 @@ def test_start_on_a_full_disk_ends_with_one_sentence(tmp_path: Path, disk: Small
 def test_writer_gets_an_error_at_once_when_the_database_disk_is_full(
     tmp_path: Path, disk: SmallDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with _server("the database only", disk, tmp_path) as server, closing(IndexClient(server.base_url)) as client:
+    with _build_server("the database only", disk, tmp_path) as server, closing(IndexClient(server.base_url)) as client:
         assert Client(server.base_url).create_table("t")[0] == 200
         rows = pa.table({"id": [1]})
         append(client, "db.t", rows, producer=("writer", 0))

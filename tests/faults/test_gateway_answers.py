@@ -66,7 +66,7 @@ class BrokenStore:
         method, path, _ = first.split(" ")
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
         data = self.objects[path]
-        etag = etag_of(data)
+        etag = compute_etag(data)
         is_broken = method == "GET" and self.faults_max and self.rng.random() < self.rate
         fault = self.rng.choice(self.faults) if is_broken else ""
         self.fault_counts[fault or method] += 1
@@ -114,7 +114,7 @@ class BrokenStore:
         return fault not in ("cut", "reset")
 
 
-def etag_of(data: bytes) -> str:
+def compute_etag(data: bytes) -> str:
     return f'"{hashlib.md5(data).hexdigest()}"'
 
 
@@ -201,7 +201,7 @@ async def test_no_fault_of_the_store_gives_wrong_bytes(tmp_path: Path, case: str
             headers = f"Host: x\r\nRange: bytes={start}-{end - 1}\r\n" if method == "GET" else "Host: x\r\n"
             is_conditional = rng.random() < 0.2
             if is_conditional:
-                headers += f"If-None-Match: {etag_of(data)}\r\n"
+                headers += f"If-None-Match: {compute_etag(data)}\r\n"
             status, length, body, is_short = await read_answer(
                 reader, writer, f"{method} {path} HTTP/1.1\r\n{headers}\r\n", has_body=method == "GET"
             )
@@ -259,7 +259,7 @@ async def test_interrupted_answer_is_completed_without_a_second_connection(tmp_p
     async with open_gateway(store, tmp_path, connections=1, gateway_cache_fetch_bytes=BLOCK - 1) as gateway:
         address = urlsplit(gateway.url)
         reader, writer = await asyncio.open_connection(address.hostname, address.port)
-        request = f"GET {path} HTTP/1.1\r\nHost: x\r\nIf-Match: {etag_of(data)}\r\n\r\n"  # The store answers.
+        request = f"GET {path} HTTP/1.1\r\nHost: x\r\nIf-Match: {compute_etag(data)}\r\n\r\n"  # The store answers.
         answer = await read_answer(reader, writer, request, has_body=True)
         writer.close()
     assert answer == (200, len(data), data, False)

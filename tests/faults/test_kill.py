@@ -25,21 +25,21 @@ def _die_and_retry(server: MortalServer, client: Client, step: str, retry: str, 
         status, body = client.append(snapshot_id, snapshot_id - 1 or None, snapshot_id, name)
         assert status == 200, body
     key = create_key() if retry.startswith("with") else None
-    server.dies(step, 1, lambda: client.append(3, 2, 3, name, key))
+    server.run_until_death(step, 1, lambda: client.append(3, 2, 3, name, key))
 
     client = server.start()
     happened = step in STEPS_AFTER_COMMIT
-    assert client.chain(name) == ([1, 2, 3] if happened else [1, 2]), (step, retry)
+    assert client.read_chain(name) == ([1, 2, 3] if happened else [1, 2]), (step, retry)
     if retry.startswith("as another"):
         status, _ = client.append(900, 2, 3, name)
         assert status == (409 if happened else 200), (step, retry)
-        assert client.chain(name) == [1, 2, 3 if happened else 900]
+        assert client.read_chain(name) == [1, 2, 3 if happened else 900]
         return client
     for _ in range(2):
         status, body = client.append(3, 2, 3, name, key)
         assert status == 200, (step, retry, body)
         assert body["metadata"]["current-snapshot-id"] == 3
-    assert client.chain(name) == [1, 2, 3], (step, retry)
+    assert client.read_chain(name) == [1, 2, 3], (step, retry)
     assert client.append(4, 3, 4, name)[0] == 200
     return client
 
@@ -51,11 +51,11 @@ QUICK = ("before-swap", "after-swap")
 """The steps directly before and after the commit. The other steps are slow; a test with PostgreSQL covers all."""
 
 
-def _steps(*steps: str) -> list[ParameterSet]:
+def _list_steps(*steps: str) -> list[ParameterSet]:
     return [pytest.param(step, marks=[] if step in QUICK else pytest.mark.slow) for step in steps]
 
 
-@pytest.mark.parametrize("step", _steps(*STEPS))
+@pytest.mark.parametrize("step", _list_steps(*STEPS))
 def test_killed_server_leaves_a_whole_commit_or_nothing(tmp_path: Path, step: str) -> None:
     with MortalServer(tmp_path / "home") as server:
         client = server.start()
@@ -66,7 +66,7 @@ def test_killed_server_leaves_a_whole_commit_or_nothing(tmp_path: Path, step: st
 def test_killed_server_on_postgresql_and_s3_leaves_a_whole_commit_or_nothing(
     tmp_path: Path, postgres_url: str, s3: S3, s3_bucket: str
 ) -> None:
-    env = {**s3.seamark_env(), "SEAMARK_DATABASE": postgres_url, "SEAMARK_WAREHOUSE": f"s3://{s3_bucket}/lake"}
+    env = {**s3.build_seamark_env(), "SEAMARK_DATABASE": postgres_url, "SEAMARK_WAREHOUSE": f"s3://{s3_bucket}/lake"}
     with MortalServer(tmp_path / "home", env) as server:
         client = server.start()
         for number, step in enumerate(STEPS):
@@ -89,16 +89,16 @@ def test_killed_transaction_changed_all_its_tables_or_none(tmp_path: Path) -> No
                 identifier = {"namespace": ["db"], "name": name}
                 changes.append({"identifier": identifier, "requirements": requirements, "updates": updates})
             request = ("POST", "/v1/transactions/commit", {"table-changes": changes}, {"Idempotency-Key": create_key()})
-            server.dies(step, 1, lambda call=client.call, sent=request: call(*sent))
+            server.run_until_death(step, 1, lambda call=client.call, sent=request: call(*sent))
             client = server.start()
             expected = [7] if step in STEPS_AFTER_COMMIT else []
-            assert [client.chain(name) for name in names] == [expected] * 3, step
+            assert [client.read_chain(name) for name in names] == [expected] * 3, step
             for _ in range(2):
                 assert client.call(*request)[0] == 204
-            assert [client.chain(name) for name in names] == [[7]] * 3
+            assert [client.read_chain(name) for name in names] == [[7]] * 3
 
 
-def _changes(client: Client) -> dict[str, tuple[tuple[Any, ...], int, Any]]:
+def _list_changes(client: Client) -> dict[str, tuple[tuple[Any, ...], int, Any]]:
     """Return by name: a request, the status of its first outcome, and a check of whether it was executed."""
     location = client.files("source")[0]
     rename_request = {
@@ -114,7 +114,7 @@ def _changes(client: Client) -> dict[str, tuple[tuple[Any, ...], int, Any]]:
         "rename": (
             ("POST", "/v1/tables/rename", rename_request),
             204,
-            lambda now: _one_of(now.tables(), "new", "old") == "new",
+            lambda now: _choose_one(now.tables(), "new", "old") == "new",
         ),
         "register": (
             ("POST", "/v1/namespaces/db/register", {"name": "twin", "metadata-location": location}),
@@ -124,12 +124,14 @@ def _changes(client: Client) -> dict[str, tuple[tuple[Any, ...], int, Any]]:
         "drop": (
             ("DELETE", "/v1/namespaces/db/tables/doomed", None),
             204,
-            lambda now: _one_of([*now.tables(), *_list_dropped(now)], "dropped:doomed", "doomed") == "dropped:doomed",
+            lambda now: (
+                _choose_one([*now.tables(), *_list_dropped(now)], "dropped:doomed", "doomed") == "dropped:doomed"
+            ),
         ),
     }
 
 
-def _one_of(answers: list[str], *names: str) -> str:
+def _choose_one(answers: list[str], *names: str) -> str:
     answered_names = [name for name in names if name in answers]
     assert len(answered_names) == 1, f"of {names}, {answered_names} are there"
     return answered_names[0]
@@ -140,17 +142,17 @@ def _list_dropped(client: Client) -> list[str]:
     return [f"dropped:{row['name']}" for row in body["dropped"]]
 
 
-@pytest.mark.parametrize("step", _steps("after-metadata-write", "before-swap", "after-swap"))
+@pytest.mark.parametrize("step", _list_steps("after-metadata-write", "before-swap", "after-swap"))
 def test_killed_create_rename_register_or_drop_is_executed_completely_or_not_at_all(tmp_path: Path, step: str) -> None:
     with MortalServer(tmp_path / "home") as server:
         client = server.start()
         for name in ("source", "old", "doomed"):
             assert client.create_table(name)[0] == 200
-        for operation, (request, status, has_happened) in _changes(client).items():
+        for operation, (request, status, has_happened) in _list_changes(client).items():
             if step == "after-metadata-write" and operation != "create":
                 continue  # The other steps write no file.
             key = {"Idempotency-Key": create_key()}
-            server.dies(step, 1, lambda call=client.call, sent=request, key=key: call(*sent, key))
+            server.run_until_death(step, 1, lambda call=client.call, sent=request, key=key: call(*sent, key))
             client = server.start()
             assert has_happened(client) == (step == "after-swap"), operation
             for _ in range(2):
@@ -158,4 +160,4 @@ def test_killed_create_rename_register_or_drop_is_executed_completely_or_not_at_
                 assert answer_status == status, (operation, body)
                 assert has_happened(client), operation
         for name in client.tables():
-            assert client.chain(name) == []
+            assert client.read_chain(name) == []

@@ -31,12 +31,12 @@ FIELDS = [
 ]
 
 
-def rows_at(client: SeamarkClient, at: At) -> list[tuple[int, int]]:
+def read_rows_at(client: SeamarkClient, at: At) -> list[tuple[int, int]]:
     rows = scan(client, "db.t", ["id", "batch"], at=at).to_arrow().to_pylist()
     return sorted((row["id"], row["batch"]) for row in rows)
 
 
-def rows(model: Model) -> list[tuple[int, int]]:
+def list_model_rows(model: Model) -> list[tuple[int, int]]:
     return sorted((key, number) for key, numbers in model.items() for number in numbers)
 
 
@@ -70,26 +70,26 @@ def run_campaign(home: Path, *, kills: int, batches: int, seed: int, version: in
                 break
         assert killed > kills // 2, f"{context}: the job was through too early for {kills} kills"
         assert int(notes.read_text()) == batches
-        every_snapshot_is_of_whole_batches(client, seed, batches, context)
+        check_whole_batches(client, seed, batches, context)
 
 
-def every_snapshot_is_of_whole_batches(client: IndexClient, seed: int, batches: int, message: str) -> None:
+def check_whole_batches(client: IndexClient, seed: int, batches: int, message: str) -> None:
     loaded_table = client.load_table("db.t", history=True)
     model: Model = {}
     number = 0
     snapshots = json.loads(loaded_table.metadata)["snapshots"]
     for snapshot in sorted(snapshots, key=lambda one: one["sequence-number"]):
-        actual_rows = rows_at(client, At(snapshot_id=snapshot["snapshot-id"]))
+        actual_rows = read_rows_at(client, At(snapshot_id=snapshot["snapshot-id"]))
         last_sequence = int(snapshot["summary"][SEQUENCE_KEY])
         assert last_sequence >= number, f"{message}: sequence {last_sequence} was committed twice"
         while number <= last_sequence:  # A batch without changes has no snapshot.
             apply(model, seed, number)
             number += 1
-        assert actual_rows == rows(model), f"{message}: after batch {last_sequence}"
+        assert actual_rows == list_model_rows(model), f"{message}: after batch {last_sequence}"
     while number < batches:
         apply(model, seed, number)
         number += 1
-    assert rows_at(client, At()) == rows(model), message
+    assert read_rows_at(client, At()) == list_model_rows(model), message
 
 
 @pytest.mark.slow

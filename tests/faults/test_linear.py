@@ -13,7 +13,7 @@ def _append(value: int, expected: int | None, began: float, ended: float, outcom
     return Event("append", began, ended, outcome, expected, value)
 
 
-def _true_history(seed: int) -> tuple[list[int], list[Event]]:
+def _simulate_history(seed: int) -> tuple[list[int], list[Event]]:
     """Simulate clients of a real compare-and-swap register; each operation takes effect within its interval."""
     rng = random.Random(seed)
     head: int | None = None
@@ -40,13 +40,13 @@ def _true_history(seed: int) -> tuple[list[int], list[Event]]:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_histories_of_a_real_register_are_accepted(seed: int) -> None:
-    chain, events = _true_history(seed)
+    chain, events = _simulate_history(seed)
     assert find_violations(chain, events) == []
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_lost_update_is_found(seed: int) -> None:
-    chain, events = _true_history(seed)
+    chain, events = _simulate_history(seed)
     lost = next(event.value for event in events if event.kind == "append" and event.outcome == "ok")
     assert any("lost update" in text for text in find_violations([v for v in chain if v != lost], events))
 

@@ -75,17 +75,17 @@ class RandomClient:
         purge = self._random.random() < 0.5
         return self._client.call("DELETE", f"{TABLES}/{name}?purgeRequested={str(purge).lower()}")
 
-    def _random_dropped(self) -> dict[str, Any] | None:
+    def _choose_dropped(self) -> dict[str, Any] | None:
         status, body = self._client.call("GET", "/api/v1/dropped")
         assert status == 200, body
         return self._random.choice(body["dropped"]) if body["dropped"] else None
 
     def _undrop(self, name: str) -> tuple[int, Any] | None:
-        row = self._random_dropped()
+        row = self._choose_dropped()
         return row and self._client.call("POST", f"/api/v1/dropped/{row['id']}/undrop", {"name": name})
 
     def _purge(self, _: str) -> tuple[int, Any] | None:
-        row = self._random_dropped()
+        row = self._choose_dropped()
         return row and self._client.call("DELETE", f"/api/v1/dropped/{row['id']}")
 
     def _rename(self, name: str) -> tuple[int, Any]:
@@ -98,7 +98,7 @@ class RandomClient:
 
     def _register(self, name: str) -> tuple[int, Any]:
         """Register a second name for a live table, or a name for a dropped one; both then share their files."""
-        row = self._random_dropped() if self._random.random() < 0.5 else None
+        row = self._choose_dropped() if self._random.random() < 0.5 else None
         if row is None:
             status, body = self._client.call("GET", f"{TABLES}/{self._random.choice(NAMES)}")
             if status != 200:
@@ -111,11 +111,11 @@ class RandomClient:
         return status, answer
 
 
-def _path(location: str) -> Path:
+def _to_path(location: str) -> Path:
     return Path(location.removeprefix("file://"))
 
 
-def _snapshot_files(location: str, snapshot_id: int) -> list[str]:
+def _list_snapshot_files(location: str, snapshot_id: int) -> list[str]:
     """Return the files of a snapshot of this test: data file, manifest, manifest list."""
     return [
         f"{location}/data/{snapshot_id}.parquet",
@@ -128,21 +128,25 @@ def _write_snapshot(location: str, snapshot_id: int) -> str:
 
     Return the manifest list's location.
     """
-    data, manifest, manifest_list = _snapshot_files(location, snapshot_id)
+    data, manifest, manifest_list = _list_snapshot_files(location, snapshot_id)
     for path in (data, manifest):
-        _path(path).parent.mkdir(parents=True, exist_ok=True)
-    _path(data).write_bytes(b"PAR1")
+        _to_path(path).parent.mkdir(parents=True, exist_ok=True)
+    _to_path(data).write_bytes(b"PAR1")
     live_paths = [
-        (manifest, _record("data_file", _record("file_path", "string")["type"]), {"data_file": {"file_path": data}}),
-        (manifest_list, _record("manifest_path", "string"), {"manifest_path": manifest}),
+        (
+            manifest,
+            _build_record_schema("data_file", _build_record_schema("file_path", "string")["type"]),
+            {"data_file": {"file_path": data}},
+        ),
+        (manifest_list, _build_record_schema("manifest_path", "string"), {"manifest_path": manifest}),
     ]
     for path, field, row in live_paths:
-        with _path(path).open("wb") as file:
+        with _to_path(path).open("wb") as file:
             fastavro.writer(file, {"type": "record", "name": "row", "fields": [field]}, [row])
     return manifest_list
 
 
-def _record(name: str, kind: Any) -> Any:
+def _build_record_schema(name: str, kind: Any) -> Any:
     if name == "file_path":
         return {"type": {"type": "record", "name": "file", "fields": [{"name": name, "type": kind}]}}
     return {"name": name, "type": kind}
@@ -166,8 +170,8 @@ def _find_missing_files(server: Seamark, registered: set[str]) -> list[str]:
         if metadata["table-uuid"] not in registered:
             needed_files += [entry["metadata-file"] for entry in metadata["metadata-log"]]
         for snapshot in metadata.get("snapshots", []):
-            needed_files += _snapshot_files(metadata["location"], snapshot["snapshot-id"])
-        results += [f"{name}: {location}" for location in needed_files if not _path(location).is_file()]
+            needed_files += _list_snapshot_files(metadata["location"], snapshot["snapshot-id"])
+        results += [f"{name}: {location}" for location in needed_files if not _to_path(location).is_file()]
     return results
 
 

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from tests.catalog.rig import SCHEMA
 from tests.faults.rigs.http import Client, OutcomeUnknown, create_key
-from tests.faults.rigs.lossy_proxy import FATES, LossyProxy, choose_fates, lossy_proxy
+from tests.faults.rigs.lossy_proxy import FATES, LossyProxy, choose_fates, run_lossy_proxy
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
 
@@ -32,11 +32,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seamark]:
 
 @pytest.fixture
 def proxy(server: Seamark) -> Iterator[LossyProxy]:
-    with lossy_proxy(server.base_url) as proxy:
+    with run_lossy_proxy(server.base_url) as proxy:
         yield proxy
 
 
-def _until_answered(call: Callable[[], tuple[int, Any]]) -> tuple[int, Any]:
+def _repeat_until_answered(call: Callable[[], tuple[int, Any]]) -> tuple[int, Any]:
     """Repeat the same request until the server's own answer arrives."""
     for _ in range(50):
         try:
@@ -47,7 +47,7 @@ def _until_answered(call: Callable[[], tuple[int, Any]]) -> tuple[int, Any]:
     raise AssertionError("no answer in 50 attempts")
 
 
-def _changes(method: str, path: str) -> bool:
+def _is_change(method: str, path: str) -> bool:
     return method in ("POST", "DELETE")
 
 
@@ -56,11 +56,11 @@ def _changes(method: str, path: str) -> bool:
 def test_repeat_after_a_lost_reply_gets_the_first_outcome(proxy: LossyProxy, seed: int, key: bool) -> None:
     client, name = Client(proxy.base_url), f"t{seed}{key}"
     assert client.create_table(name)[0] == 200
-    proxy.fate = choose_fates(seed, 0.6, applies=_changes)
+    proxy.fate = choose_fates(seed, 0.6, applies=_is_change)
     for snapshot_id in range(1, 31):
         chosen_key = create_key() if key else None
         parent = snapshot_id - 1 or None
-        status, body = _until_answered(
+        status, body = _repeat_until_answered(
             lambda number=snapshot_id, parent=parent, chosen=chosen_key: client.append(
                 number, parent, number, name, chosen
             )
@@ -69,17 +69,17 @@ def test_repeat_after_a_lost_reply_gets_the_first_outcome(proxy: LossyProxy, see
         assert body["metadata"]["current-snapshot-id"] == snapshot_id
     assert {fate for fate, *_ in proxy.requests} >= {*FATES}, f"seed {seed} proved nothing"
     proxy.fate = lambda method, path: None
-    assert client.chain(name) == list(range(1, 31))
+    assert client.read_chain(name) == list(range(1, 31))
 
 
 @pytest.mark.parametrize("seed", [11, pytest.param(12, marks=pytest.mark.slow)])
 def test_creates_renames_drops_and_undrops_with_keys_are_executed_once(proxy: LossyProxy, seed: int) -> None:
     client, namespace = Client(proxy.base_url), f"n{seed}"
-    proxy.fate = choose_fates(seed, 0.6, applies=_changes)
+    proxy.fate = choose_fates(seed, 0.6, applies=_is_change)
 
     def change(method: str, path: str, body: Any = None) -> Any:
         headers = {"Idempotency-Key": create_key()}
-        status, answer = _until_answered(lambda: client.call(method, path, body, headers))
+        status, answer = _repeat_until_answered(lambda: client.call(method, path, body, headers))
         assert status in (200, 204), f"seed {seed}: {method} {path}: {answer}"
         return answer
 
@@ -126,13 +126,13 @@ def test_repeat_of_a_commit_with_a_deleted_key_never_reports_failure(
     assert (status, body["error"]["type"]) == (500, "CommitStateUnknownException")
 
 
-def _commits_of(name: str) -> Callable[[str, str], bool]:
+def _match_commits(name: str) -> Callable[[str, str], bool]:
     return lambda method, path: method == "POST" and path.endswith(f"/tables/{name}")
 
 
 def _find_expected_rows(proxy: LossyProxy, name: str) -> int:
     """Return the expected number of rows: one for each commit that the server answered with 200."""
-    applies = _commits_of(name)
+    applies = _match_commits(name)
     return sum(status == 200 for _, method, path, status in proxy.requests if applies(method, path))
 
 
@@ -145,7 +145,7 @@ def test_pyiceberg_appends_are_there_once_and_can_be_read(server: Seamark, proxy
     with RestCatalog("lossy", uri=proxy.base_url) as catalog:
         catalog.create_namespace_if_not_exists("db")
         catalog.create_table(f"db.{name}", schema=rows.schema)
-        proxy.fate = choose_fates(seed, 0.6, applies=_commits_of(name))
+        proxy.fate = choose_fates(seed, 0.6, applies=_match_commits(name))
         for _ in range(12):
             try:
                 catalog.load_table(f"db.{name}").append(rows)
@@ -170,7 +170,7 @@ def test_spark_inserts_are_there_once_and_can_be_read(
     catalog = new_catalog(spark, proxy.base_url)
     spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {catalog}.db")
     spark.sql(f"CREATE TABLE {catalog}.db.{name} (id bigint) USING iceberg")
-    proxy.fate = choose_fates(seed, 0.6, applies=_commits_of(name))
+    proxy.fate = choose_fates(seed, 0.6, applies=_match_commits(name))
     certain = unknown = 0
     for number in range(10):
         try:
@@ -189,4 +189,4 @@ def test_spark_inserts_are_there_once_and_can_be_read(
     ids = [row.id for row in spark.table(f"{new_catalog(spark, server.base_url)}.db.{name}").collect()]
     assert len(ids) == len(set(ids)), f"seed {seed}: a row is there twice: {sorted(ids)}"
     assert certain <= len(ids) <= certain + unknown
-    assert len(Client(server.base_url).chain(name)) == len(ids)
+    assert len(Client(server.base_url).read_chain(name)) == len(ids)

@@ -23,7 +23,7 @@ from pyiceberg.table import StaticTable
 
 from tests.faults.rigs.http import Client, OutcomeUnknown
 from tests.planner.lakes.tables import Table, make_between
-from tests.server.test_processes import eventually, workers_of
+from tests.server.test_processes import eventually, list_workers
 from tests.services.seamark import Seamark
 
 T = "/v1/namespaces/db/tables/t"
@@ -70,7 +70,7 @@ def count_decoded_manifests(server: Seamark) -> int:
     return int(float(match[1])) if match else 0
 
 
-def workers_that_did(server: Seamark, operation: str) -> set[int]:
+def list_workers_of(server: Seamark, operation: str) -> set[int]:
     lines = [line for line in server.log.read_text().splitlines() if line.startswith("{")]
     events = [event for event in map(json.loads, lines) if event["event"] == "request"]
     return {event["worker"] for event in events if event["operation"] == operation}
@@ -87,7 +87,7 @@ def test_manifest_decoded_by_one_worker_is_mapped_by_the_other(start_seamark: St
     for (low, high), (status, answer) in zip(expected, answers, strict=True):
         assert status == 200, answer
         assert list_file_numbers(answer) == list(range(low, high + 1))
-    assert workers_that_did(server, "planTableScan") == {0, 1}
+    assert list_workers_of(server, "planTableScan") == {0, 1}
     eventually(lambda: count_decoded_manifests(server) >= 60)
     time.sleep(1.5)  # A worker that decodes a manifest again reports it within a second.
     assert count_decoded_manifests(server) == 60
@@ -111,7 +111,7 @@ def test_plan_task_of_one_worker_is_answered_by_the_other(start_seamark: Start) 
             assert status == 200, page
             results[-1] += list_file_numbers(page)
     assert results == [list(range(5, 81))] * 8
-    assert workers_that_did(server, "fetchScanTasks") == {0, 1}
+    assert list_workers_of(server, "fetchScanTasks") == {0, 1}
 
 
 @pytest.mark.slow
@@ -138,7 +138,7 @@ def test_worker_killed_during_a_cold_plan_does_not_affect_the_others(start_seama
         deadline = time.monotonic() + 60
         while len(list(blocks.rglob("*.block"))) < share * count and time.monotonic() < deadline:
             time.sleep(0.002)
-        workers_of(server)[0].kill()
+        list_workers(server)[0].kill()
         results = [future.result() for future in futures]
     for result_number, result in enumerate(results):
         assert result is None or result == all_numbers[last_number - 900 + result_number :], (
@@ -220,10 +220,10 @@ def test_every_plan_during_commits_equals_that_of_its_own_snapshot(start_seamark
     assert len(plans) > 100
     assert head[0] > 30
     for oldest, newest, low, high, expected_count in plans:
-        ids_by_manifest = [
+        ids_by_snapshot = [
             [n for n in expected.get(number, []) if low <= n <= high] for number in range(oldest, newest + 1)
         ]
-        assert expected_count in ids_by_manifest, f"snapshots {oldest} to {newest}, ids of {low} to {high}"
+        assert expected_count in ids_by_snapshot, f"snapshots {oldest} to {newest}, ids of {low} to {high}"
     _, loaded_table = Client(server.base_url).call("GET", T)
     mirror = StaticTable.from_metadata(loaded_table["metadata-location"])
     for oldest, newest, low, high, expected_count in random.Random(3).sample(plans, 60):

@@ -48,14 +48,14 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
             yield Pair(postgres, (first, second))
 
 
-def _answers(postgres: Postgres) -> bool:
+def _is_answering(postgres: Postgres) -> bool:
     with contextlib.suppress(ServiceFailed):
         return postgres.sql("SELECT 1") == "1"
     return False
 
 
 def _start(postgres: Postgres) -> None:
-    postgres.process.start(lambda: _answers(postgres), timeout_s=60)
+    postgres.process.start(lambda: _is_answering(postgres), timeout_s=60)
 
 
 def _stop(postgres: Postgres) -> None:

@@ -14,7 +14,7 @@ from tests.catalog.appender import Appender, Commit, Row, read_list, read_snapsh
 from tests.catalog.rig import SCHEMA
 from tests.faults.rigs.dying_server import STEPS
 from tests.faults.rigs.http import Client, OutcomeUnknown, create_key
-from tests.faults.rigs.lossy_proxy import FATES, LossyProxy, choose_fates, lossy_proxy
+from tests.faults.rigs.lossy_proxy import FATES, LossyProxy, choose_fates, run_lossy_proxy
 from tests.faults.rigs.mortal import MortalServer
 from tests.services.seamark import Seamark
 
@@ -44,7 +44,7 @@ def _send(client: Client, name: str, commit: Commit, key: str | None = None) -> 
     return client.call("POST", f"/v1/namespaces/db/tables/{name}", body, headers)
 
 
-def _files(metadata: Row) -> set[str]:
+def _list_files(metadata: Row) -> set[str]:
     """Return the files of the head; the function reads the files of all snapshots, so that a missing file is
     detected.
     """
@@ -83,17 +83,17 @@ def test_killed_rebase_is_applied_completely_or_not_at_all_and_only_once(tmp_pat
         for number, (version, key) in enumerate(((2, None), (3, create_key()))):
             name = f"t{number}"
             late_appender, request = _commit_overtaken(client, name, version, merge=2)
-            before = _files(_load(client, name))
-            server.dies(step, nth, partial(_send, client, name, request, key))
+            before = _list_files(_load(client, name))
+            server.run_until_death(step, nth, partial(_send, client, name, request, key))
             client = server.start()
             happened = step in HAPPENED
-            assert _files(_load(client, name)) == before | ({"late-2"} if happened else set())
+            assert _list_files(_load(client, name)) == before | ({"late-2"} if happened else set())
             for _ in range(2):
                 status, body = _send(client, name, request, key)
                 assert status == 200, body
                 assert body["metadata"]["current-snapshot-id"] == late_appender.snapshot_id
             metadata = _load(client, name)
-            assert _files(metadata) == {"a", "b", "late-0", "late-1", "late-2"}
+            assert _list_files(metadata) == {"a", "b", "late-0", "late-1", "late-2"}
             assert len(metadata["snapshots"]) == 5
             assert _send(client, name, Appender(metadata).commit({"after": 1}))[0] == 200
 
@@ -106,7 +106,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seamark]:
 
 @pytest.fixture
 def proxy(server: Seamark) -> Iterator[LossyProxy]:
-    with lossy_proxy(server.base_url) as proxy:
+    with run_lossy_proxy(server.base_url) as proxy:
         yield proxy
 
 
@@ -135,11 +135,11 @@ def test_overtaken_appends_with_lost_replies_are_applied_once(proxy: LossyProxy,
             assert status == 200, f"seed {seed}: {body}"
             assert body["metadata"]["current-snapshot-id"] == appender.snapshot_id
             expected.add(f"{round_number}-{number}")
-        assert _files(_load(direct, name)) == expected, f"seed {seed}, turn {round_number}"
+        assert _list_files(_load(direct, name)) == expected, f"seed {seed}, turn {round_number}"
         # Delete files that the snapshot does not name, as engines do once they know the outcome.
         for appender in appenders:
             _clean_up(appender, _load(direct, name))
-    assert _files(_load(direct, name)) == expected, f"seed {seed}"
+    assert _list_files(_load(direct, name)) == expected, f"seed {seed}"
     assert {fate for fate, *_ in proxy.requests} >= {*FATES}, f"seed {seed} proved nothing"
 
 

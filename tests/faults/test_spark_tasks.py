@@ -21,7 +21,7 @@ import pytest
 
 from seamark.connector.client.indexes import IndexClient
 from tests.connector.write.test_upserts import create
-from tests.faults.test_killed_writers import FIELDS, every_snapshot_is_of_whole_batches
+from tests.faults.test_killed_writers import FIELDS, check_whole_batches
 from tests.seeds import first_seed
 from tests.services.java import find_java_17
 from tests.services.seamark import Seamark
@@ -42,7 +42,7 @@ class ExecutorFaults:
     def strike(self) -> None:
         """Kill or delay a worker, and sometimes kill a whole executor."""
         choice = self._source.choices(("worker", "straggler", "executor"), (4, 3, 1))[0]
-        processes = self._executors() if choice == "executor" else self._workers()
+        processes = self._list_executors() if choice == "executor" else self._list_workers()
         if not processes:
             return
         victim = self._source.choice(processes)
@@ -55,31 +55,33 @@ class ExecutorFaults:
                 victim.kill()
             self.befell.append(choice)
 
-    def _workers(self) -> list[psutil.Process]:
+    def _list_workers(self) -> list[psutil.Process]:
         """Return the Python workers, forked by their daemons, that are working."""
-        results = [item for item in self._list_below("pyspark.daemon") if _says(item.parent(), "pyspark.daemon")]
-        before = [_cpu_s(result) for result in results]
+        results = [
+            item for item in self._list_below("pyspark.daemon") if _has_argument(item.parent(), "pyspark.daemon")
+        ]
+        before = [_read_cpu_s(result) for result in results]
         time.sleep(BUSY_S)
-        return [result for result, was in zip(results, before, strict=True) if _cpu_s(result) > was]
+        return [result for result, was in zip(results, before, strict=True) if _read_cpu_s(result) > was]
 
-    def _executors(self) -> list[psutil.Process]:
+    def _list_executors(self) -> list[psutil.Process]:
         return list(self._list_below("CoarseGrainedExecutorBackend"))
 
     def _list_below(self, command: str) -> Iterator[psutil.Process]:
         with suppress(psutil.Error):
             for item in self._job.children(recursive=True):
-                if _says(item, command):
+                if _has_argument(item, command):
                     yield item
 
 
-def _cpu_s(process: psutil.Process) -> float:
+def _read_cpu_s(process: psutil.Process) -> float:
     with suppress(psutil.Error):
         times = process.cpu_times()
         return float(times.user + times.system)
     return 0.0
 
 
-def _says(process: psutil.Process | None, word: str) -> bool:
+def _has_argument(process: psutil.Process | None, word: str) -> bool:
     with suppress(psutil.Error):
         return process is not None and any(word in item for item in process.cmdline())
     return False
@@ -113,15 +115,17 @@ def run_campaign(home: Path, *, failures: int, seed: int, version: int, is_index
             finally:
                 _end(job)
         assert job.returncode == 0, (context, (home / "job.log").read_text()[-3000:])
-        every_snapshot_is_of_whole_batches(client, seed, int(notes.read_text()), context)
-    ended = tasks(scratch / "events")
+        check_whole_batches(client, seed, int(notes.read_text()), context)
+    ended = list_task_ends(scratch / "events")
     lost = count_failed_tasks(scratch / "events")
     assert len(lost) >= failures, f"{context}: {len(lost)} of {len(ended)} tasks failed ({trouble.befell})"
     assert any(map(_is_another, ended)), f"{context}: no task was run again of {len(ended)} ({trouble.befell})"
 
 
 def count_failed_tasks(events: Path) -> list[dict[str, Any]]:
-    return [task for task in tasks(events) if task["Task End Reason"]["Reason"] not in ("Success", "TaskKilled")]
+    return [
+        task for task in list_task_ends(events) if task["Task End Reason"]["Reason"] not in ("Success", "TaskKilled")
+    ]
 
 
 def _is_another(ended: dict[str, Any]) -> bool:
@@ -139,7 +143,7 @@ def _end(job: subprocess.Popen[bytes]) -> None:
     job.wait()
 
 
-def tasks(events: Path) -> list[dict[str, Any]]:
+def list_task_ends(events: Path) -> list[dict[str, Any]]:
     """Return the ends of all attempts in Spark's event log so far; its last line may be incomplete."""
     logs = [path.read_text() for path in events.rglob("*") if path.is_file()]
     lines = [line for text in logs for line in text[: text.rfind("\n") + 1].splitlines()]

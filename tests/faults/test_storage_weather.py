@@ -31,7 +31,7 @@ TIMEOUT_S = 2
 async def _start_behind_proxy(s3: S3, home: Path) -> AsyncIterator[tuple[Seamark, Misbehaviour]]:
     """Start a server that reaches the store through the proxy, gives up after TIMEOUT_S, and tries once more."""
     port = free_port()
-    env = {**s3.seamark_env(), "SEAMARK_S3_ENDPOINT": f"http://127.0.0.1:{port}"}
+    env = {**s3.build_seamark_env(), "SEAMARK_S3_ENDPOINT": f"http://127.0.0.1:{port}"}
     env |= {"SEAMARK_STORAGE_TIMEOUT_S": str(TIMEOUT_S), "SEAMARK_STORAGE_RETRIES": "1"}
     async with run_misbehaving_proxy(s3.endpoint, port) as weather:
         server = Seamark(home, warehouse=f"s3://{s3.create_bucket()}/lake", env=env)
@@ -43,7 +43,7 @@ async def _start_behind_proxy(s3: S3, home: Path) -> AsyncIterator[tuple[Seamark
             await asyncio.to_thread(server.kill9)
 
 
-async def _storm(weather: Misbehaviour, source: random.Random, seconds: float) -> None:
+async def _change_weather(weather: Misbehaviour, source: random.Random, seconds: float) -> None:
     """Every tenth of a second, select another fault for the following PUTs."""
     ends = time.monotonic() + seconds
     while time.monotonic() < ends:
@@ -71,7 +71,7 @@ async def _run_campaign(s3: S3, home: Path, seed: int, seconds: float) -> None:
 
         def write() -> None:
             with run_writers([server.base_url], "t", seed) as notes:
-                asyncio.run_coroutine_threadsafe(_storm(weather, random.Random(seed), seconds), loop).result()
+                asyncio.run_coroutine_threadsafe(_change_weather(weather, random.Random(seed), seconds), loop).result()
                 assert wait_for_commits(notes, 3, 60), f"seed {seed}: no commit after the storm: {notes.unexplained}"
             notes.check(
                 Client(server.base_url),
@@ -102,13 +102,13 @@ async def test_commits_to_unreliable_storage_exist_or_were_rejected_for_longer(
 async def test_hanging_storage_delays_only_requests_that_need_it(s3: S3, tmp_path: Path) -> None:
     async with _start_behind_proxy(s3, tmp_path / "home") as (server, weather):
 
-        def go_on() -> None:
+        def check_progress() -> None:
             client = Client(server.base_url)
             assert client.create_table()[0] == 200
             assert client.append(1, None, 1)[0] == 200
-            assert client.chain() == [1]
+            assert client.read_chain() == [1]
 
-        def commit(key: str) -> tuple[int, Any]:
+        def commit_append(key: str) -> tuple[int, Any]:
             return Client(server.base_url).append(2, 1, 2, key=key)
 
         def serve() -> None:
@@ -117,12 +117,12 @@ async def test_hanging_storage_delays_only_requests_that_need_it(s3: S3, tmp_pat
             for path in ("/healthz", "/v1/config", "/v1/namespaces/db/tables", "/v1/namespaces/db/tables/t"):
                 assert client.call("GET", path)[0] == 200
 
-        await asyncio.to_thread(go_on)
+        await asyncio.to_thread(check_progress)
         weather.hang_all = True
         first_key, *keys = [create_key() for _ in range(5)]
-        first = asyncio.create_task(asyncio.to_thread(commit, first_key))
+        first = asyncio.create_task(asyncio.to_thread(commit_append, first_key))
         await until(lambda: "PUT hung" in weather.requests)
-        later_commits = [asyncio.create_task(asyncio.to_thread(commit, key)) for key in keys]
+        later_commits = [asyncio.create_task(asyncio.to_thread(commit_append, key)) for key in keys]
         await asyncio.to_thread(serve)
         assert not first.done()
         assert not await asyncio.to_thread(is_http_ok, f"{server.base_url}/readyz")
@@ -131,6 +131,6 @@ async def test_hanging_storage_delays_only_requests_that_need_it(s3: S3, tmp_pat
         # A commit that waits behind a hanging one is rejected; otherwise the waits would add up.
         assert any("waited in the table's queue" in answer["error"]["message"] for _, answer in results), results
         weather.hang_all = False
-        status, _ = await asyncio.to_thread(commit, first_key)
+        status, _ = await asyncio.to_thread(commit_append, first_key)
         assert status == 200
-        assert await asyncio.to_thread(Client(server.base_url).chain) == [1, 2]
+        assert await asyncio.to_thread(Client(server.base_url).read_chain) == [1, 2]

@@ -54,7 +54,7 @@ class FakeStore:
         if self.away or self.rng.random() < self.fails:
             raise RetryLater("The store did not answer")
         status, result, data = self._find(f"s3://{bucket}/{key}", headers, method)
-        yield StoreAnswer(status, result, self._pieces(data if method == "GET" else b""))
+        yield StoreAnswer(status, result, self._yield_pieces(data if method == "GET" else b""))
 
     def _find(self, location: str, headers: Mapping[str, str], method: str) -> tuple[int, dict[str, str], bytes]:
         stored_object = self.objects.get(location)
@@ -78,7 +78,7 @@ class FakeStore:
         results["content-range"] = f"bytes {start}-{start + length - 1}/{len(stored_object.data)}"
         return 206, results | {"content-length": str(length)}, stored_object.data[start : start + length]
 
-    async def _pieces(self, data: bytes) -> AsyncIterator[bytes]:
+    async def _yield_pieces(self, data: bytes) -> AsyncIterator[bytes]:
         end = self.rng.randrange(len(data)) if data and self.rng.random() < self.fails else len(data)
         start = 0
         while start < end:

@@ -75,7 +75,7 @@ class Keys:
             verify=verify,
         )
 
-    def obstore(self) -> S3Store:
+    def open_obstore(self) -> S3Store:
         return S3Store(
             self.bucket,
             prefix=self.prefix.rstrip("/"),
@@ -89,7 +89,7 @@ class Keys:
             client_options={"allow_http": True},
         )
 
-    def s3fs(self) -> s3fs.S3FileSystem:
+    def open_s3fs(self) -> s3fs.S3FileSystem:
         return s3fs.S3FileSystem(
             key=self.access_key,
             secret=self.secret,
@@ -100,7 +100,7 @@ class Keys:
             use_listings_cache=False,
         )
 
-    def pyarrow(self) -> pa.fs.S3FileSystem:
+    def open_pyarrow(self) -> pa.fs.S3FileSystem:
         endpoint = urlsplit(self.endpoint)
         return pa.fs.S3FileSystem(
             access_key=self.access_key,
@@ -175,6 +175,6 @@ def open_rig(folder: Path, s3: S3 | None, **env: str) -> Iterator[Rig]:
         settings["SEAMARK_S3_FOLDER"] = str(root)
     else:
         root, bucket = s3.root, s3.create_bucket()
-        settings |= s3.seamark_env()
+        settings |= s3.build_seamark_env()
     with Seamark(folder / "home", warehouse=f"s3://{bucket}/wh", env=settings | env) as seamark:
         yield Rig(seamark, f"http://127.0.0.1:{port}", s3, root)

@@ -39,7 +39,7 @@ BLOCK = 64 << 10
 PREFIX = "/b/t/data/"
 
 
-def settings(folder: Path, **changes: object) -> Settings:
+def build_settings(folder: Path, **changes: object) -> Settings:
     defaults = Settings(
         home=folder,
         gateway_cache_block_bytes=BLOCK,
@@ -77,7 +77,7 @@ class Worker:
 async def open_worker(
     store: FakeStore, folder: Path, clock: SimulatedClock, *, principal: str = "me", **changes: object
 ) -> AsyncIterator[Worker]:
-    tiers = await open_tiers(settings(folder, **changes), clock, store)
+    tiers = await open_tiers(build_settings(folder, **changes), clock, store)
     backend = CachingBackend(store, tiers, clock)
 
     turns = itertools.count()
@@ -353,11 +353,11 @@ class _Model:
         """By path: (begin of the write, end of the write, content), in order of their ends."""
         self.tick = 0
 
-    def now(self) -> int:
+    def get_tick(self) -> int:
         self.tick += 1
         return self.tick
 
-    def possible(self, path: str, begun: int) -> list[bytes | None]:
+    def list_possible_contents(self, path: str, begun: int) -> list[bytes | None]:
         """Return the contents that a read from `begun` until now may return."""
         history = self.history.get(path, [])
         settled: bytes | None = None
@@ -386,15 +386,15 @@ async def _run_campaign(seed: int, folder: Path, steps: int) -> None:
     async def write(worker: Worker, path: str) -> None:
         async with locks[path]:
             content = None if rng.random() < 0.2 else rng.randbytes(rng.choice((0, 1, BLOCK, rng.randrange(9 * BLOCK))))
-            now = model.now()
+            now = model.get_tick()
             entry = (now, 1 << 60, content)
             model.history.setdefault(path, []).append(entry)
             status, _, _ = await worker.send("DELETE" if content is None else "PUT", path, content)
             assert status in (200, 204)
-            model.history[path][model.history[path].index(entry)] = (now, model.now(), content)
+            model.history[path][model.history[path].index(entry)] = (now, model.get_tick(), content)
 
     async def read(worker: Worker, path: str) -> None:
-        begun, method = model.now(), rng.choice(("GET", "GET", "GET", "HEAD"))
+        begun, method = model.get_tick(), rng.choice(("GET", "GET", "GET", "HEAD"))
         start = rng.randrange(8 * BLOCK)
         text = rng.choice(
             (
@@ -414,13 +414,14 @@ async def _run_campaign(seed: int, folder: Path, steps: int) -> None:
         try:
             status, body, actual = await worker.send(method, path, **headers)
         except aiohttp.ClientError:
-            assert store.fails or len(model.possible(path, begun)) > 1, "a broken answer without a reason"
+            assert store.fails or len(model.list_possible_contents(path, begun)) > 1, "a broken answer without a reason"
             return
         if status == 503:
             assert store.fails
             return
         assert any(
-            _agrees(content, method, text, headers, status, body, actual) for content in model.possible(path, begun)
+            _agrees(content, method, text, headers, status, body, actual)
+            for content in model.list_possible_contents(path, begun)
         ), (seed, path, method, text, headers, status, len(body))
 
     async with (

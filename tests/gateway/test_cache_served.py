@@ -22,11 +22,11 @@ from tests.services.process import free_port
 from tests.services.s3 import S3
 
 
-def _name(extension: str = "parquet") -> str:
+def _create_name(extension: str = "parquet") -> str:
     return f"data/00000-0-{uuid.uuid4()}.{extension}"
 
 
-def _metrics(rig: Rig) -> str:
+def _read_metrics(rig: Rig) -> str:
     with urllib.request.urlopen(f"{rig.seamark.base_url}/metrics", timeout=30) as answer:
         text: str = answer.read().decode()
     return text
@@ -35,7 +35,7 @@ def _metrics(rig: Rig) -> str:
 def test_two_workers_serve_the_last_write_from_their_shared_cache(tmp_path: Path, s3: S3) -> None:
     with open_rig(tmp_path, s3, SEAMARK_WORKERS="2") as rig:
         keys = rig.create_table("t")
-        object_key: dict[str, Any] = {"Bucket": keys.bucket, "Key": keys.prefix + _name()}
+        object_key: dict[str, Any] = {"Bucket": keys.bucket, "Key": keys.prefix + _create_name()}
         for round_number in range(12):
             data = bytes([round_number]) * (300_000 + round_number)
             with closing(keys.client()) as client:  # A new connection, which any of the workers may accept.
@@ -51,7 +51,7 @@ def test_two_workers_serve_the_last_write_from_their_shared_cache(tmp_path: Path
                 client.get_object(**object_key)
         for series in ('served_bytes{source="memory"}', 'disk_bytes{tier="blocks"}'):
             # A worker publishes its metrics for the other workers once a second.
-            eventually(lambda series=series: f"seamark_gateway_cache_{series}" in _metrics(rig))  # type: ignore[misc]
+            eventually(lambda series=series: f"seamark_gateway_cache_{series}" in _read_metrics(rig))  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("extension", ["parquet", "avro"])
@@ -60,14 +60,14 @@ def test_cached_answer_equals_that_of_the_store(store_rig: Rig, extension: str) 
     itself.
     """
     keys = store_rig.create_table(f"same_{extension}")
-    cached, plain = (keys.prefix + name for name in (_name(extension), f"data/plain.{extension}"))
+    cached, plain = (keys.prefix + name for name in (_create_name(extension), f"data/plain.{extension}"))
     data = bytes(range(256)) * 3000
     with closing(keys.client()) as client:
         for key in (cached, plain):
             client.put_object(Bucket=keys.bucket, Key=key, Body=data, ContentType="a/b", Metadata={"m": "1"})
         tag = client.head_object(Bucket=keys.bucket, Key=plain)["ETag"]
 
-        def outcome(key: str, call: str, **arguments: Any) -> Any:
+        def call_and_describe(key: str, call: str, **arguments: Any) -> Any:
             try:
                 answer = getattr(client, call)(Bucket=keys.bucket, Key=key, **arguments)
             except ClientError as error:
@@ -86,8 +86,8 @@ def test_cached_answer_equals_that_of_the_store(store_rig: Rig, extension: str) 
                 {},
             ):
                 for call in ("get_object", "head_object"):
-                    cached_outcome = outcome(cached, call, **arguments)
-                    assert cached_outcome == outcome(plain, call, **arguments), (call, arguments)
+                    cached_outcome = call_and_describe(cached, call, **arguments)
+                    assert cached_outcome == call_and_describe(plain, call, **arguments), (call, arguments)
 
 
 async def test_gateway_serves_tls(tmp_path: Path, s3: S3) -> None:
@@ -116,7 +116,7 @@ async def test_gateway_serves_tls(tmp_path: Path, s3: S3) -> None:
 
         def use() -> None:
             data = bytes(range(256)) * 4000
-            object_key = {"Bucket": keys.bucket, "Key": keys.prefix + _name()}
+            object_key = {"Bucket": keys.bucket, "Key": keys.prefix + _create_name()}
             with closing(keys.client(verify=str(trusted.file))) as client:
                 client.put_object(**object_key, Body=data)
                 for _ in range(2):

@@ -29,13 +29,13 @@ def keys(store_rig: Rig) -> Keys:
     return store_rig.create_table(f"cached{next(_numbers)}")
 
 
-def _name(extension: str = "parquet") -> str:
+def _create_name(extension: str = "parquet") -> str:
     return f"data/00000-0-{uuid.uuid4()}.{extension}"
 
 
 def test_boto3_reads_each_kind_of_write(keys: Keys, store_rig: Rig) -> None:
     assert store_rig.direct is not None
-    source, target = ({"Bucket": keys.bucket, "Key": keys.prefix + _name()} for _ in range(2))
+    source, target = ({"Bucket": keys.bucket, "Key": keys.prefix + _create_name()} for _ in range(2))
     with closing(keys.client()) as client, closing(store_rig.direct.client()) as direct:
 
         def answer_twice(object_address: dict[str, str], **options: Any) -> Any:
@@ -87,8 +87,8 @@ def test_boto3_reads_each_kind_of_write(keys: Keys, store_rig: Rig) -> None:
 
 
 def test_pyarrow_rereads_parquet_from_the_cache(keys: Keys) -> None:
-    files = keys.pyarrow()
-    path = f"{keys.bucket}/{keys.prefix}{_name()}"
+    files = keys.open_pyarrow()
+    path = f"{keys.bucket}/{keys.prefix}{_create_name()}"
     for seed in (1, 2):  # The second read is of another object with the same name.
         table = pa.table({"id": np.arange(500_000), "x": np.random.default_rng(seed).random(500_000)})
         pq.write_table(table, path, filesystem=files, row_group_size=100_000)
@@ -100,9 +100,9 @@ def test_pyarrow_rereads_parquet_from_the_cache(keys: Keys) -> None:
 
 
 def test_obstore_and_s3fs_share_the_cache(keys: Keys) -> None:
-    store = keys.obstore()
-    files = keys.s3fs()
-    name = _name("orc")
+    store = keys.open_obstore()
+    files = keys.open_s3fs()
+    name = _create_name("orc")
     path = f"{keys.bucket}/{keys.prefix}{name}"
     for size in (6 << 20, 1 << 20):
         data = os.urandom(size)
@@ -113,7 +113,7 @@ def test_obstore_and_s3fs_share_the_cache(keys: Keys) -> None:
         assert files.cat_file(path) == data
         assert files.cat_file(path, start=-100) == data[-100:]
         assert bytes(obstore.get(store, name).bytes()) == data
-    other = _name("orc")
+    other = _create_name("orc")
     obstore.rename(store, name, other)
     with pytest.raises(FileNotFoundError):
         files.cat_file(path)

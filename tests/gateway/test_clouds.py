@@ -93,15 +93,15 @@ def test_s3_clients_write_read_list_and_delete_objects(rig: Rig) -> None:
     assert client.get_object(Bucket=bucket, Key=f"{keys.prefix}empty")["Body"].read() == b""
     client.delete_object(Bucket=bucket, Key=f"{keys.prefix}empty")
 
-    def error_of(call: Any, **arguments: Any) -> str:
+    def read_error_code(call: Any, **arguments: Any) -> str:
         with pytest.raises(ClientError) as refused:
             call(Bucket=bucket, **arguments)
         return str(refused.value.response["Error"]["Code"])
 
-    assert error_of(client.get_object, Key=f"{keys.prefix}missing") == "NoSuchKey"
-    assert error_of(client.get_object, Key=f"{keys.prefix}c", Range="bytes=7-8") == "InvalidRange"
-    assert error_of(client.get_object, Key=f"{keys.prefix}c", IfMatch='"other"') == "PreconditionFailed"
-    assert error_of(client.put_object, Key=f"{keys.prefix}c", Body=b"", IfNoneMatch="*") == "PreconditionFailed"
+    assert read_error_code(client.get_object, Key=f"{keys.prefix}missing") == "NoSuchKey"
+    assert read_error_code(client.get_object, Key=f"{keys.prefix}c", Range="bytes=7-8") == "InvalidRange"
+    assert read_error_code(client.get_object, Key=f"{keys.prefix}c", IfMatch='"other"') == "PreconditionFailed"
+    assert read_error_code(client.put_object, Key=f"{keys.prefix}c", Body=b"", IfNoneMatch="*") == "PreconditionFailed"
     client.put_object(Bucket=bucket, Key=f"{keys.prefix}d", Body=b"new", IfNoneMatch="*")
     client.copy_object(Bucket=bucket, Key=f"{keys.prefix}e", CopySource={"Bucket": bucket, "Key": f"{keys.prefix}d"})
     assert client.get_object(Bucket=bucket, Key=f"{keys.prefix}e")["Body"].read() == b"new"
@@ -118,7 +118,7 @@ def test_s3_clients_write_read_list_and_delete_objects(rig: Rig) -> None:
     )
     assert len(deleted["Deleted"]) == 3
     client.delete_object(Bucket=bucket, Key=f"{keys.prefix}e")
-    assert error_of(client.head_object, Key=f"{keys.prefix}e") == "404"
+    assert read_error_code(client.head_object, Key=f"{keys.prefix}e") == "404"
 
 
 def test_object_in_parts_appears_when_its_upload_is_completed(rig: Rig) -> None:

@@ -65,16 +65,16 @@ def test_every_form_of_range_gives_the_bytes_and_errors_of_the_store(store_rig: 
         with closing(keys.client()) as client:
             client.put_object(Bucket=keys.bucket, Key=keys.prefix + "o", Body=data)
             client.put_object(Bucket=keys.bucket, Key=keys.prefix + "empty", Body=b"")
-            outcomes[rig.gateway] = _ranges(client, keys)
+            outcomes[rig.gateway] = _read_ranges(client, keys)
         if rig.direct is not None:
             with closing(rig.direct.client()) as direct:
-                outcomes["direct"] = _ranges(direct, keys)
+                outcomes["direct"] = _read_ranges(direct, keys)
     assert outcomes[store_rig.gateway] == outcomes["direct"]
     assert outcomes[folder_rig.gateway] == outcomes["direct"]
     assert outcomes["direct"]["o", "bytes=5-9"] == (206, 5, "bytes 5-9/1000", data[5:10])
 
 
-def _ranges(client: Any, keys: Keys) -> dict[tuple[str, str | None], tuple[Any, ...]]:
+def _read_ranges(client: Any, keys: Keys) -> dict[tuple[str, str | None], tuple[Any, ...]]:
     results = {}
     for name, expected in itertools.product(("o", "empty"), RANGES):
         options = {} if expected is None else {"Range": expected}
@@ -278,7 +278,7 @@ def test_presigned_requests_are_served_until_they_expire(keys: Keys, client: Any
 
 
 def test_pyarrow_reads_and_writes_parquet_through_the_gateway(keys: Keys) -> None:
-    files = keys.pyarrow()
+    files = keys.open_pyarrow()
     path = f"{keys.bucket}/{keys.prefix}data/p.parquet"
     table = pa.table({"id": np.arange(2_000_000), "x": np.random.default_rng(1).random(2_000_000)})
     pq.write_table(table, path, filesystem=files, row_group_size=100_000)
@@ -291,7 +291,7 @@ def test_pyarrow_reads_and_writes_parquet_through_the_gateway(keys: Keys) -> Non
 
 
 def test_obstore_reads_and_writes_through_the_gateway(keys: Keys) -> None:
-    store = keys.obstore()
+    store = keys.open_obstore()
     data = os.urandom(12 << 20)
     obstore.put(store, "data/ü x", data, use_multipart=True)
     assert bytes(obstore.get_range(store, "data/ü x", start=1 << 20, length=100)) == data[1 << 20 :][:100]
@@ -310,7 +310,7 @@ def test_obstore_reads_and_writes_through_the_gateway(keys: Keys) -> None:
 
 
 def test_s3fs_reads_and_writes_through_the_gateway(keys: Keys) -> None:
-    files = keys.s3fs()
+    files = keys.open_s3fs()
     path = f"{keys.bucket}/{keys.prefix}data/f"
     data = os.urandom(11 << 20)
     with files.open(path, "wb") as file:

@@ -49,7 +49,7 @@ class ScriptedStore:
             await turn.goes.wait()
             if turn.fails:
                 raise RetryLater("no answer")
-            yield StoreAnswer(turn.status, {"turn": str(self.turns.index(turn))}, self._pieces(turn))
+            yield StoreAnswer(turn.status, {"turn": str(self.turns.index(turn))}, self._yield_pieces(turn))
             turn.ended = "read"
         except asyncio.CancelledError:
             turn.ended = "cancelled"
@@ -58,7 +58,7 @@ class ScriptedStore:
             turn.ended = "broken"
             raise RetryLater("the answer ended early") from None
 
-    async def _pieces(self, turn: ScriptedAnswer) -> AsyncIterator[bytes]:
+    async def _yield_pieces(self, turn: ScriptedAnswer) -> AsyncIterator[bytes]:
         yield b"a"
         if turn.breaks:
             raise ConnectionError

@@ -215,7 +215,7 @@ def test_folder_swapped_for_a_link_at_any_moment_reveals_nothing(folder_rig: Rig
         before = {path.name: (path.read_bytes(), path.stat().st_ino) for path in other.iterdir()}
         ended = threading.Event()
 
-        def swap() -> None:
+        def swap_repeatedly() -> None:
             while not ended.wait(0.0005):
                 (prefix_folder / "data-link").symlink_to(other)
                 (prefix_folder / "data").rename(prefix_folder / "data-away")
@@ -232,7 +232,7 @@ def test_folder_swapped_for_a_link_at_any_moment_reveals_nothing(folder_rig: Rig
                 except OSError:  # A request has created the folder again, as above.
                     shutil.rmtree(prefix_folder / "data-away")
 
-        thread = threading.Thread(target=swap)
+        thread = threading.Thread(target=swap_repeatedly)
         thread.start()
         answers: set[bytes] = set()
         try:

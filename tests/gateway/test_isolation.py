@@ -43,7 +43,7 @@ def client(own_keys: Keys) -> Iterator[Any]:
     client.close()
 
 
-def _code(call: Any, **arguments: Any) -> str:
+def _call_for_code(call: Any, **arguments: Any) -> str:
     try:
         answer = call(**arguments)
     except ClientError as error:
@@ -83,33 +83,37 @@ def test_no_operation_reaches_another_table(rig: Rig, victim_keys: Keys, own_key
     copy = {"CopySource": {"Bucket": victim_object["Bucket"], "Key": victim_object["Key"]}}
     delete_request = {"Objects": [{"Key": victim_object["Key"]}]}
     refused_paths = {
-        "get": _code(client.get_object, **victim_object),
-        "put": _code(client.put_object, **victim_object, Body=b"x"),
-        "delete": _code(client.delete_object, **victim_object),
-        "delete many": _code(client.delete_objects, Bucket=victim_object["Bucket"], Delete=delete_request),
-        "copy from": _code(client.copy_object, **environment, **copy),
-        "copy to": _code(client.copy_object, **victim_object, CopySource=environment),
-        "part copy": _code(client.upload_part_copy, **environment, UploadId=upload, PartNumber=1, **copy),
-        "upload": _code(client.create_multipart_upload, **victim_object),
-        "list": _code(client.list_objects_v2, Bucket=victim_keys.bucket, Prefix=victim_keys.prefix),
-        "list all": _code(client.list_objects_v2, Bucket=victim_keys.bucket),
-        "list above": _code(client.list_objects_v2, Bucket=victim_keys.bucket, Prefix=own_keys.prefix.rstrip("/")),
-        "buckets": _code(client.list_buckets),
-        "uploads": _code(client.list_multipart_uploads, Bucket=victim_keys.bucket),
-        "policy": _code(client.get_bucket_policy, Bucket=victim_keys.bucket),
-        "bucket": _code(client.delete_bucket, Bucket=victim_keys.bucket),
-        "acl": _code(client.put_object_acl, **environment, ACL="public-read"),
-        "parts of another": _code(client.list_parts, **victim_object, UploadId=foreign),
+        "get": _call_for_code(client.get_object, **victim_object),
+        "put": _call_for_code(client.put_object, **victim_object, Body=b"x"),
+        "delete": _call_for_code(client.delete_object, **victim_object),
+        "delete many": _call_for_code(client.delete_objects, Bucket=victim_object["Bucket"], Delete=delete_request),
+        "copy from": _call_for_code(client.copy_object, **environment, **copy),
+        "copy to": _call_for_code(client.copy_object, **victim_object, CopySource=environment),
+        "part copy": _call_for_code(client.upload_part_copy, **environment, UploadId=upload, PartNumber=1, **copy),
+        "upload": _call_for_code(client.create_multipart_upload, **victim_object),
+        "list": _call_for_code(client.list_objects_v2, Bucket=victim_keys.bucket, Prefix=victim_keys.prefix),
+        "list all": _call_for_code(client.list_objects_v2, Bucket=victim_keys.bucket),
+        "list above": _call_for_code(
+            client.list_objects_v2, Bucket=victim_keys.bucket, Prefix=own_keys.prefix.rstrip("/")
+        ),
+        "buckets": _call_for_code(client.list_buckets),
+        "uploads": _call_for_code(client.list_multipart_uploads, Bucket=victim_keys.bucket),
+        "policy": _call_for_code(client.get_bucket_policy, Bucket=victim_keys.bucket),
+        "bucket": _call_for_code(client.delete_bucket, Bucket=victim_keys.bucket),
+        "acl": _call_for_code(client.put_object_acl, **environment, ACL="public-read"),
+        "parts of another": _call_for_code(client.list_parts, **victim_object, UploadId=foreign),
     }
     assert set(refused_paths.values()) == {"AccessDenied"}, refused_paths
     # An upload id of another table is useless with the caller's own key.
-    assert _code(client.upload_part, **environment, UploadId=foreign, PartNumber=1, Body=b"x") == "NoSuchUpload"
-    assert _code(client.list_parts, **environment, UploadId=foreign) == "NoSuchUpload"
+    assert (
+        _call_for_code(client.upload_part, **environment, UploadId=foreign, PartNumber=1, Body=b"x") == "NoSuchUpload"
+    )
+    assert _call_for_code(client.list_parts, **environment, UploadId=foreign) == "NoSuchUpload"
     assert with_victim.get_object(**victim_object)["Body"].read() == SECRET
     with_victim.close()
 
 
-def _spellings(own_keys: str, victim_keys: str) -> list[str]:
+def _list_spellings(own_keys: str, victim_keys: str) -> list[str]:
     """Return encoded keys that some reader might take for the victim's."""
     up = "../" * own_keys.count("/")
     name = f"{up}{victim_keys}data/secret"
@@ -139,7 +143,7 @@ def _spellings(own_keys: str, victim_keys: str) -> list[str]:
 
 
 def test_no_spelling_of_a_key_reaches_another_table(victim_keys: Keys, own_keys: Keys, client: Any) -> None:
-    for key in _spellings(own_keys.prefix, victim_keys.prefix):
+    for key in _list_spellings(own_keys.prefix, victim_keys.prefix):
         queries = ("", "?uploadId=..%2F..", "?partNumber=1&uploadId=x")
         for method, query in itertools.product(("GET", "PUT", "DELETE"), queries):
             status, body = send_raw(
@@ -184,10 +188,12 @@ def test_forged_and_mixed_credentials_are_rejected(victim_keys: Keys, own_keys: 
     }
     for name, keys in forged_headers.items():
         with_forged = keys.client()
-        assert _code(with_forged.get_object, **victim_object) in ("AccessDenied", "SignatureDoesNotMatch"), name
+        assert _call_for_code(with_forged.get_object, **victim_object) in ("AccessDenied", "SignatureDoesNotMatch"), (
+            name
+        )
         with_forged.close()
     tokenless_client = replace(victim_keys, token="").client()
-    assert _code(tokenless_client.get_object, **victim_object) == "AccessDenied"
+    assert _call_for_code(tokenless_client.get_object, **victim_object) == "AccessDenied"
     tokenless_client.close()
 
 

@@ -40,13 +40,13 @@ def counting_rig(tmp_path_factory: pytest.TempPathFactory, s3: S3, proxy: FaultP
         yield rig
 
 
-def catalog_of(rig: Rig) -> RestCatalog:
+def open_catalog(rig: Rig) -> RestCatalog:
     catalog = RestCatalog(uuid.uuid4().hex, uri=rig.seamark.base_url)
     catalog.create_namespace_if_not_exists("pre")
     return catalog
 
 
-def events(rig: Rig, name: str) -> float:
+def count_events(rig: Rig, name: str) -> float:
     with urllib.request.urlopen(f"{rig.seamark.base_url}/metrics", timeout=30) as answer:
         text = answer.read().decode()
     matches = re.findall(rf'^seamark_gateway_cache_events{{[^}}]*event="{name}"[^}}]*}} (\S+)$', text, re.M)
@@ -57,7 +57,7 @@ def events(rig: Rig, name: str) -> float:
 def test_chosen_partitions_are_cached_before_their_first_reader(
     counting_rig: Rig, proxy: FaultProxy, s3: S3, kind: str
 ) -> None:
-    catalog = catalog_of(counting_rig)
+    catalog = open_catalog(counting_rig)
     hot_filter = json.dumps({"type": "eq", "term": "p", "value": "hot"})
     properties = {
         "seamark.cache.preload": kind,
@@ -65,12 +65,12 @@ def test_chosen_partitions_are_cached_before_their_first_reader(
         "seamark.cache.pinned": "true",
     }
     table = catalog.create_table(f"pre.{kind}", PARTITIONED, partition_spec=SPEC, properties=properties)
-    table.io = load_file_io(s3.client_properties())  # PyIceberg does not read its own writes through the cache.
-    before = events(counting_rig, "preloaded_file")
+    table.io = load_file_io(s3.build_client_properties())  # PyIceberg does not read its own writes through the cache.
+    before = count_events(counting_rig, "preloaded_file")
     for number in range(2):
         rows = pa.table({"id": range(number, number + 50), "p": ["hot", "cold"] * 25})
         table.append(rows)
-    block_until(lambda: events(counting_rig, "preloaded_file") >= before + 2)
+    block_until(lambda: count_events(counting_rig, "preloaded_file") >= before + 2)
     files = {task.file.file_path: task.file.partition[0] for task in table.scan().plan_files()}
     assert sorted(files.values()) == ["cold", "cold", "hot", "hot"]
     proxy.requests.clear()
@@ -88,32 +88,32 @@ def test_chosen_partitions_are_cached_before_their_first_reader(
             assert (request_count == 0) is (partition == "hot"), (path, proxy.requests)
     finally:
         client.close()
-    assert events(counting_rig, "preloaded_file") == before + 2
+    assert count_events(counting_rig, "preloaded_file") == before + 2
 
 
 def test_files_outside_the_tables_location_are_not_preloaded(counting_rig: Rig, s3: S3) -> None:
     """The table's metadata names files of another table, as after `add_files`."""
-    catalog = catalog_of(counting_rig)
+    catalog = open_catalog(counting_rig)
     schema = Schema(NestedField(1, "id", LongType()))
     other = catalog.create_table("pre.other", schema)
     other.append(pa.table({"id": range(10)}))
     (path,) = [task.file.file_path for task in other.scan().plan_files()]
-    before = events(counting_rig, "preloaded_file")
+    before = count_events(counting_rig, "preloaded_file")
     table = catalog.create_table("pre.thief", schema, properties={"seamark.cache.preload": "files"})
-    table.io = load_file_io(s3.client_properties())  # As a program with its own credentials
+    table.io = load_file_io(s3.build_client_properties())  # As a program with its own credentials
     table.add_files([path])
     log: Path = counting_rig.seamark.log
     block_until(lambda: any("not preloaded" in line and "thief" in line for line in log.read_text().splitlines()))
-    assert events(counting_rig, "preloaded_file") == before
+    assert count_events(counting_rig, "preloaded_file") == before
 
 
 @pytest.mark.parametrize("text", ["no JSON", '{"type": "eq", "term": "missing", "value": 1}', "[" * 5000])
 def test_unusable_preload_filter_is_logged_and_nothing_is_preloaded(counting_rig: Rig, text: str) -> None:
-    catalog = catalog_of(counting_rig)
-    before, log = events(counting_rig, "preloaded_file"), counting_rig.seamark.log
+    catalog = open_catalog(counting_rig)
+    before, log = count_events(counting_rig, "preloaded_file"), counting_rig.seamark.log
     name = f"f{uuid.uuid4().hex}"
     properties = {"seamark.cache.preload": "files", "seamark.cache.preload-filter": text}
     table = catalog.create_table(f"pre.{name}", Schema(NestedField(1, "id", LongType())), properties=properties)
     table.append(pa.table({"id": range(10)}))
     block_until(lambda: any("not preloaded" in line and name in line for line in log.read_text().splitlines()))
-    assert events(counting_rig, "preloaded_file") == before
+    assert count_events(counting_rig, "preloaded_file") == before

@@ -18,7 +18,7 @@ from seamark.metaserver.access.gateway_keys import ObjectGrant
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.gateway.ownership import GrantChecker
 from seamark.metaserver.server import gateway
-from seamark.metaserver.store.model import AccessToken, Claim
+from seamark.metaserver.store.model import AccessToken, Claim, Entry, EntryKind
 from seamark.metaserver.store.model import Grant as RoleGrant
 from seamark.metaserver.store.open import open_store
 from tests.gateway.rig import SCHEMA, Keys, read_keys
@@ -26,7 +26,7 @@ from tests.server.rig import OffsetClock, build_settings, running
 from tests.services.process import free_port
 
 
-async def _tokens(home: Path) -> dict[str, str]:
+async def _read_tokens(home: Path) -> dict[str, str]:
     home.mkdir(parents=True)
     tokens, clock = {}, SystemClock()
     async with open_store(f"sqlite:///{home}/seamark.db", clock=clock, queue_limit=10) as store:
@@ -45,7 +45,7 @@ def _collect_codes(keys: Keys) -> dict[str, str]:
     """Return the outcome of each operation."""
     client, object_key = keys.client(), {"Bucket": keys.bucket, "Key": keys.prefix + "data/o"}
 
-    def code(call: Any, **arguments: Any) -> str:
+    def call_for_code(call: Any, **arguments: Any) -> str:
         try:
             call(**arguments)
         except ClientError as error:
@@ -55,13 +55,15 @@ def _collect_codes(keys: Keys) -> dict[str, str]:
     delete_request = {"Objects": [{"Key": object_key["Key"] + "2"}]}
     try:
         return {
-            "put": code(client.put_object, **object_key, Body=b"x"),
-            "get": code(client.get_object, **object_key),
-            "list": code(client.list_objects_v2, Bucket=keys.bucket, Prefix=keys.prefix),
-            "upload": code(client.create_multipart_upload, **object_key),
-            "copy": code(client.copy_object, **(object_key | {"Key": keys.prefix + "c"}), CopySource=object_key),
-            "delete many": code(client.delete_objects, Bucket=keys.bucket, Delete=delete_request),
-            "delete": code(client.delete_object, **(object_key | {"Key": keys.prefix + "c"})),
+            "put": call_for_code(client.put_object, **object_key, Body=b"x"),
+            "get": call_for_code(client.get_object, **object_key),
+            "list": call_for_code(client.list_objects_v2, Bucket=keys.bucket, Prefix=keys.prefix),
+            "upload": call_for_code(client.create_multipart_upload, **object_key),
+            "copy": call_for_code(
+                client.copy_object, **(object_key | {"Key": keys.prefix + "c"}), CopySource=object_key
+            ),
+            "delete many": call_for_code(client.delete_objects, Bucket=keys.bucket, Delete=delete_request),
+            "delete": call_for_code(client.delete_object, **(object_key | {"Key": keys.prefix + "c"})),
         }
     finally:
         client.close()
@@ -69,7 +71,7 @@ def _collect_codes(keys: Keys) -> dict[str, str]:
 
 async def test_credentials_have_the_rights_of_the_login_and_expire(tmp_path: Path) -> None:
     home, clock = tmp_path / "home", OffsetClock()
-    tokens = await _tokens(home)
+    tokens = await _read_tokens(home)
     settings: dict[str, Any] = {
         "auth": "token",
         "warehouse": "s3://lake/wh",
@@ -126,7 +128,7 @@ async def test_credentials_have_the_rights_of_the_login_and_expire(tmp_path: Pat
 async def test_credentials_lose_the_rights_that_their_principal_loses(tmp_path: Path) -> None:
     """The test revokes a grant, the token, or a part of the role; a remaining right stays usable."""
     home = tmp_path / "home"
-    tokens = await _tokens(home)
+    tokens = await _read_tokens(home)
     settings: dict[str, Any] = {
         "auth": "token",
         "warehouse": "s3://lake/wh",
@@ -143,13 +145,13 @@ async def test_credentials_lose_the_rights_that_their_principal_loses(tmp_path: 
                 assert answer.status < 300, await answer.text()
                 return await answer.json() if answer.status == 200 else None
 
-        async def outcomes(keys: Keys) -> tuple[str, str]:
+        async def read_outcomes(keys: Keys) -> tuple[str, str]:
             codes = await asyncio.to_thread(_collect_codes, keys)
             return codes["get"], codes["put"]
 
         async def become(keys: Keys, expected_keys: tuple[str, str]) -> None:
             async with asyncio.timeout(60):
-                while await outcomes(keys) != expected_keys:
+                while await read_outcomes(keys) != expected_keys:
                     await asyncio.sleep(0.02)
 
         table, grants = "/v1/namespaces/db/tables/t", "/api/v1/grants"
@@ -159,23 +161,23 @@ async def test_credentials_lose_the_rights_that_their_principal_loses(tmp_path: 
         }
         ok, refusals = ("OK", "OK"), ("AccessDenied", "AccessDenied")
         for principal, expected in (("writer", ok), ("reader", ("OK", "AccessDenied")), ("admin", ok)):
-            assert await outcomes(written_statuses[principal]) == expected
+            assert await read_outcomes(written_statuses[principal]) == expected
         # After losing the role writer, the right to read remains, with new credentials.
         await send("admin", "PUT", grants, {"principal": "writer", "role": "reader", "namespace": ["db"]})
         await send("admin", "DELETE", f"{grants}?principal=writer&role=writer&namespace=db")
         await become(written_statuses["writer"], refusals)
-        assert await outcomes(read_keys(await send("writer", "GET", table))) == ("OK", "AccessDenied")
+        assert await read_outcomes(read_keys(await send("writer", "GET", table))) == ("OK", "AccessDenied")
         await send("admin", "DELETE", "/api/v1/tokens/reader")
         await become(written_statuses["reader"], refusals)
-        assert await outcomes(written_statuses["admin"]) == ok
+        assert await read_outcomes(written_statuses["admin"]) == ok
 
 
-def _overlap(first: str, other: str) -> bool:
+def _is_overlapping(first: str, other: str) -> bool:
     return f"{first}/".startswith(f"{other}/") or f"{other}/".startswith(f"{first}/")
 
 
 @asynccontextmanager
-async def _server_without_polling(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Any]]]:
+async def _run_without_polling(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Any]]]:
     """Open a server with a gateway that does not poll its database during a test, and that caches checks for longer.
 
     Yields a function that sends a request and returns its JSON.
@@ -199,7 +201,7 @@ async def _server_without_polling(tmp_path: Path) -> AsyncIterator[Callable[...,
 
 
 async def test_credentials_of_a_dropped_table_are_rejected_at_once(tmp_path: Path) -> None:
-    async with _server_without_polling(tmp_path) as send:
+    async with _run_without_polling(tmp_path) as send:
         keys = read_keys(await send("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA}))
         other = read_keys(await send("POST", "/v1/namespaces/db/tables", {"name": "u", "schema": SCHEMA}))
         for item in (keys, other):
@@ -217,28 +219,28 @@ async def test_credentials_of_a_dropped_table_are_rejected_at_once(tmp_path: Pat
 
 async def test_credentials_of_a_table_moved_to_another_namespace_are_rejected_at_once(tmp_path: Path) -> None:
     """Otherwise a user without rights on the new namespace could read and write until the credentials expire."""
-    async with _server_without_polling(tmp_path) as send:
+    async with _run_without_polling(tmp_path) as send:
 
         async def rename(source: tuple[str, str], target: tuple[str, str]) -> None:
             names = [{"namespace": [namespace], "name": name} for namespace, name in (source, target)]
             await send("POST", "/v1/tables/rename", dict(zip(("source", "destination"), names, strict=True)))
 
-        async def codes(keys: Keys) -> set[str]:
+        async def list_codes(keys: Keys) -> set[str]:
             return set((await asyncio.to_thread(_collect_codes, keys)).values())
 
         await send("POST", "/v1/namespaces", {"namespace": ["other"]})
         keys = read_keys(await send("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA}))
         await rename(("db", "t"), ("db", "u"))
-        assert await codes(keys) == {"OK"}
+        assert await list_codes(keys) == {"OK"}
         await rename(("db", "u"), ("other", "u"))
         async with asyncio.timeout(60):
-            while await codes(keys) != {"AccessDenied"}:
+            while await list_codes(keys) != {"AccessDenied"}:
                 await asyncio.sleep(0.02)
-        assert await codes(read_keys(await send("GET", "/v1/namespaces/other/tables/u"))) == {"OK"}
+        assert await list_codes(read_keys(await send("GET", "/v1/namespaces/other/tables/u"))) == {"OK"}
 
 
 async def test_body_that_ends_after_its_table_was_dropped_is_not_stored(tmp_path: Path) -> None:
-    async with _server_without_polling(tmp_path) as send:
+    async with _run_without_polling(tmp_path) as send:
         keys = read_keys(await send("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA}))
         assert set((await asyncio.to_thread(_collect_codes, keys)).values()) == {"OK"}
         endpoint = urlsplit(keys.endpoint)
@@ -286,6 +288,10 @@ class _Claims:
     async def names_of(self, uuid: str, *, dropped: bool = True, namespace: tuple[str, ...] | None = None) -> int:
         return int(uuid != "staged" and (dropped or uuid not in self.dropped) and namespace in (None, self.namespace))
 
+    async def entries_of(self, uuid: str) -> list[Entry]:
+        live = uuid != "staged" and uuid not in self.dropped
+        return [Entry(EntryKind.TABLE, self.namespace, "t", uuid, "", None, 1, 0, 0)] if live else []
+
     async def claims(self, uuid: str) -> list[Claim]:
         self.calls += 1
         return [Claim(uuid=uuid, location=location, shared=False) for location in self.by_uuid.get(uuid, [])]
@@ -295,7 +301,7 @@ class _Claims:
             Claim(uuid=other, location=location, shared=False)
             for other, locations in self.by_uuid.items()
             for location in locations
-            if other != uuid and any(_overlap(location, key) for key in keys)
+            if other != uuid and any(_is_overlapping(location, key) for key in keys)
         ]
 
 
@@ -347,6 +353,9 @@ class _Logins(_Claims):
 
     async def grants(self, principal: str) -> list[RoleGrant]:
         return self._grants.get(principal, [])
+
+    async def list_owned(self, *_: object) -> list[RoleGrant]:
+        return []
 
     async def token_named(self, name: str) -> AccessToken | None:
         return AccessToken("i", name, "d", 0, None, None) if name in self._grants else None

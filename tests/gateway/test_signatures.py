@@ -127,16 +127,16 @@ CHUNKS = [
 ]
 
 
-def _claim(payload: str) -> SignatureClaim:
+def _build_claim(payload: str) -> SignatureClaim:
     return SignatureClaim("AKIAIOSFODNN7EXAMPLE", "", "20130524T000000Z", "us-east-1", ("host",), SEED, payload)
 
 
-def _decoder(payload: str = SIGNED, length: int = 66560) -> ChunkDecoder:
-    claim = _claim(payload)
+def _build_decoder(payload: str = SIGNED, length: int = 66560) -> ChunkDecoder:
+    claim = _build_claim(payload)
     return ChunkDecoder(claim, signing_key(SECRET, claim.scope), length)
 
 
-def _example() -> bytes:
+def _build_example() -> bytes:
     return b"".join(
         b"%x;chunk-signature=%s\r\n%s\r\n" % (size, signature.encode(), b"a" * size) for size, signature in CHUNKS
     )
@@ -144,7 +144,7 @@ def _example() -> bytes:
 
 @given(cuts=st.lists(st.integers(0, 66824), max_size=6))
 def test_signed_chunks_are_decoded_in_pieces_of_any_size(cuts: list[int]) -> None:
-    body, decoder = _example(), _decoder()
+    body, decoder = _build_example(), _build_decoder()
     edges = [0, *sorted(cuts), len(body)]
     pieces = [piece for start, end in pairwise(edges) for piece in decoder.feed(body[start:end])]
     assert b"".join(pieces) == b"a" * 66560
@@ -153,9 +153,9 @@ def test_signed_chunks_are_decoded_in_pieces_of_any_size(cuts: list[int]) -> Non
 
 @given(position=st.integers(0, 66823), byte=st.integers(1, 255))
 def test_changed_byte_of_a_signed_body_never_completes_it(position: int, byte: int) -> None:
-    body = bytearray(_example())
+    body = bytearray(_build_example())
     body[position] ^= byte
-    decoder, received = _decoder(), 0
+    decoder, received = _build_decoder(), 0
     try:
         for start in range(0, len(body), 5000):
             received += sum(map(len, decoder.feed(bytes(body[start : start + 5000]))))
@@ -185,18 +185,18 @@ def test_changed_byte_of_a_signed_body_never_completes_it(position: int, byte: i
     ],
 )
 def test_malformed_chunked_body_is_rejected(body: bytes) -> None:
-    decoder = _decoder(UNSIGNED_TRAILER, 3)
+    decoder = _build_decoder(UNSIGNED_TRAILER, 3)
     with pytest.raises(S3Error):
         (decoder.feed(body), decoder.finish())
 
 
 def test_trailers_are_read_and_their_signature_is_verified() -> None:
-    decoder = _decoder(UNSIGNED_TRAILER, 3)
+    decoder = _build_decoder(UNSIGNED_TRAILER, 3)
     assert decoder.feed(b"3\r\nabc\r\n0\r\nx-amz-checksum-crc32:NSRBwg==\r\n\r\n") == [b"abc"]
     assert decoder.finish() == {"x-amz-checksum-crc32": "NSRBwg=="}
-    signed = _decoder(SIGNED_TRAILER)
+    signed = _build_decoder(SIGNED_TRAILER)
     trailers = b"x-amz-checksum-crc32:NSRBwg==\r\nx-amz-trailer-signature:" + b"0" * 64
-    signed.feed(_example()[:-2] + trailers + b"\r\n\r\n")
+    signed.feed(_build_example()[:-2] + trailers + b"\r\n\r\n")
     with pytest.raises(S3Error, match="signature"):
         signed.finish()
 

@@ -20,7 +20,7 @@ from botocore.exceptions import ClientError
 from seamark.metaserver.gateway.sigv4 import SignatureClaim, signing_key
 from tests.gateway.rig import Keys, Rig, open_rig
 from tests.services.process import free_port
-from tests.services.s3 import S3, s3_server
+from tests.services.s3 import S3, run_s3
 from tests.waits import block_until
 
 _numbers = itertools.count()
@@ -54,7 +54,7 @@ def _is_absent(keys: Keys, client: Any, name: str) -> bool:
     return False
 
 
-def _chunks(signed: dict[str, str], keys: Keys, data: list[bytes]) -> bytes:
+def _build_chunks(signed: dict[str, str], keys: Keys, data: list[bytes]) -> bytes:
     """Return a body of signed chunks, which continue the signature of the header."""
     claim = SignatureClaim(
         keys.access_key, "", signed["x-amz-date"], keys.region, (), signed["authorization"][-64:], ""
@@ -83,7 +83,7 @@ def test_signed_chunks_are_stored_and_changed_ones_are_not(keys: Keys, client: A
     options = {"x_amz_decoded_content_length": length, "content_encoding": "aws-chunked"}
     for name, change in (("good", b""), ("bad", b"b"), ("last", b"c"), ("cut", b"cut")):
         target, signed_headers = keys.sign("PUT", name, "STREAMING-AWS4-HMAC-SHA256-PAYLOAD", **options)
-        body = _chunks(signed_headers, keys, data)
+        body = _build_chunks(signed_headers, keys, data)
         if change == b"cut":
             body = body[: len(body) - 86 - 102] + body[-86:]
         elif change:
@@ -148,7 +148,7 @@ def test_requests_that_are_not_http_or_not_s3_get_an_s3_error(rig: Rig) -> None:
             assert b"<Error>" in answer.read()
 
 
-def _rss(rig: Rig) -> int:
+def _read_rss(rig: Rig) -> int:
     return psutil.Process(rig.seamark.pid).memory_info().rss
 
 
@@ -157,11 +157,11 @@ def test_objects_are_never_completely_in_memory(rig: Rig, keys: Keys, client: An
     with (tmp_path / "large").open("wb") as file:
         file.truncate(size)
     client.put_object(Bucket=keys.bucket, Key=keys.prefix + "warm", Body=b"x")
-    before, peak, is_over = _rss(rig), [0], threading.Event()
+    before, peak, is_over = _read_rss(rig), [0], threading.Event()
 
     def watch() -> None:
         while not is_over.wait(0.02):
-            peak[0] = max(peak[0], _rss(rig))
+            peak[0] = max(peak[0], _read_rss(rig))
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -183,7 +183,7 @@ def test_objects_are_never_completely_in_memory(rig: Rig, keys: Keys, client: An
 
 
 def test_unavailable_or_killed_store_gives_no_short_object(tmp_path: Path) -> None:
-    with s3_server(tmp_path / "s3") as s3:
+    with run_s3(tmp_path / "s3") as s3:
         proxy = _CuttingProxy(s3)
         with closing(proxy), open_rig(tmp_path, s3, SEAMARK_S3_ENDPOINT=proxy.url) as rig:
             keys = rig.create_table("t")

@@ -23,12 +23,12 @@ from tests.gateway.rig import Rig
 PLACE = "s3://b/t/o"
 
 
-def _uploads(folder: Path, limit: int = 4, abandoned_s: float = 100) -> Uploads:
+def _build_uploads(folder: Path, limit: int = 4, abandoned_s: float = 100) -> Uploads:
     return Uploads(Staging(RootFolder(str(folder)), DurableFolders(known_max=16)), limit=limit, abandoned_s=abandoned_s)
 
 
 def test_uploads_are_limited_for_each_principal_and_in_total(tmp_path: Path) -> None:
-    uploads = _uploads(tmp_path)
+    uploads = _build_uploads(tmp_path)
     ids = [uploads.create(PLACE, os.urandom(16), "ann", 2, {}) for _ in range(2)]
     with pytest.raises(TooManyRequests, match="ann has 2 unfinished uploads"):
         uploads.create(PLACE, os.urandom(16), "ann", 2, {})
@@ -49,7 +49,7 @@ def test_uploads_are_limited_for_each_principal_and_in_total(tmp_path: Path) -> 
 
 
 def test_uploads_without_changes_are_deleted(tmp_path: Path) -> None:
-    uploads = _uploads(tmp_path)
+    uploads = _build_uploads(tmp_path)
     old_upload, new_upload = (uploads.create(PLACE, os.urandom(16), "ann", 1, {}) for _ in range(2))
     root = next(path for path in tmp_path.rglob(f"*{old_upload}"))
     now_s = root.stat().st_mtime

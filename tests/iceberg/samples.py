@@ -77,11 +77,11 @@ def apply_json(
     return apply_updates(m, read_updates(updates), now_ms=now_ms, new_uuid=new_uuid)
 
 
-def commit(m: TableMetadata | None, *updates: Json, now_ms: int = NOW + 1_000_000) -> TableMetadata:
+def apply_json_updates(m: TableMetadata | None, *updates: Json, now_ms: int = NOW + 1_000_000) -> TableMetadata:
     return apply_json(m, updates, now_ms=now_ms)
 
 
-def with_snapshots(m: TableMetadata, *ids: int) -> TableMetadata:
+def add_snapshots(m: TableMetadata, *ids: int) -> TableMetadata:
     """Return one commit to main for each id, in order."""
     for snapshot_id in ids:
         number = m.last_sequence_number + 1
@@ -89,11 +89,11 @@ def with_snapshots(m: TableMetadata, *ids: int) -> TableMetadata:
         sequence = number if m.format_version > 1 else 0
         update = add_snapshot(snapshot_id, sequence, m.current_snapshot_id, **lineage)
         update["snapshot"]["timestamp-ms"] = NOW + 1000 * (len(m.snapshots) + 1)
-        m = commit(m, update, set_ref(snapshot_id), now_ms=NOW + 1000 * (len(m.snapshots) + 1))
+        m = apply_json_updates(m, update, set_ref(snapshot_id), now_ms=NOW + 1000 * (len(m.snapshots) + 1))
     return m
 
 
-def statistics(snapshot_id: int, path: str = "s3://lake/a.puffin") -> Json:
+def build_statistics(snapshot_id: int, path: str = "s3://lake/a.puffin") -> Json:
     return {
         "action": "set-statistics",
         "snapshot-id": snapshot_id,

@@ -28,16 +28,16 @@ from tests.iceberg.samples import (
     NOW,
     UUID,
     add_snapshot,
+    add_snapshots,
     apply_json,
     build_creation,
     build_field,
     build_order,
     build_spec,
+    build_statistics,
     build_table,
     partition_statistics,
     set_ref,
-    statistics,
-    with_snapshots,
 )
 from tests.iceberg.test_view import build_version, build_view, replace
 from tests.seeds import examples
@@ -86,7 +86,7 @@ VALID_UPDATES: list[dict[str, Any]] = [
     {"action": "remove-snapshots", "snapshot-ids": [1]},
     {"action": "remove-snapshot-ref", "ref-name": "main"},
     {"action": "remove-properties", "removals": ["a"]},
-    statistics(1),
+    build_statistics(1),
     partition_statistics(1),
     {"action": "remove-statistics", "snapshot-id": 1},
     {"action": "remove-partition-statistics", "snapshot-id": 1},
@@ -126,10 +126,10 @@ def mutate_documents(draw: st.DrawFn, examples: list[dict[str, Any]]) -> Any:
 
 
 FUZZ = settings(max_examples=examples(250), suppress_health_check=list(HealthCheck))
-BASES: list[TableMetadata | None] = [None, *(with_snapshots(build_table(number), 1, 2) for number in (1, 2, 3))]
+BASES: list[TableMetadata | None] = [None, *(add_snapshots(build_table(number), 1, 2) for number in (1, 2, 3))]
 
 
-def survives(base: TableMetadata | None, updates: list[Any]) -> None:
+def check_round_trip(base: TableMetadata | None, updates: list[Any]) -> None:
     try:
         m = apply_json(base, updates, now_ms=NOW + 10**6, new_uuid=UUID)
     except (BadRequest, CommitConflict):
@@ -147,14 +147,14 @@ def test_seeds_of_the_fuzzer_are_valid() -> None:
 @FUZZ
 @given(st.sampled_from(BASES), st.lists(mutate_documents(VALID_UPDATES), min_size=1, max_size=4))
 def test_mutated_updates_are_applied_or_rejected(base: TableMetadata | None, updates: list[Any]) -> None:
-    survives(base, updates)
-    survives(None, [*build_creation(3), *updates])
+    check_round_trip(base, updates)
+    check_round_trip(None, [*build_creation(3), *updates])
 
 
 @FUZZ
 @given(st.sampled_from(BASES), st.lists(JSON, max_size=3))
 def test_any_json_as_updates_is_rejected(base: TableMetadata | None, updates: list[Any]) -> None:
-    survives(base, updates)
+    check_round_trip(base, updates)
     try:
         apply_view_updates(build_view(), updates, now_ms=NOW)
     except BadRequest:
@@ -169,7 +169,9 @@ def test_any_json_as_updates_is_rejected(base: TableMetadata | None, updates: li
 )
 def test_any_fields_of_a_known_action_are_applied_or_rejected(name: str, fields: dict[str, Any], other: Any) -> None:
     update = {**fields, "action": name}
-    survives(BASES[3], [update, {"action": name, "schema": other, "spec": other, "snapshot": other, "updates": other}])
+    check_round_trip(
+        BASES[3], [update, {"action": name, "schema": other, "spec": other, "snapshot": other, "updates": other}]
+    )
     try:
         apply_view_updates(build_view(), [update, {"action": name, "view-version": other}], now_ms=NOW)
     except BadRequest:
@@ -252,4 +254,4 @@ def test_mutated_metadata_files_are_read_or_corrupt(document: Any) -> None:
         return
     assert decode_table(encode_table(m), "f") == m
     # Readable metadata can also be committed to, or the commit is rejected clearly.
-    survives(m, VALID_UPDATES[10:12])
+    check_round_trip(m, VALID_UPDATES[10:12])

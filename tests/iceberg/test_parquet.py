@@ -8,16 +8,16 @@ import pytest
 from seamark.formats.iceberg.files.parquet import AmbiguousColumn, column_of, find_columns, has_ids, to_dotted_names
 
 
-def with_id(name: str, kind: pa.DataType, field_id: int) -> pa.Field:
+def build_field(name: str, kind: pa.DataType, field_id: int) -> pa.Field:
     return pa.field(name, kind, metadata={"PARQUET:field_id": str(field_id)})
 
 
-DEEP_STRUCT = with_id("s", pa.struct([with_id("a", pa.int32(), 3), pa.field("plain", pa.int32())]), 2)
-LIST_COLUMN = with_id("l", pa.list_(with_id("element", pa.int32(), 5)), 4)
+DEEP_STRUCT = build_field("s", pa.struct([build_field("a", pa.int32(), 3), pa.field("plain", pa.int32())]), 2)
+LIST_COLUMN = build_field("l", pa.list_(build_field("element", pa.int32(), 5)), 4)
 
 
 def test_columns_are_found_in_structs_and_not_in_lists() -> None:
-    assert find_columns([with_id("x", pa.int64(), 1), DEEP_STRUCT, LIST_COLUMN], [1, 3, 4, 5, 6]) == {
+    assert find_columns([build_field("x", pa.int64(), 1), DEEP_STRUCT, LIST_COLUMN], [1, 3, 4, 5, 6]) == {
         1: ("x",),
         3: ("s", "a"),
         4: ("l",),
@@ -25,7 +25,7 @@ def test_columns_are_found_in_structs_and_not_in_lists() -> None:
 
 
 def test_columns_that_share_an_id_are_ignored_and_others_are_found() -> None:
-    schema_fields = [with_id("x", pa.int64(), 1), with_id("y", pa.int64(), 3), DEEP_STRUCT]
+    schema_fields = [build_field("x", pa.int64(), 1), build_field("y", pa.int64(), 3), DEEP_STRUCT]
     with pytest.raises(AmbiguousColumn, match="2 columns that may be column 3"):
         find_columns(schema_fields, [1, 3])
     assert find_columns(schema_fields, [1]) == {1: ("x",)}

@@ -53,7 +53,7 @@ def read(raw: bytes) -> tuple[Footer, list[bytes]]:
     return footer, contents
 
 
-def with_footer(blobs: bytes, payload: bytes, flags: int = 0) -> bytes:
+def build_puffin(blobs: bytes, payload: bytes, flags: int = 0) -> bytes:
     return MAGIC + blobs + MAGIC + payload + struct.pack("<iI", len(payload), flags) + MAGIC
 
 
@@ -90,7 +90,7 @@ def test_pyiceberg_reads_our_puffin_files() -> None:
     assert [puffin_file.get_blob_payload(b) for b in puffin_file.footer.blobs] == [b"one and two", TEXT.encode(), b""]
 
 
-def java(*args: str) -> list[str]:
+def run_java(*args: str) -> list[str]:
     """Return the lines that Iceberg Java's reader or writer prints (PuffinPeer.java)."""
     jars = [
         *(CACHE / "jars").glob("iceberg-spark-runtime-*.jar"),
@@ -105,7 +105,7 @@ def java(*args: str) -> list[str]:
 
 def test_iceberg_java_reads_our_puffin_files(tmp_path: Path) -> None:
     (tmp_path / "ours.puffin").write_bytes(write_sample())
-    assert java("read", str(tmp_path / "ours.puffin"))[1:] == [
+    assert run_java("read", str(tmp_path / "ours.puffin"))[1:] == [
         f"plain-v1|[3, 1]|-1,-1|{{}}|{b'one and two'.hex()}",
         f"packed-v1|[]|-1,-1|{{é=ü}}|{TEXT.encode().hex()}",
         "empty-v1|[]|7,9|{}|",
@@ -113,7 +113,7 @@ def test_iceberg_java_reads_our_puffin_files(tmp_path: Path) -> None:
 
 
 def test_deletion_vector_of_iceberg_java_is_read(tmp_path: Path) -> None:
-    java("write", str(tmp_path / "theirs.puffin"))
+    run_java("write", str(tmp_path / "theirs.puffin"))
     footer, (vector, text) = read((tmp_path / "theirs.puffin").read_bytes())
     assert footer.properties == {"created-by": "PuffinPeer"}
     assert footer.blobs[0].type == "deletion-vector-v1"
@@ -132,13 +132,13 @@ def test_compressed_footer_and_positions_of_compressed_blobs_are_read() -> None:
         for at, size, codec in ((4, len(lz4_frame), "lz4"), (4 + len(lz4_frame), len(zstd_frame), "zstd"))
     ]
     payload = lz4.frame.compress(json.dumps({"blobs": blobs, "later": {"than": "us"}}).encode())
-    _, contents = read(with_footer(lz4_frame + zstd_frame, payload, flags=1))
+    _, contents = read(build_puffin(lz4_frame + zstd_frame, payload, flags=1))
     assert contents == [TEXT.encode()] * 2
 
 
 def test_footer_that_inflates_past_the_limit_is_rejected() -> None:
     bomb = lz4.frame.compress(b" " * (FOOTER_LIMIT_BYTES + 1))
-    raw = with_footer(b"", bomb, flags=1)
+    raw = build_puffin(b"", bomb, flags=1)
     with pytest.raises(Corrupt, match="inflates to more"):
         read_footer(raw, len(raw), "a")
 
@@ -148,14 +148,14 @@ def test_footer_that_inflates_past_the_limit_is_rejected() -> None:
     [
         (b"PFA1", "4 bytes are not a Puffin file"),
         (b"x" * 40, "does not end with Puffin's magic bytes"),
-        (with_footer(b"", b"{}", flags=2), "flags 0x2"),
-        (with_footer(b"", b""), "states an invalid size of 0 bytes"),
+        (build_puffin(b"", b"{}", flags=2), "flags 0x2"),
+        (build_puffin(b"", b""), "states an invalid size of 0 bytes"),
         (MAGIC * 2 + b"{}" + struct.pack("<iI", -2, 0) + MAGIC, "states an invalid size of -2 bytes"),
         (MAGIC * 2 + b"{}" + struct.pack("<iI", 900, 0) + MAGIC, "does not fit"),
         (b"PFA1PFA2{}" + struct.pack("<iI", 2, 0) + MAGIC, "does not start with Puffin's magic bytes"),
-        (with_footer(b"", b"{}"), "missing required field `blobs`"),
-        (with_footer(b"", b"[" * 100_000), "cannot be read"),
-        (with_footer(b"", b"not lz4", flags=1), "cannot be inflated"),
+        (build_puffin(b"", b"{}"), "missing required field `blobs`"),
+        (build_puffin(b"", b"[" * 100_000), "cannot be read"),
+        (build_puffin(b"", b"not lz4", flags=1), "cannot be inflated"),
     ],
 )
 def test_file_that_is_not_puffin_is_rejected_by_name(raw: bytes, message: str) -> None:
@@ -167,7 +167,7 @@ def test_file_that_is_not_puffin_is_rejected_by_name(raw: bytes, message: str) -
 @pytest.mark.parametrize(("offset", "length"), [(3, 1), (4, 6), (9, 1), (4, -1), (1 << 62, 1 << 62)])
 def test_blob_outside_the_blob_section_is_rejected(offset: int, length: int) -> None:
     blob = {"type": "t", "fields": [], "snapshot-id": 1, "sequence-number": 1, "offset": offset, "length": length}
-    raw = with_footer(b"12345", json.dumps({"blobs": [blob]}).encode())
+    raw = build_puffin(b"12345", json.dumps({"blobs": [blob]}).encode())
     with pytest.raises(Corrupt, match="states"):
         read_footer(raw, len(raw), "a")
 

@@ -12,15 +12,17 @@ from seamark.formats.iceberg.metadata.replacement import find_row_count_mismatch
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
 
 
-def _snapshot(summary: Mapping[str, str]) -> Snapshot:
+def _build_snapshot(summary: Mapping[str, str]) -> Snapshot:
     return Snapshot(snapshot_id=1, timestamp_ms=1, summary=msgspec.Raw(msgspec.json.encode(summary)))
 
 
 def _replace(**counts: int | str) -> Snapshot:
-    return _snapshot({"operation": "replace"} | {name.replace("_", "-"): str(count) for name, count in counts.items()})
+    return _build_snapshot(
+        {"operation": "replace"} | {name.replace("_", "-"): str(count) for name, count in counts.items()}
+    )
 
 
-PARENT = _snapshot({"total-records": "100", "total-position-deletes": "10", "total-equality-deletes": "0"})
+PARENT = _build_snapshot({"total-records": "100", "total-position-deletes": "10", "total-equality-deletes": "0"})
 
 
 @pytest.mark.parametrize(
@@ -38,10 +40,11 @@ PARENT = _snapshot({"total-records": "100", "total-position-deletes": "10", "tot
             _replace(added_records=100, deleted_records=90, added_position_deletes=10), id="adds deletes, too"
         ),
         pytest.param(_replace(added_records=9, deleted_records=8, added_equality_deletes=1), id="deletes by value"),
-        pytest.param(_snapshot({"operation": "replace"}), id="no counts"),
-        pytest.param(_snapshot({"operation": "replace", "added-records": "many"}), id="no number"),
+        pytest.param(_build_snapshot({"operation": "replace"}), id="no counts"),
+        pytest.param(_build_snapshot({"operation": "replace", "added-records": "many"}), id="no number"),
         pytest.param(
-            _snapshot({"operation": "replace", "added-records": "9", "deleted-records": "8", UNDONE: "7"}), id="undo"
+            _build_snapshot({"operation": "replace", "added-records": "9", "deleted-records": "8", UNDONE: "7"}),
+            id="undo",
         ),
     ],
 )
@@ -69,13 +72,13 @@ def test_replace_with_too_few_rows_is_reported_but_may_be_an_error_of_the_parent
     change = _replace(added_records=89, deleted_records=100)
     assert is_replace(change)
     assert "10 of the table were deleted before" in (find_row_count_mismatch(change, PARENT) or "")
-    by_value = _snapshot({"total-position-deletes": "10", "total-equality-deletes": "1"})
-    for parent in (None, by_value, _snapshot({}), _snapshot({"total-position-deletes": "10"})):
+    by_value = _build_snapshot({"total-position-deletes": "10", "total-equality-deletes": "1"})
+    for parent in (None, by_value, _build_snapshot({}), _build_snapshot({"total-position-deletes": "10"})):
         assert find_row_count_mismatch(change, parent) is None
 
 
 @pytest.mark.parametrize("operation", ["append", "overwrite", "delete", ""])
 def test_other_operations_are_not_replacements(operation: str) -> None:
-    snapshot = _snapshot({"operation": operation, "added-records": "5"})
+    snapshot = _build_snapshot({"operation": operation, "added-records": "5"})
     assert not is_replace(snapshot)
     assert find_row_count_mismatch(snapshot, None) is None

@@ -9,9 +9,11 @@ import pytest
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.requirements import check_requirements, check_view_requirements, read_requirements
 from seamark.formats.runtime.errors import BadRequest, CommitConflict
-from tests.iceberg.samples import UUID, Json, build_spec, build_table, commit, set_ref, with_snapshots
+from tests.iceberg.samples import UUID, Json, add_snapshots, apply_json_updates, build_spec, build_table, set_ref
 
-M = commit(with_snapshots(build_table(partition_spec=build_spec((2, "day", "d"))), 1, 2), set_ref(1, "v1", "tag"))
+M = apply_json_updates(
+    add_snapshots(build_table(partition_spec=build_spec((2, "day", "d"))), 1, 2), set_ref(1, "v1", "tag")
+)
 
 
 def check_json(metadata: TableMetadata | None, requirements: list[Any]) -> None:

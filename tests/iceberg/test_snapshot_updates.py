@@ -10,12 +10,12 @@ from tests.iceberg.samples import (
     NOW,
     Json,
     add_snapshot,
+    add_snapshots,
+    apply_json_updates,
+    build_statistics,
     build_table,
-    commit,
     partition_statistics,
     set_ref,
-    statistics,
-    with_snapshots,
 )
 
 LATER = NOW + 1_000_000
@@ -24,39 +24,41 @@ LATER = NOW + 1_000_000
 
 
 def test_snapshot_on_main_becomes_current_and_is_logged_at_its_own_time() -> None:
-    m = commit(build_table(), add_snapshot(5, 1), set_ref(5))
+    m = apply_json_updates(build_table(), add_snapshot(5, 1), set_ref(5))
     assert (m.current_snapshot_id, m.last_sequence_number) == (5, 1)
     assert [(e.snapshot_id, e.timestamp_ms) for e in m.snapshot_log] == [(5, NOW + 1000)]
     assert decode_table(encode_table(m), "f") == m
 
 
 def test_staged_snapshot_does_not_change_main() -> None:
-    m = commit(with_snapshots(build_table(), 1), add_snapshot(2, 2, 1), set_ref(2, "audit"))
+    m = apply_json_updates(add_snapshots(build_table(), 1), add_snapshot(2, 2, 1), set_ref(2, "audit"))
     assert (m.current_snapshot_id, len(m.snapshot_log), m.refs["audit"].snapshot_id) == (1, 1, 2)
 
 
 def test_rollback_is_logged_at_the_time_of_the_commit() -> None:
-    m = commit(with_snapshots(build_table(), 1, 2), set_ref(1))
+    m = apply_json_updates(add_snapshots(build_table(), 1, 2), set_ref(1))
     assert [e.snapshot_id for e in m.snapshot_log] == [1, 2, 1]
     assert m.snapshot_log[-1].timestamp_ms == LATER
 
 
 def test_snapshots_that_are_current_only_within_a_commit_are_not_logged() -> None:
-    m = commit(with_snapshots(build_table(), 1), add_snapshot(2, 2, 1), set_ref(2), add_snapshot(3, 3, 2), set_ref(3))
+    m = apply_json_updates(
+        add_snapshots(build_table(), 1), add_snapshot(2, 2, 1), set_ref(2), add_snapshot(3, 3, 2), set_ref(3)
+    )
     assert [e.snapshot_id for e in m.snapshot_log] == [1, 3]
     assert len(m.snapshots) == 3
 
 
 def test_stale_sequence_number_is_a_conflict_and_not_a_bad_request() -> None:
-    m = with_snapshots(build_table(), 1, 2)
+    m = add_snapshots(build_table(), 1, 2)
     with pytest.raises(CommitConflict, match="sequence number 2 older than last sequence number 2"):
-        commit(m, add_snapshot(3, 2, 1))
+        apply_json_updates(m, add_snapshot(3, 2, 1))
 
 
 def test_snapshot_without_a_parent_may_share_a_sequence_number() -> None:
     # Two concurrent replacements of one table both start from nothing.
-    m = commit(
-        with_snapshots(build_table(), 1, 2), {"action": "remove-snapshot-ref", "ref-name": "main"}, add_snapshot(3, 1)
+    m = apply_json_updates(
+        add_snapshots(build_table(), 1, 2), {"action": "remove-snapshot-ref", "ref-name": "main"}, add_snapshot(3, 1)
     )
     assert m.last_sequence_number == 2
     assert m.current_snapshot_id is None
@@ -80,70 +82,70 @@ def test_snapshot_without_a_parent_may_share_a_sequence_number() -> None:
     ],
 )
 def test_impossible_snapshot_is_rejected(version: int, snapshot: Json, message: str) -> None:
-    m = with_snapshots(build_table(version), 1)
+    m = add_snapshots(build_table(version), 1)
     update = add_snapshot(2, 2 if version > 1 else 0, 1)
     update["snapshot"].update(snapshot)
     with pytest.raises(BadRequest, match=message):
-        commit(m, update)
+        apply_json_updates(m, update)
 
 
 def test_version_1_snapshot_may_list_its_manifests() -> None:
     update = add_snapshot(2, 0, **{"manifest-list": None, "manifests": ["s3://a"]})
-    assert commit(build_table(1), update).snapshots[0].manifests == ("s3://a",)
+    assert apply_json_updates(build_table(1), update).snapshots[0].manifests == ("s3://a",)
 
 
 def test_row_ids_are_assigned_only_once() -> None:
-    m = commit(build_table(3), add_snapshot(1, 1, **{"first-row-id": 0, "added-rows": 10}), set_ref(1))
+    m = apply_json_updates(build_table(3), add_snapshot(1, 1, **{"first-row-id": 0, "added-rows": 10}), set_ref(1))
     assert m.next_row_id == 10
     with pytest.raises(CommitConflict, match="first-row-id is behind table next-row-id: 9 < 10"):
-        commit(m, add_snapshot(2, 2, 1, **{"first-row-id": 9, "added-rows": 1}))
-    ahead = commit(m, add_snapshot(2, 2, 1, **{"first-row-id": 15, "added-rows": 5}))
+        apply_json_updates(m, add_snapshot(2, 2, 1, **{"first-row-id": 9, "added-rows": 1}))
+    ahead = apply_json_updates(m, add_snapshot(2, 2, 1, **{"first-row-id": 15, "added-rows": 5}))
     assert ahead.next_row_id == 20
 
 
 def test_row_lineage_fields_are_dropped_before_version_3() -> None:
-    m = commit(build_table(2), add_snapshot(1, 1, **{"first-row-id": 0, "added-rows": 10}))
+    m = apply_json_updates(build_table(2), add_snapshot(1, 1, **{"first-row-id": 0, "added-rows": 10}))
     assert (m.snapshots[0].first_row_id, m.next_row_id) == (None, 0)
 
 
 def test_enabling_row_lineage_does_nothing_and_is_allowed_only_on_version_3() -> None:
     m = build_table(3)
-    assert commit(m, {"action": "enable-row-lineage"}) is m
+    assert apply_json_updates(m, {"action": "enable-row-lineage"}) is m
     with pytest.raises(BadRequest, match="not supported until v3"):
-        commit(build_table(2), {"action": "enable-row-lineage"})
+        apply_json_updates(build_table(2), {"action": "enable-row-lineage"})
 
 
 @pytest.mark.parametrize("ahead_ms", [61_000, 10**9])
 def test_snapshot_from_the_future_is_rejected(ahead_ms: int) -> None:
     update = add_snapshot(1, 1, **{"timestamp-ms": NOW + ahead_ms})
     with pytest.raises(BadRequest, match="Invalid update timestamp"):
-        commit(build_table(), update, set_ref(1), now_ms=NOW)
+        apply_json_updates(build_table(), update, set_ref(1), now_ms=NOW)
     within_skew = add_snapshot(1, 1, **{"timestamp-ms": NOW + 59_000})
-    assert commit(build_table(), within_skew, set_ref(1), now_ms=NOW).current_snapshot_id == 1
+    assert apply_json_updates(build_table(), within_skew, set_ref(1), now_ms=NOW).current_snapshot_id == 1
 
 
 def test_snapshot_long_before_the_current_one_is_rejected() -> None:
-    m = with_snapshots(build_table(), 1)
+    m = add_snapshots(build_table(), 1)
     with pytest.raises(BadRequest, match="Invalid snapshot timestamp"):
-        commit(m, add_snapshot(2, 2, 1, **{"timestamp-ms": NOW - 100_000}), set_ref(2))
+        apply_json_updates(m, add_snapshot(2, 2, 1, **{"timestamp-ms": NOW - 100_000}), set_ref(2))
 
 
 @pytest.mark.parametrize("ahead_ms", [70_000, 10**9])
 def test_snapshots_after_a_clock_was_ahead_are_accepted_and_the_log_stays_ordered(ahead_ms: int) -> None:
     first = add_snapshot(1, 1, **{"timestamp-ms": NOW + ahead_ms})
-    m = commit(build_table(), first, set_ref(1), now_ms=NOW + ahead_ms)
+    m = apply_json_updates(build_table(), first, set_ref(1), now_ms=NOW + ahead_ms)
     for number in (2, 3):
         update = add_snapshot(number, number, number - 1, **{"timestamp-ms": NOW + number})
-        m = commit(m, update, set_ref(number), now_ms=NOW + number)
+        m = apply_json_updates(m, update, set_ref(number), now_ms=NOW + number)
     assert [item.snapshot_id for item in m.snapshot_log] == [1, 2, 3]
     times = [item.timestamp_ms for item in m.snapshot_log]
     assert times == sorted(times)
     assert m.last_updated_ms >= times[-1]
     assert [snapshot.timestamp_ms for snapshot in m.snapshots][1:] == [NOW + 2, NOW + 3]
-    m = commit(m, set_ref(1), now_ms=NOW + 4)
+    m = apply_json_updates(m, set_ref(1), now_ms=NOW + 4)
     assert m.snapshot_log[-1].timestamp_ms >= times[-1]
     late_update = add_snapshot(4, 4, 1, **{"timestamp-ms": NOW + 2 * ahead_ms + 61_000})
-    caught_up = commit(m, late_update, set_ref(4), now_ms=NOW + 2 * ahead_ms + 61_000)
+    caught_up = apply_json_updates(m, late_update, set_ref(4), now_ms=NOW + 2 * ahead_ms + 61_000)
     assert caught_up.snapshot_log[-1].timestamp_ms == NOW + 2 * ahead_ms + 61_000
 
 
@@ -162,13 +164,15 @@ def test_snapshots_after_a_clock_was_ahead_are_accepted_and_the_log_stays_ordere
 )
 def test_impossible_reference_is_rejected(update: Json, message: str) -> None:
     with pytest.raises(BadRequest, match=message):
-        commit(with_snapshots(build_table(), 1), update)
+        apply_json_updates(add_snapshots(build_table(), 1), update)
 
 
 def test_removed_snapshots_lose_their_refs_statistics_and_older_history() -> None:
-    m = with_snapshots(build_table(), 1, 2, 3)
-    m = commit(m, set_ref(2, "v1", "tag"), statistics(2), statistics(3), partition_statistics(2))
-    after_removal = commit(m, {"action": "remove-snapshots", "snapshot-ids": [2]})
+    m = add_snapshots(build_table(), 1, 2, 3)
+    m = apply_json_updates(
+        m, set_ref(2, "v1", "tag"), build_statistics(2), build_statistics(3), partition_statistics(2)
+    )
+    after_removal = apply_json_updates(m, {"action": "remove-snapshots", "snapshot-ids": [2]})
     assert [s.snapshot_id for s in after_removal.snapshots] == [1, 3]
     assert after_removal.refs.keys() == {"main"}
     assert [f.snapshot_id for f in after_removal.statistics] == [3]
@@ -178,15 +182,15 @@ def test_removed_snapshots_lose_their_refs_statistics_and_older_history() -> Non
 
 
 def test_table_has_no_current_snapshot_after_its_removal() -> None:
-    m = commit(with_snapshots(build_table(), 1), {"action": "remove-snapshots", "snapshot-ids": [1]})
+    m = apply_json_updates(add_snapshots(build_table(), 1), {"action": "remove-snapshots", "snapshot-ids": [1]})
     assert (m.current_snapshot_id, m.refs, m.snapshots, m.snapshot_log) == (None, {}, (), ())
     assert decode_table(encode_table(m), "f") == m
 
 
 def test_snapshot_stays_when_its_ref_is_removed() -> None:
-    m = commit(with_snapshots(build_table(), 1), set_ref(1, "b"))
-    assert commit(m, {"action": "remove-snapshot-ref", "ref-name": "b"}).refs.keys() == {"main"}
-    removed_commit = commit(m, {"action": "remove-snapshot-ref", "ref-name": "main"})
+    m = apply_json_updates(add_snapshots(build_table(), 1), set_ref(1, "b"))
+    assert apply_json_updates(m, {"action": "remove-snapshot-ref", "ref-name": "b"}).refs.keys() == {"main"}
+    removed_commit = apply_json_updates(m, {"action": "remove-snapshot-ref", "ref-name": "main"})
     assert (removed_commit.current_snapshot_id, len(removed_commit.snapshots)) == (None, 1)
 
 
@@ -194,16 +198,16 @@ def test_snapshot_stays_when_its_ref_is_removed() -> None:
 
 
 def test_snapshot_has_one_statistics_file_of_each_kind() -> None:
-    m = commit(
-        with_snapshots(build_table(), 1),
-        statistics(1),
-        statistics(1, "b"),
+    m = apply_json_updates(
+        add_snapshots(build_table(), 1),
+        build_statistics(1),
+        build_statistics(1, "b"),
         partition_statistics(1),
         partition_statistics(1, "c"),
     )
     assert [f.statistics_path for f in m.statistics] == ["b"]
     assert [f.statistics_path for f in m.partition_statistics] == ["c"]
-    empty = commit(
+    empty = apply_json_updates(
         m,
         {"action": "remove-statistics", "snapshot-id": 1},
         {"action": "remove-partition-statistics", "snapshot-id": 1},
@@ -213,16 +217,18 @@ def test_snapshot_has_one_statistics_file_of_each_kind() -> None:
 
 def test_encryption_keys_are_added_and_removed_in_version_3() -> None:
     key = {"key-id": "k1", "encrypted-key-metadata": "AAEC", "encrypted-by-id": "kek", "properties": {"a": "b"}}
-    m = commit(build_table(3), {"action": "add-encryption-key", "encryption-key": key})
+    m = apply_json_updates(build_table(3), {"action": "add-encryption-key", "encryption-key": key})
     assert [k.key_id for k in m.encryption_keys] == ["k1"]
-    assert commit(m, {"action": "add-encryption-key", "encryption-key": key}) is m
+    assert apply_json_updates(m, {"action": "add-encryption-key", "encryption-key": key}) is m
     assert decode_table(encode_table(m), "f") == m
-    assert commit(m, {"action": "remove-encryption-key", "key-id": "k1"}).encryption_keys == ()
-    assert commit(m, {"action": "remove-encryption-key", "key-id": "k2"}) is m
+    assert apply_json_updates(m, {"action": "remove-encryption-key", "key-id": "k1"}).encryption_keys == ()
+    assert apply_json_updates(m, {"action": "remove-encryption-key", "key-id": "k2"}) is m
     with pytest.raises(BadRequest, match="not base64"):
-        commit(m, {"action": "add-encryption-key", "encryption-key": {**key, "encrypted-key-metadata": "?"}})
+        apply_json_updates(
+            m, {"action": "add-encryption-key", "encryption-key": {**key, "encrypted-key-metadata": "?"}}
+        )
     with pytest.raises(BadRequest, match="not supported until v3"):
-        commit(build_table(2), {"action": "add-encryption-key", "encryption-key": key})
+        apply_json_updates(build_table(2), {"action": "add-encryption-key", "encryption-key": key})
 
 
 # Scale
@@ -231,7 +237,7 @@ def test_encryption_keys_are_added_and_removed_in_version_3() -> None:
 def test_ten_thousand_snapshots_can_be_expired_by_as_many_updates() -> None:
     ids = range(1, 10_001)
     updates = [add_snapshot(n, n, **{"timestamp-ms": NOW}) for n in ids]
-    m = commit(build_table(), *updates, set_ref(10_000))
-    after_removal = commit(m, *({"action": "remove-snapshots", "snapshot-ids": [n]} for n in ids[:-1]))
+    m = apply_json_updates(build_table(), *updates, set_ref(10_000))
+    after_removal = apply_json_updates(m, *({"action": "remove-snapshots", "snapshot-ids": [n]} for n in ids[:-1]))
     assert [s.snapshot_id for s in after_removal.snapshots] == [10_000]
     assert after_removal.current_snapshot_id == 10_000

@@ -20,12 +20,12 @@ from tests.iceberg.samples import (
     NOW,
     UUID,
     add_snapshot,
+    add_snapshots,
+    apply_json_updates,
     build_order,
     build_spec,
     build_table,
-    commit,
     set_ref,
-    with_snapshots,
 )
 from tests.seeds import examples
 
@@ -35,7 +35,7 @@ SOURCE = "s3://lake/events/metadata/00001.metadata.json"
 def build_rich_table(version: int) -> TableMetadata:
     """Return a table that uses every feature of its version."""
     m = build_table(version, partition_spec=build_spec((2, "day", "d")), sort_order=build_order((1, "identity")))
-    m = with_snapshots(m, 11, 12, 13)
+    m = add_snapshots(m, 11, 12, 13)
     updates: list[dict[str, Any]] = [
         set_ref(11, "v1", "tag", **{"max-ref-age-ms": 5}),
         set_ref(12, "dev", **{"min-snapshots-to-keep": 2}),
@@ -65,7 +65,7 @@ def build_rich_table(version: int) -> TableMetadata:
         updates.append(
             {"action": "add-encryption-key", "encryption-key": {"key-id": "k", "encrypted-key-metadata": "AAEC"}}
         )
-    m, _ = with_previous_file(commit(m, *updates), SOURCE, NOW)
+    m, _ = with_previous_file(apply_json_updates(m, *updates), SOURCE, NOW)
     return m
 
 
@@ -89,16 +89,16 @@ def test_gzip_file_is_unpacked_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("version", [1, 2, 3])
 def test_pyiceberg_reads_our_metadata(version: int) -> None:
     m = build_rich_table(version)
-    theirs = TableMetadataUtil.parse_raw(encode_table(m).decode())
-    assert theirs.format_version == version
-    assert [s.snapshot_id for s in theirs.snapshots] == [11, 12, 13]
-    assert theirs.current_snapshot_id == 13
-    assert {name: ref.snapshot_id for name, ref in theirs.refs.items()} == {"main": 13, "v1": 11, "dev": 12}
-    assert [e.snapshot_id for e in theirs.snapshot_log] == [11, 12, 13]
-    assert theirs.metadata_log[0].metadata_file == SOURCE
-    assert theirs.statistics[0].blob_metadata[0].fields == []
-    assert theirs.last_partition_id == 1000
-    assert theirs.default_sort_order_id == 1
+    pyiceberg_metadata = TableMetadataUtil.parse_raw(encode_table(m).decode())
+    assert pyiceberg_metadata.format_version == version
+    assert [s.snapshot_id for s in pyiceberg_metadata.snapshots] == [11, 12, 13]
+    assert pyiceberg_metadata.current_snapshot_id == 13
+    assert {name: ref.snapshot_id for name, ref in pyiceberg_metadata.refs.items()} == {"main": 13, "v1": 11, "dev": 12}
+    assert [e.snapshot_id for e in pyiceberg_metadata.snapshot_log] == [11, 12, 13]
+    assert pyiceberg_metadata.metadata_log[0].metadata_file == SOURCE
+    assert pyiceberg_metadata.statistics[0].blob_metadata[0].fields == []
+    assert pyiceberg_metadata.last_partition_id == 1000
+    assert pyiceberg_metadata.default_sort_order_id == 1
 
 
 def test_each_version_has_exactly_the_fields_its_readers_need() -> None:
@@ -149,7 +149,7 @@ def test_old_version_1_metadata_is_completed() -> None:
     assert document["snapshots"][0]["manifests"] == ["s3://lake/m1.avro"]
     assert "table-uuid" not in document
     TableMetadataUtil.parse_raw(json.dumps({**document, "snapshots": [], "current-snapshot-id": -1, "refs": {}}))
-    upgraded = commit(
+    upgraded = apply_json_updates(
         m, {"action": "assign-uuid", "uuid": UUID}, {"action": "upgrade-format-version", "format-version": 3}
     )
     assert decode_table(encode_table(upgraded), SOURCE) == upgraded
@@ -221,7 +221,7 @@ def test_metadata_with_a_flipped_byte_is_corrupt_or_consistent(position: int, by
 
 
 def test_refs_mode_has_only_referenced_snapshots_and_the_whole_log() -> None:
-    m = commit(with_snapshots(build_table(), 1, 2, 3, 4), set_ref(2, "v1", "tag"))
+    m = apply_json_updates(add_snapshots(build_table(), 1, 2, 3, 4), set_ref(2, "v1", "tag"))
     view = json.loads(refs_view(m))
     assert [s["snapshot-id"] for s in view["snapshots"]] == [2, 4]
     assert len(view["snapshot-log"]) == 4
@@ -245,7 +245,7 @@ def test_metadata_log_keeps_the_newest_files_and_returns_those_removed() -> None
 
 
 def test_snapshot_summary_is_kept_byte_for_byte_and_can_be_read() -> None:
-    m = with_snapshots(build_table(), 1)
+    m = add_snapshots(build_table(), 1)
     data = encode_table(m).replace(b'"added-records":"7"', b'"added-records" : "7", "x":"\\u00e9"')
     decoded_table = decode_table(data, SOURCE)
     assert decoded_table.snapshots[0].summary_map() == {"operation": "append", "added-records": "7", "x": "é"}
@@ -253,7 +253,7 @@ def test_snapshot_summary_is_kept_byte_for_byte_and_can_be_read() -> None:
 
 
 def test_snapshots_are_found_by_id() -> None:
-    m = with_snapshots(build_table(), 5, 6)
+    m = add_snapshots(build_table(), 5, 6)
     assert m.snapshot(5) is m.snapshots[0]
     assert m.snapshot(7) is None
     assert m.current_snapshot is m.snapshots[1]

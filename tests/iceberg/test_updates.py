@@ -15,17 +15,17 @@ from tests.iceberg.samples import (
     UUID,
     Json,
     add_snapshot,
+    add_snapshots,
     apply_json,
+    apply_json_updates,
     build_creation,
     build_field,
     build_order,
     build_schema,
     build_spec,
+    build_statistics,
     build_table,
-    commit,
     set_ref,
-    statistics,
-    with_snapshots,
 )
 
 LATER = NOW + 1_000_000
@@ -47,28 +47,28 @@ def test_all_actions_of_the_specification_are_recognised() -> None:
 
 def test_uuid_is_assigned_only_once() -> None:
     m = build_table()
-    assert commit(m, {"action": "assign-uuid", "uuid": UUID.upper()}) is m
+    assert apply_json_updates(m, {"action": "assign-uuid", "uuid": UUID.upper()}) is m
     with pytest.raises(BadRequest, match="Cannot reassign uuid"):
-        commit(m, {"action": "assign-uuid", "uuid": "00000000-0000-0000-0000-000000000001"})
+        apply_json_updates(m, {"action": "assign-uuid", "uuid": "00000000-0000-0000-0000-000000000001"})
     with pytest.raises(BadRequest, match="Invalid uuid"):
-        commit(m, {"action": "assign-uuid", "uuid": "nope"})
+        apply_json_updates(m, {"action": "assign-uuid", "uuid": "nope"})
 
 
 def test_format_version_can_only_rise() -> None:
-    m = with_snapshots(build_table(1), 1)
-    v2 = commit(m, {"action": "upgrade-format-version", "format-version": 2})
+    m = add_snapshots(build_table(1), 1)
+    v2 = apply_json_updates(m, {"action": "upgrade-format-version", "format-version": 2})
     assert (v2.format_version, v2.last_sequence_number) == (2, 0)
-    v3 = commit(v2, {"action": "upgrade-format-version", "format-version": 3})
+    v3 = apply_json_updates(v2, {"action": "upgrade-format-version", "format-version": 3})
     assert (v3.format_version, v3.next_row_id) == (3, 0)
-    assert commit(v3, {"action": "upgrade-format-version", "format-version": 3}) is v3
+    assert apply_json_updates(v3, {"action": "upgrade-format-version", "format-version": 3}) is v3
     with pytest.raises(BadRequest, match="Cannot downgrade v3 table to v2"):
-        commit(v3, {"action": "upgrade-format-version", "format-version": 2})
+        apply_json_updates(v3, {"action": "upgrade-format-version", "format-version": 2})
     with pytest.raises(BadRequest, match="unsupported format version: v4"):
-        commit(v3, {"action": "upgrade-format-version", "format-version": 4})
+        apply_json_updates(v3, {"action": "upgrade-format-version", "format-version": 4})
 
 
 def test_location_and_properties_change() -> None:
-    m = commit(
+    m = apply_json_updates(
         build_table(properties={"old": "1"}),
         {"action": "set-location", "location": "s3://lake/moved/"},
         {"action": "set-properties", "updates": {"a": "1", "b": "2", "format-version": "3"}},
@@ -80,22 +80,22 @@ def test_location_and_properties_change() -> None:
 
 
 def test_early_field_names_of_property_updates_are_read() -> None:
-    m = commit(build_table(), {"action": "set-properties", "updated": {"a": "1", "b": "2"}})
-    assert commit(m, {"action": "remove-properties", "removed": ["a"]}).properties.keys() == {
+    m = apply_json_updates(build_table(), {"action": "set-properties", "updated": {"a": "1", "b": "2"}})
+    assert apply_json_updates(m, {"action": "remove-properties", "removed": ["a"]}).properties.keys() == {
         "b",
         "write.parquet.compression-codec",
     }
     with pytest.raises(BadRequest, match="set-properties update: Object missing required field `updates`"):
-        commit(m, {"action": "set-properties"})
+        apply_json_updates(m, {"action": "set-properties"})
     with pytest.raises(BadRequest, match="remove-properties update: Object missing required field `removals`"):
-        commit(m, {"action": "remove-properties"})
+        apply_json_updates(m, {"action": "remove-properties"})
 
 
 def test_updates_without_effect_return_the_base_metadata() -> None:
-    m = with_snapshots(build_table(), 1)
-    assert commit(m) is m
+    m = add_snapshots(build_table(), 1)
+    assert apply_json_updates(m) is m
     assert (
-        commit(
+        apply_json_updates(
             m,
             {"action": "set-location", "location": m.location},
             {"action": "set-properties", "updates": {}},
@@ -114,15 +114,18 @@ def test_updates_without_effect_return_the_base_metadata() -> None:
 
 
 def test_clock_that_steps_back_does_not_make_metadata_older() -> None:
-    m = with_snapshots(build_table(), 1)
-    assert commit(m, {"action": "set-location", "location": "s3://x"}, now_ms=5).last_updated_ms == m.last_updated_ms
+    m = add_snapshots(build_table(), 1)
+    assert (
+        apply_json_updates(m, {"action": "set-location", "location": "s3://x"}, now_ms=5).last_updated_ms
+        == m.last_updated_ms
+    )
 
 
 # Schemas
 
 
 def test_new_schema_gets_the_next_id_and_becomes_current() -> None:
-    m = commit(
+    m = apply_json_updates(
         build_table(),
         {"action": "add-schema", "schema": {**WIDER, "schema-id": 77}, "last-column-id": 4},
         {"action": "set-current-schema", "schema-id": -1},
@@ -132,10 +135,12 @@ def test_new_schema_gets_the_next_id_and_becomes_current() -> None:
 
 
 def test_existing_schema_is_reused_and_counts_as_last_added() -> None:
-    m = commit(
+    m = apply_json_updates(
         build_table(), {"action": "add-schema", "schema": WIDER}, {"action": "set-current-schema", "schema-id": -1}
     )
-    reverted = commit(m, {"action": "add-schema", "schema": EVENTS}, {"action": "set-current-schema", "schema-id": -1})
+    reverted = apply_json_updates(
+        m, {"action": "add-schema", "schema": EVENTS}, {"action": "set-current-schema", "schema-id": -1}
+    )
     assert (len(reverted.schemas), reverted.current_schema_id, reverted.last_column_id) == (2, 0, 4)
 
 
@@ -161,7 +166,7 @@ def test_existing_schema_is_reused_and_counts_as_last_added() -> None:
 )
 def test_impossible_schema_update_is_rejected(update: Json, message: str) -> None:
     with pytest.raises(BadRequest, match=message):
-        commit(build_table(), update)
+        apply_json_updates(build_table(), update)
 
 
 @pytest.mark.parametrize("kind", ["timestamp", "timestamp_ns"])
@@ -170,31 +175,31 @@ def test_date_partitioned_by_bucket_cannot_be_promoted(kind: str) -> None:
     days, times = (build_schema(build_field(1, "at", item), build_field(2, "n")) for item in ("date", kind))
     promote = ({"action": "add-schema", "schema": times}, {"action": "set-current-schema", "schema-id": -1})
     buckets = build_table(3, schema=days, partition_spec=build_spec((1, "bucket[4]", "b")))
-    snapshots = with_snapshots(buckets, 1)
+    snapshots = add_snapshots(buckets, 1)
     with pytest.raises(BadRequest, match=r"from date to \w+: partition field 1000: b: bucket\[4\]\(1\)"):
-        commit(snapshots, *promote)
-    assert commit(buckets, *promote).current_schema.fields[0].type == kind
-    replaced = commit(snapshots, {"action": "remove-snapshot-ref", "ref-name": "main"}, *promote)
+        apply_json_updates(snapshots, *promote)
+    assert apply_json_updates(buckets, *promote).current_schema.fields[0].type == kind
+    replaced = apply_json_updates(snapshots, {"action": "remove-snapshot-ref", "ref-name": "main"}, *promote)
     assert replaced.current_schema.fields[0].type == kind
-    by_month = with_snapshots(build_table(3, schema=days, partition_spec=build_spec((1, "month", "m"))), 1)
-    assert commit(by_month, *promote).current_schema.fields[0].type == kind
+    by_month = add_snapshots(build_table(3, schema=days, partition_spec=build_spec((1, "month", "m"))), 1)
+    assert apply_json_updates(by_month, *promote).current_schema.fields[0].type == kind
 
 
 def test_unused_schemas_are_removed() -> None:
-    m = commit(
+    m = apply_json_updates(
         build_table(), {"action": "add-schema", "schema": WIDER}, {"action": "set-current-schema", "schema-id": 1}
     )
-    assert [s.id for s in commit(m, {"action": "remove-schemas", "schema-ids": [0, 5]}).schemas] == [1]
+    assert [s.id for s in apply_json_updates(m, {"action": "remove-schemas", "schema-ids": [0, 5]}).schemas] == [1]
 
 
 def test_column_needed_by_a_partition_or_sort_field_cannot_be_dropped() -> None:
     without_ts = build_schema(EVENTS["fields"][0], EVENTS["fields"][2])
     drop = ({"action": "add-schema", "schema": without_ts}, {"action": "set-current-schema", "schema-id": -1})
     with pytest.raises(BadRequest, match=r"partition field: 1000: d: day\(2\)"):
-        commit(build_table(partition_spec=build_spec((2, "day", "d"))), *drop)
+        apply_json_updates(build_table(partition_spec=build_spec((2, "day", "d"))), *drop)
     with pytest.raises(BadRequest, match=r"sort field: identity\(2\) ASC NULLS FIRST"):
-        commit(build_table(sort_order=build_order((2, "identity"))), *drop)
-    past = commit(
+        apply_json_updates(build_table(sort_order=build_order((2, "identity"))), *drop)
+    past = apply_json_updates(
         build_table(partition_spec=build_spec((2, "day", "d"))),
         {"action": "add-spec", "spec": build_spec()},
         {"action": "set-default-spec", "spec-id": -1},
@@ -205,7 +210,7 @@ def test_column_needed_by_a_partition_or_sort_field_cannot_be_dropped() -> None:
 
 def test_new_column_cannot_have_the_name_of_a_partition_field() -> None:
     with pytest.raises(BadRequest, match="sourced from different field in schema: extra"):
-        commit(
+        apply_json_updates(
             build_table(partition_spec=build_spec((2, "day", "extra"))),
             {"action": "add-schema", "schema": WIDER},
             {"action": "set-current-schema", "schema-id": -1},
@@ -216,7 +221,7 @@ def test_new_column_cannot_have_the_name_of_a_partition_field() -> None:
 
 
 def test_new_spec_gets_the_next_id_and_raises_the_last_partition_id() -> None:
-    m = commit(
+    m = apply_json_updates(
         build_table(partition_spec=build_spec((2, "day", "d"))),
         {"action": "add-spec", "spec": build_spec((2, "hour", "h"), ids=(1001,), spec_id=40)},
         {"action": "set-default-spec", "spec-id": -1},
@@ -227,11 +232,13 @@ def test_new_spec_gets_the_next_id_and_raises_the_last_partition_id() -> None:
 def test_equal_spec_is_reused_despite_other_ids() -> None:
     m = build_table(partition_spec=build_spec((2, "day", "d")))
     same = build_spec((2, "DAY", "d"), ids=(1044,), spec_id=3)
-    assert commit(m, {"action": "add-spec", "spec": same}, {"action": "set-default-spec", "spec-id": -1}) is m
+    assert (
+        apply_json_updates(m, {"action": "add-spec", "spec": same}, {"action": "set-default-spec", "spec-id": -1}) is m
+    )
 
 
 def test_missing_partition_field_ids_are_assigned() -> None:
-    m = commit(
+    m = apply_json_updates(
         build_table(partition_spec=build_spec((2, "day", "d"))),
         {"action": "add-spec", "spec": build_spec((1, "bucket[4]", "b"), (2, "day", "dd"), (3, "truncate[2]", "t"))},
     )
@@ -240,7 +247,7 @@ def test_missing_partition_field_ids_are_assigned() -> None:
 
 
 def test_equal_fields_of_one_spec_get_separate_ids() -> None:
-    m = commit(
+    m = apply_json_updates(
         build_table(partition_spec=build_spec((1, "bucket[4]", "b"))),
         {"action": "add-spec", "spec": build_spec((1, "bucket[4]", "b"), (1, "bucket[4]", "b2"))},
     )
@@ -250,9 +257,9 @@ def test_equal_fields_of_one_spec_get_separate_ids() -> None:
 def test_version_1_specs_need_sequential_ids() -> None:
     m = build_table(1, partition_spec=build_spec((2, "day", "d")))
     with pytest.raises(BadRequest, match="sequential IDs"):
-        commit(m, {"action": "add-spec", "spec": build_spec((2, "hour", "h"), ids=(1001,))})
+        apply_json_updates(m, {"action": "add-spec", "spec": build_spec((2, "hour", "h"), ids=(1001,))})
     spec_with_void = build_spec((2, "void", "d"), (2, "hour", "h"), ids=(1000, 1001))
-    assert commit(m, {"action": "add-spec", "spec": spec_with_void}).last_partition_id == 1001
+    assert apply_json_updates(m, {"action": "add-spec", "spec": spec_with_void}).last_partition_id == 1001
 
 
 @pytest.mark.parametrize(
@@ -277,28 +284,32 @@ def test_version_1_specs_need_sequential_ids() -> None:
 )
 def test_impossible_spec_update_is_rejected(update: Json, message: str) -> None:
     with pytest.raises(BadRequest, match=message):
-        commit(build_table(), update)
+        apply_json_updates(build_table(), update)
 
 
 def test_unused_specs_are_removed() -> None:
-    m = commit(build_table(), {"action": "add-spec", "spec": build_spec((2, "day", "d"))})
-    assert [s.spec_id for s in commit(m, {"action": "remove-partition-specs", "spec-ids": [1]}).partition_specs] == [0]
+    m = apply_json_updates(build_table(), {"action": "add-spec", "spec": build_spec((2, "day", "d"))})
+    assert [
+        s.spec_id for s in apply_json_updates(m, {"action": "remove-partition-specs", "spec-ids": [1]}).partition_specs
+    ] == [0]
 
 
 # Sort orders
 
 
 def test_new_sort_order_gets_the_next_id_and_an_equal_one_is_reused() -> None:
-    m = commit(
+    m = apply_json_updates(
         build_table(),
         {"action": "add-sort-order", "sort-order": build_order((1, "identity"), order_id=30)},
         {"action": "set-default-sort-order", "sort-order-id": -1},
     )
     assert [o.order_id for o in m.sort_orders] == [0, 1]
     assert m.default_sort_order_id == 1
-    second_commit = commit(m, {"action": "add-sort-order", "sort-order": build_order((1, "IDENTITY"), order_id=5)})
+    second_commit = apply_json_updates(
+        m, {"action": "add-sort-order", "sort-order": build_order((1, "IDENTITY"), order_id=5)}
+    )
     assert second_commit is m
-    off = commit(
+    off = apply_json_updates(
         m,
         {"action": "add-sort-order", "sort-order": build_order(order_id=0)},
         {"action": "set-default-sort-order", "sort-order-id": -1},
@@ -317,7 +328,7 @@ def test_new_sort_order_gets_the_next_id_and_an_equal_one_is_reused() -> None:
 )
 def test_impossible_sort_order_update_is_rejected(update: Json, message: str) -> None:
     with pytest.raises(BadRequest, match=message):
-        commit(build_table(), update)
+        apply_json_updates(build_table(), update)
 
 
 # Creation from nothing
@@ -389,17 +400,17 @@ def test_snapshot_before_its_schema_is_rejected() -> None:
 )
 def test_invalid_update_is_named_in_the_error(update: Any, message: str) -> None:
     with pytest.raises(BadRequest, match=message):
-        commit(build_table(), update)
+        apply_json_updates(build_table(), update)
 
 
 def test_action_names_are_read_in_any_case() -> None:
-    assert commit(build_table(), {"action": "SET-LOCATION", "location": "s3://x"}).location == "s3://x"
+    assert apply_json_updates(build_table(), {"action": "SET-LOCATION", "location": "s3://x"}).location == "s3://x"
 
 
 def test_updates_never_change_the_base_metadata() -> None:
-    m = with_snapshots(build_table(3), 1)
+    m = add_snapshots(build_table(3), 1)
     before = encode_table(m)
-    commit(m, set_ref(1, "b"), {"action": "set-properties", "updates": {"z": "1"}}, statistics(1))
+    apply_json_updates(m, set_ref(1, "b"), {"action": "set-properties", "updates": {"z": "1"}}, build_statistics(1))
     with pytest.raises(BadRequest):
-        commit(m, {"action": "set-location", "location": "s3://x"}, set_ref(9))
+        apply_json_updates(m, {"action": "set-location", "location": "s3://x"}, set_ref(9))
     assert encode_table(m) == before

@@ -39,7 +39,7 @@ def build_view(**fields: Any) -> ViewMetadata:
     return build_view_metadata(**{**document, "now_ms": NOW, **fields})
 
 
-def commit(base: ViewMetadata | None, *updates: Json, now_ms: int = NOW + 5000) -> ViewMetadata:
+def apply_updates(base: ViewMetadata | None, *updates: Json, now_ms: int = NOW + 5000) -> ViewMetadata:
     return apply_view_updates(base, updates, now_ms=now_ms)
 
 
@@ -60,7 +60,7 @@ def test_new_view_has_one_version_and_one_log_entry() -> None:
 
 
 def test_view_is_equal_after_a_round_trip() -> None:
-    v = commit(build_view(properties={"a": "b"}), *replace("SELECT 2"))
+    v = apply_updates(build_view(properties={"a": "b"}), *replace("SELECT 2"))
     assert decode_view(encode_view(v), "f") == v
     assert decode_view(gzip.compress(encode_view(v)), "f") == v
     document = json.loads(encode_view(v))
@@ -88,7 +88,7 @@ def test_file_that_is_not_a_view_is_corrupt_and_named(change: Json, message: str
 
 
 def test_replaced_view_has_the_next_version_and_its_schema() -> None:
-    v = commit(
+    v = apply_updates(
         build_view(), {"action": "add-schema", "schema": OTHER_SCHEMA}, *replace("SELECT n", **{"schema-id": -1})
     )
     assert (v.current_version_id, v.current_version.schema_id, len(v.schemas)) == (2, 1, 2)
@@ -96,21 +96,21 @@ def test_replaced_view_has_the_next_version_and_its_schema() -> None:
 
 
 def test_version_equal_to_an_old_one_is_reused() -> None:
-    v = commit(build_view(), *replace("SELECT 2"))
-    reverted_view = commit(v, *replace("SELECT 1", **{"timestamp-ms": NOW + 9}))
+    v = apply_updates(build_view(), *replace("SELECT 2"))
+    reverted_view = apply_updates(v, *replace("SELECT 1", **{"timestamp-ms": NOW + 9}))
     assert (reverted_view.current_version_id, len(reverted_view.versions)) == (1, 2)
     # It becomes current again now, not at the time of its creation.
     assert [(e.version_id, e.timestamp_ms) for e in reverted_view.version_log][-1] == (1, NOW + 5000)
-    assert commit(v, *replace("SELECT 2")) is v
+    assert apply_updates(v, *replace("SELECT 2")) is v
 
 
 def test_only_the_last_version_set_in_a_commit_is_logged() -> None:
-    v = commit(build_view(), *replace("SELECT 2"), *replace("SELECT 3"))
+    v = apply_updates(build_view(), *replace("SELECT 2"), *replace("SELECT 3"))
     assert (v.current_version_id, [e.version_id for e in v.version_log]) == (3, [1, 3])
 
 
 def test_properties_location_uuid_and_version_of_a_view_change() -> None:
-    v = commit(
+    v = apply_updates(
         build_view(properties={"x": "1"}),
         {"action": "set-properties", "updates": {"a": "1"}},
         {"action": "remove-properties", "removals": ["x", "y"]},
@@ -119,53 +119,56 @@ def test_properties_location_uuid_and_version_of_a_view_change() -> None:
         {"action": "upgrade-format-version", "format-version": 1},
     )
     assert (v.properties, v.location, v.view_uuid) == ({"a": "1"}, "s3://lake/w", UUID)
-    assert commit(v) is v
+    assert apply_updates(v) is v
 
 
 def test_versions_beyond_the_history_size_are_dropped_with_their_log() -> None:
     v = build_view(properties={"version.history.num-entries": "2"})
     for number in range(2, 6):
-        v = commit(v, *replace(f"SELECT {number}"))
+        v = apply_updates(v, *replace(f"SELECT {number}"))
     assert [x.version_id for x in v.versions] == [5, 4]
     assert [e.version_id for e in v.version_log] == [4, 5]
 
 
 def test_log_before_a_dropped_version_is_dropped_too() -> None:
-    v = commit(build_view(), *replace("SELECT 2"))
-    v = commit(v, {"action": "set-current-view-version", "view-version-id": 1}, now_ms=NOW + 6000)
+    v = apply_updates(build_view(), *replace("SELECT 2"))
+    v = apply_updates(v, {"action": "set-current-view-version", "view-version-id": 1}, now_ms=NOW + 6000)
     shrink = {"action": "set-properties", "updates": {"version.history.num-entries": "1"}}
-    smaller_view = commit(v, shrink)
+    smaller_view = apply_updates(v, shrink)
     assert [e.version_id for e in v.version_log] == [1, 2, 1]
     assert [(e.version_id, e.timestamp_ms) for e in smaller_view.version_log] == [(1, NOW + 6000)]
 
 
 def test_current_version_and_those_of_the_commit_are_always_kept() -> None:
     v = build_view(properties={"version.history.num-entries": "1"})
-    v = commit(v, {"action": "add-view-version", "view-version": build_version("SELECT 2")})
+    v = apply_updates(v, {"action": "add-view-version", "view-version": build_version("SELECT 2")})
     assert {x.version_id for x in v.versions} == {1, 2}
     ten = build_view()
     for number in range(2, 14):
-        ten = commit(ten, *replace(f"SELECT {number}"))
+        ten = apply_updates(ten, *replace(f"SELECT {number}"))
     assert len(ten.versions) == 10
 
 
 @pytest.mark.parametrize("size", ["0", "-1", "many"])
 def test_impossible_history_size_is_rejected(size: str) -> None:
     with pytest.raises(BadRequest, match=r"version\.history\.num-entries"):
-        commit(build_view(), {"action": "set-properties", "updates": {"version.history.num-entries": size}})
+        apply_updates(build_view(), {"action": "set-properties", "updates": {"version.history.num-entries": size}})
 
 
 def test_replacement_may_not_drop_a_dialect_unless_allowed() -> None:
     two_dialect_view = build_view(view_version=build_version(dialects=("spark", "Trino")))
     with pytest.raises(BadRequest) as raised:
-        commit(two_dialect_view, *replace("SELECT 2", dialects=("trino",)))
+        apply_updates(two_dialect_view, *replace("SELECT 2", dialects=("trino",)))
     assert raised.value.message == (
         "Cannot replace view due to loss of view dialects (replace.drop-dialect.allowed=false):\n"
         "Previous dialects: [spark, trino]\nNew dialects: [trino]"
     )
     allow = {"action": "set-properties", "updates": {"replace.drop-dialect.allowed": "TRUE"}}
-    assert commit(two_dialect_view, allow, *replace("SELECT 2", dialects=("trino",))).current_version_id == 2
-    assert commit(two_dialect_view, *replace("SELECT 2", dialects=("trino", "spark", "duckdb"))).current_version_id == 2
+    assert apply_updates(two_dialect_view, allow, *replace("SELECT 2", dialects=("trino",))).current_version_id == 2
+    assert (
+        apply_updates(two_dialect_view, *replace("SELECT 2", dialects=("trino", "spark", "duckdb"))).current_version_id
+        == 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -191,7 +194,7 @@ def test_replacement_may_not_drop_a_dialect_unless_allowed() -> None:
 )
 def test_impossible_view_update_is_rejected(updates: list[Json], message: str) -> None:
     with pytest.raises(BadRequest, match=message):
-        commit(build_view(), *updates)
+        apply_updates(build_view(), *updates)
 
 
 def test_view_can_be_built_from_updates_alone() -> None:

@@ -18,12 +18,12 @@ from tests.iceberg.samples import (
     UUID,
     Json,
     add_snapshot,
+    apply_json_updates,
     build_field,
     build_order,
     build_schema,
     build_spec,
     build_table,
-    commit,
     set_ref,
 )
 from tests.iceberg.test_schema import build_struct, parse_schema
@@ -51,18 +51,20 @@ def test_comparisons_between_updates_are_limited(name: str, monkeypatch: pytest.
     monkeypatch.setattr(builder, "COMPARISONS_MAX", 2_000)
     m = build_table()
     commits = add_snapshot(10**6, 1), set_ref(10**6)
-    commit(m, *commits, *(item for n in range(10) for item in GROWING_UPDATES[name](n + 3)))
+    apply_json_updates(m, *commits, *(item for n in range(10) for item in GROWING_UPDATES[name](n + 3)))
     with pytest.raises(BadRequest, match="commit fewer of them together"):
-        commit(m, *commits, *(item for n in range(1_000) for item in GROWING_UPDATES[name](n + 3)))
+        apply_json_updates(m, *commits, *(item for n in range(1_000) for item in GROWING_UPDATES[name](n + 3)))
 
 
 def test_hundred_schemas_can_be_added_to_a_thousand() -> None:
     m = build_table()
     for start in range(0, 1_000, 250):
-        m = commit(m, *(item for n in range(start, start + 250) for item in GROWING_UPDATES["schemas"](n)))
-    second_result = commit(m, *(item for n in range(1_000, 1_100) for item in GROWING_UPDATES["schemas"](n)))
+        m = apply_json_updates(m, *(item for n in range(start, start + 250) for item in GROWING_UPDATES["schemas"](n)))
+    second_result = apply_json_updates(
+        m, *(item for n in range(1_000, 1_100) for item in GROWING_UPDATES["schemas"](n))
+    )
     assert len(second_result.schemas) == len(m.schemas) + 100
-    second_commit = commit(
+    second_commit = apply_json_updates(
         second_result, *GROWING_UPDATES["schemas"](500), {"action": "set-current-schema", "schema-id": -1}
     )
     assert second_commit.current_schema == m.schemas[m.schemas.index(second_commit.current_schema)]
@@ -71,10 +73,12 @@ def test_hundred_schemas_can_be_added_to_a_thousand() -> None:
 def test_each_snapshot_is_removed_by_its_own_update_with_its_references() -> None:
     m = build_table()
     for n in range(300):
-        m = commit(m, add_snapshot(n + 1, n + 1, n or None), set_ref(n + 1), set_ref(n + 1, f"tag{n}", "tag"))
+        m = apply_json_updates(
+            m, add_snapshot(n + 1, n + 1, n or None), set_ref(n + 1), set_ref(n + 1, f"tag{n}", "tag")
+        )
     moves = set_ref(300, "tag0", "tag"), {"action": "remove-snapshot-ref", "ref-name": "tag5"}
     removals = [{"action": "remove-snapshots", "snapshot-ids": [n + 1]} for n in range(299)]
-    result = commit(m, removals[100], *moves, set_ref(1, "late", "tag"), *removals)
+    result = apply_json_updates(m, removals[100], *moves, set_ref(1, "late", "tag"), *removals)
     assert sorted(result.refs) == ["main", "tag0", "tag299"]
     assert [snapshot.snapshot_id for snapshot in result.snapshots] == [300]
 
@@ -82,21 +86,21 @@ def test_each_snapshot_is_removed_by_its_own_update_with_its_references() -> Non
 def test_number_of_view_versions_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builder, "COMPARISONS_MAX", 2_000)
 
-    def updates(count: int) -> list[Json]:
+    def build_updates(count: int) -> list[Json]:
         return [
             {"action": "add-view-version", "view-version": build_version(f"SELECT {n}", **{"version-id": n + 2})}
             for n in range(count)
         ]
 
-    apply_view_updates(build_view(), updates(40), now_ms=NOW + 1, new_uuid=UUID)
+    apply_view_updates(build_view(), build_updates(40), now_ms=NOW + 1, new_uuid=UUID)
     with pytest.raises(BadRequest, match="commit fewer of them together"):
-        apply_view_updates(build_view(), updates(80), now_ms=NOW + 1, new_uuid=UUID)
+        apply_view_updates(build_view(), build_updates(80), now_ms=NOW + 1, new_uuid=UUID)
 
 
 def test_wide_spec_with_known_fields_is_numbered_like_a_small_one() -> None:
     fields = [(1, f"bucket[{n + 2}]", f"b{n}") for n in range(50)]
-    m = commit(build_table(), {"action": "add-spec", "spec": build_spec(*fields)})
-    second_result = commit(
+    m = apply_json_updates(build_table(), {"action": "add-spec", "spec": build_spec(*fields)})
+    second_result = apply_json_updates(
         m, {"action": "add-spec", "spec": build_spec((1, "bucket[2]", "again"), (1, "bucket[2]", "twice"))}
     )
     first, second = second_result.partition_specs[-1].fields

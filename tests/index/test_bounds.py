@@ -49,11 +49,11 @@ def draw_text(rng: random.Random) -> bytes:
 
 
 def draw_number(form: str) -> Callable[[random.Random], bytes]:
-    def draw(rng: random.Random) -> bytes:
+    def draw_bytes(rng: random.Random) -> bytes:
         value = rng.choice([0, 1, -1, 7, rng.randint(-(2**31), 2**31 - 1)])
         return struct.pack(form, value)
 
-    return draw
+    return draw_bytes
 
 
 def draw_decimal(rng: random.Random) -> bytes:
@@ -77,7 +77,7 @@ KINDS: dict[str, tuple[Callable[[random.Random], bytes], Callable[[bytes], Any]]
 Side = dict[int, bytes]
 
 
-def columns(side: Side, heap: bytearray) -> tuple[Any, Any, Any]:
+def build_columns(side: Side, heap: bytearray) -> tuple[Any, Any, Any]:
     starts = []
     for data in side.values():
         starts.append(len(heap))
@@ -106,7 +106,7 @@ def test_bounds_that_prove_no_range_are_recognised(name: str) -> None:
     for _ in range(400):
         low, high = ({row: draw(rng) for row in range(6) if rng.random() < 0.8} for _ in range(2))
         heap = bytearray(b"\xc3")
-        sides: Sequence[Any] = (*columns(low, heap), *columns(high, heap))
+        sides: Sequence[Any] = (*build_columns(low, heap), *build_columns(high, heap))
         unusable = unusable_bounds(np.frombuffer(bytes(heap), np.uint8), ORDERS[name], *sides)
         marks = compute_expected_flags(name, low, high, read)
         if unusable is None:

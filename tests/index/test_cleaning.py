@@ -14,7 +14,7 @@ from seamark.formats.index.definitions import PREFIX, read_definitions
 from seamark.formats.runtime.errors import RetryLater
 from seamark.metaserver.catalog.values import Caller, CreateTable
 from seamark.metaserver.store.model import RegisteredIndexFile
-from tests.catalog.rig import name_freely
+from tests.catalog.rig import rename_without_digest
 from tests.server.rig import RunningServer, running
 
 DAY_S = 86_400
@@ -39,7 +39,7 @@ class Table:
         )
         await self.server.components.registry.replace(self.entry.uuid, definition, add=[file])
 
-    async def states(self) -> dict[str, str]:
+    async def read_states(self) -> dict[str, str]:
         files = await self.server.components.store.index_files(self.entry.uuid)
         return {file.location.rpartition("/")[2]: file.state.value for file in files}
 
@@ -76,7 +76,7 @@ async def test_superseded_and_quarantined_files_are_deleted_after_their_time_and
         await registry.quarantine(table.entry.uuid, table.location("broken"), "flipped")
         await asyncio.sleep(0.01)
         assert await clean(server) == 2
-        assert await table.states() == {"live": "live"}
+        assert await table.read_states() == {"live": "live"}
         assert [path.name for path in table.folder.iterdir()] == ["live"]
 
 
@@ -86,7 +86,7 @@ async def test_files_stay_for_their_retention(tmp_path: Path) -> None:
         await table.add("old", "anything")
         await server.components.registry.replace(table.entry.uuid, "anything", add=[], remove=[table.location("old")])
         assert await clean(server) == 0
-        assert await table.states() == {"old": "superseded"}
+        assert await table.read_states() == {"old": "superseded"}
         assert (table.folder / "old").exists()
 
 
@@ -98,10 +98,10 @@ async def test_files_of_a_dropped_index_are_superseded_and_then_deleted(tmp_path
         await table.add("gone", "of an index that was dropped")
         await asyncio.sleep(0.01)
         assert await clean(server) == 1
-        assert await table.states() == {"kept": "live", "gone": "superseded"}
+        assert await table.read_states() == {"kept": "live", "gone": "superseded"}
         await asyncio.sleep(0.01)
         assert await clean(server) == 1
-        assert await table.states() == {"kept": "live"}
+        assert await table.read_states() == {"kept": "live"}
 
 
 async def test_nothing_is_deleted_while_a_definition_is_unreadable(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ async def test_nothing_is_deleted_while_a_definition_is_unreadable(tmp_path: Pat
         await table.add("x", "a file of the unreadable definition")
         await asyncio.sleep(0.01)
         assert await clean(server) == 0
-        assert await table.states() == {"x": "live"}
+        assert await table.read_states() == {"x": "live"}
 
 
 async def test_unregistered_file_is_deleted_when_it_is_old(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ async def test_folder_of_another_table_is_not_cleaned(tmp_path: Path) -> None:
         victim.write_bytes(b"an index file of another table")
         long_ago = server.components.clock.now_ms() / 1000 - 2 * DAY_S
         os.utime(victim, (long_ago, long_ago))
-        path = name_freely(table.entry.metadata_location)
+        path = rename_without_digest(table.entry.metadata_location)
         document = json.loads(path.read_text())
         path.write_text(json.dumps({**document, "location": victim.parents[2].as_uri()}))
         server.components.catalog.documents.cache.clear()
@@ -159,7 +159,7 @@ async def test_file_that_cannot_be_deleted_is_tried_again(tmp_path: Path, monkey
 
         monkeypatch.setattr(type(server.components.objects), "delete", fail)
         assert await clean(server) == 0
-        assert await table.states() == {"old": "superseded"}
+        assert await table.read_states() == {"old": "superseded"}
         monkeypatch.setattr(type(server.components.objects), "delete", delete)
         assert await clean(server) == 1
-        assert await table.states() == {}
+        assert await table.read_states() == {}

@@ -54,12 +54,12 @@ class RecordingStorage:
 
 
 def build_index_file(kind: str, columns: Sequence[Keys]) -> bytes:
-    built = [BUILD[kind](keys) for keys in columns]
+    blobs = [BUILD[kind](keys) for keys in columns]
     records = [keys.rows for keys in columns]
     paths = [f"file:///t/{number}" for number in range(len(columns))]
     ids = np.arange(2 * len(columns), dtype=np.uint64).reshape(-1, 2)
     files = FilesTable.of(ids, np.array(records, np.uint64), np.ones(len(columns), np.uint64), paths)
-    parts = assemble("d", kind, files, map(memoryview, OPENED[kind].encode(built)), table_uuid="u", field_ids=(1,))
+    parts = assemble("d", kind, files, map(memoryview, OPENED[kind].encode(blobs)), table_uuid="u", field_ids=(1,))
     return b"".join(parts)
 
 
@@ -75,15 +75,15 @@ async def open_remote_file(kind: str, storage: RecordingStorage) -> RemoteIndexF
     return (await open_remote(store, register_file(kind, len(storage.data))))[1]
 
 
-def some_keys(rng: random.Random, kind: Kind, columns: Sequence[Sequence[Any]]) -> Keys:
+def draw_keys(rng: random.Random, kind: Kind, columns: Sequence[Sequence[Any]]) -> Keys:
     values = [rng.choice(column) for column in columns if column and rng.random() < 0.5] + [kind.draw(rng)]
     return keys_of(kind.arrow([value for value in values if value is not None]), get_kind(kind))
 
 
-def query(rng: random.Random, index: str, kind: Kind, columns: Sequence[Sequence[Any]]) -> IndexQuery:
+def draw_query(rng: random.Random, index: str, kind: Kind, columns: Sequence[Sequence[Any]]) -> IndexQuery:
     if index == "bitmap":
         return BitmapQuery(draw_predicate(rng, kind, rng.choice(columns)).keys())
-    keys = some_keys(rng, kind, columns)
+    keys = draw_keys(rng, kind, columns)
     return BloomQuery(hash_keys(keys, 0)) if index == "bloom" else RecordQuery.from_keys([keys])
 
 
@@ -113,7 +113,7 @@ async def test_answers_by_range_equal_those_of_the_whole_file(
     whole_index = OPENED[index].open(open_index_file(data, LOCATION).blob)
     remote_file = await open_remote_file(index, RecordingStorage(data))
     for _ in range(12):
-        request = query(rng, index, kind, columns)
+        request = draw_query(rng, index, kind, columns)
         probe_result = await remote_file.probe(request)
         assert probe_result is not None
         assert np.array_equal(probe_result, request.of(whole_index)), f"{index} {seed} {kind.name}"
@@ -139,7 +139,7 @@ async def test_flipped_bytes_never_cause_a_wrong_answer(index: str, seed: int, s
     columns = [draw_column(rng, kind, rng.choice([1, 65, 300])) for _ in range(6)]
     data = build_index_file(index, [keys_of(kind.arrow(values), get_kind(kind)) for values in columns])
     whole_index = OPENED[index].open(open_index_file(data, LOCATION).blob)
-    queries = [query(rng, index, kind, columns) for _ in range(4)]
+    queries = [draw_query(rng, index, kind, columns) for _ in range(4)]
     broken_count = 0
     for _ in range(60):
         spoilt = bytearray(data)
@@ -160,7 +160,7 @@ async def test_flipped_bytes_never_cause_a_wrong_answer(index: str, seed: int, s
     assert broken_count > 10
 
 
-def long_keys(count: int, files: int) -> list[Keys]:
+def build_long_keys(count: int, files: int) -> list[Keys]:
     files_per_manifest = count // files
     return [
         keys_of(pa.array(range(n * files_per_manifest, (n + 1) * files_per_manifest), pa.int64()), "long")
@@ -169,7 +169,7 @@ def long_keys(count: int, files: int) -> list[Keys]:
 
 
 async def test_lookup_of_a_key_needs_at_most_two_reads_of_a_record_index() -> None:
-    storage = RecordingStorage(build_index_file("record", long_keys(100_000, 10)))
+    storage = RecordingStorage(build_index_file("record", build_long_keys(100_000, 10)))
     remote_file = await open_remote_file("record", storage)
     assert len(storage.read) <= 5
     rng = random.Random(4)
@@ -215,14 +215,14 @@ async def test_bitmap_index_reads_the_sections_of_the_predicate_once() -> None:
 
 
 async def test_probe_with_too_many_reads_or_bytes_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    storage = RecordingStorage(build_index_file("record", long_keys(100_000, 10)))
+    storage = RecordingStorage(build_index_file("record", build_long_keys(100_000, 10)))
     remote_file = await open_remote_file("record", storage)
     query = RecordQuery.from_keys([keys_of(pa.array(range(0, 100_000, 500), pa.int64()), "long")])
     before = len(storage.read)
     monkeypatch.setattr(cold, "RANGES_MAX", 50)
     assert await remote_file.probe(query) is None
     assert len(storage.read) == before
-    storage = RecordingStorage(build_index_file("bitmap", long_keys(20_000, 4)))
+    storage = RecordingStorage(build_index_file("bitmap", build_long_keys(20_000, 4)))
     monkeypatch.setattr(cold, "_GUESS_BYTES", 64)
     remote_file = await open_remote_file("bitmap", storage)
     monkeypatch.setattr(bitmap, "FILLED_MAX_BYTES", 100)

@@ -22,7 +22,7 @@ from tests.planner.lakes.manifests import ADDED, Entry, build_manifest_bytes
 THREADS = 3
 
 
-def manifest(number: int) -> bytes:
+def build_manifest(number: int) -> bytes:
     files = [
         build_data_file(f"file:///t/{number}/{n}.parquet", n, n + number, text=("a", "b" * n))
         for n in range(30 + number)
@@ -33,7 +33,7 @@ def manifest(number: int) -> bytes:
     )
 
 
-MANIFESTS = [(manifest(number), f"file:///t/m{number}.avro") for number in range(8)]
+MANIFESTS = [(build_manifest(number), f"file:///t/m{number}.avro") for number in range(8)]
 BLOCKS = [decode_block_memory(*item) for item in MANIFESTS]
 
 
@@ -55,7 +55,7 @@ def decoders() -> Iterator[Decoders]:
     assert list_helpers() == []
 
 
-async def until_asked(decoders: Decoders) -> None:
+async def decode_until_asked(decoders: Decoders) -> None:
     """Decode until processes have begun to decode."""
     async with asyncio.timeout(60):
         before = decoders.by_processes
@@ -68,9 +68,9 @@ async def until_asked(decoders: Decoders) -> None:
 async def test_processes_make_the_same_blocks_and_end_when_they_are_idle(decoders: Decoders) -> None:
     with decoders.expecting(1000):
         with decoders.expecting(1_000_000):
-            await until_asked(decoders)
+            await decode_until_asked(decoders)
         assert 1 <= len(list_helpers()) <= THREADS
-        await until_asked(decoders)
+        await decode_until_asked(decoders)
     by_processes = decoders.by_processes
     async with asyncio.timeout(60):
         while list_helpers():
@@ -78,7 +78,7 @@ async def test_processes_make_the_same_blocks_and_end_when_they_are_idle(decoder
     assert bytes(await decoders.decode(*MANIFESTS[0])) == BLOCKS[0]
     assert decoders.by_processes == by_processes
     with decoders.expecting(1000):  # The processes start again after they have ended.
-        await until_asked(decoders)
+        await decode_until_asked(decoders)
 
 
 async def test_no_process_is_started_for_few_manifests(decoders: Decoders) -> None:
@@ -100,13 +100,13 @@ async def test_broken_manifest_has_the_same_error_and_ends_no_process(decoders: 
     with pytest.raises(Corrupt) as first_error:
         decode_block_memory(data[:-9], location)
     with decoders.expecting(1000):
-        await until_asked(decoders)
+        await decode_until_asked(decoders)
         before = {helper.pid for helper in list_helpers()}
         for _ in range(20):
             with pytest.raises(Corrupt) as error:
                 await decoders.decode(data[:-9], location)
             assert error.value.message == first_error.value.message
-        await until_asked(decoders)
+        await decode_until_asked(decoders)
         assert before <= {helper.pid for helper in list_helpers()}
 
 
@@ -114,7 +114,7 @@ async def test_no_block_is_missing_or_wrong_when_a_process_is_killed(decoders: D
     source = random.Random(17)
     with decoders.expecting(1000):
         for _ in range(6):
-            await until_asked(decoders)
+            await decode_until_asked(decoders)
             decoding_tasks = asyncio.gather(*(decoders.decode(*item) for item in MANIFESTS * 4))
             await asyncio.sleep(source.uniform(0, 0.005))
             source.choice(list_helpers()).kill()
@@ -140,4 +140,4 @@ async def test_process_with_nonsensical_answers_is_abandoned(
     script.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(script))
     with decoders.expecting(1000):
-        await until_asked(decoders)
+        await decode_until_asked(decoders)

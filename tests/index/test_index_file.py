@@ -198,14 +198,14 @@ def test_footer_with_wrong_contents_is_rejected(
 @pytest.mark.parametrize("name", ["seamark.level", "seamark.rows", "seamark.files"])
 @pytest.mark.parametrize("text", ["", "-1", "01", "1.0", "1e3", "²", "9" * 30])
 def test_invalid_number_is_rejected_despite_a_valid_checksum(name: str, text: str) -> None:
-    def change(blobs: list[Blob], properties: dict[str, str]) -> None:
+    def change_checksum(blobs: list[Blob], properties: dict[str, str]) -> None:
         properties[name] = text
         lines = [f"{key}={properties[key]}" for key in sorted(properties) if key != "seamark.checksum"]
         sealed = "\n".join([*lines, "seamark-record-v1", "3,7"]).encode()
         properties["seamark.checksum"] = f"{isal_zlib.crc32(sealed):08x}"
 
     with pytest.raises(Corrupt, match=f"{name} is not a number"):
-        open_index_file(replace_footer(write_index_file(build_files_table(2)), change), "a")
+        open_index_file(replace_footer(write_index_file(build_files_table(2)), change_checksum), "a")
 
 
 def test_file_table_that_disagrees_with_the_footer_is_rejected() -> None:

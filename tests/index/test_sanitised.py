@@ -58,10 +58,10 @@ def test_kernels_access_only_their_own_memory(kernel_name: str, tmp_path: Path) 
     for kernel in [*(tmp_path / "formats").rglob("*.pyx"), *(tmp_path / "metaserver").rglob("*.pyx")]:
         if kernel.stem not in KERNELS:
             kernel.unlink()
-    built = run(
+    build = run(
         sys.executable, "setup.py", "-q", "build_ext", "--inplace", "--parallel", "2", cwd=tmp_path, SEAMARK_CHECKED="1"
     )
-    assert built.returncode == 0, built.stdout
+    assert build.returncode == 0, build.stdout
     where = "import seamark.formats.iceberg as room; print(room.__path__[0])"
     result = run(sys.executable, "-c", where, cwd=tmp_path, PYTHONPATH=str(tmp_path))
     assert result.stdout.strip() == str(tmp_path / "seamark" / "formats" / "iceberg")

@@ -38,9 +38,9 @@ class ScanColumns:
                 memory = column._memory
                 self.keep.append(memory)
                 address = int(memory.__array_interface__["data"][0]) if len(memory) else 0
-                row = _row(packed_span, address, len(values), first)
+                row = _encode_span_row(packed_span, address, len(values), first)
                 if sketched and packed_span.form != Form.FLOATS and packed_span.width >= 4:
-                    make = self._sketch if packed_span.form == Form.INTEGERS else self._sketch_strings
+                    make = self._make_sketch if packed_span.form == Form.INTEGERS else self._make_string_sketch
                     row = (*row[:13], *make(memory[packed_span.codes :], packed_span.width, len(values)))
                 rows.append(row)
                 low.append(packed_span.low)
@@ -53,7 +53,7 @@ class ScanColumns:
         self.layout = np.array(rows, dtype=np.int64).reshape(len(blocks), 15)
         self.low, self.high = np.array(low, dtype=dtype), np.array(high, dtype=dtype)
 
-    def _sketch(self, memory: np.ndarray, width: int, rows: int) -> tuple[int, int]:
+    def _make_sketch(self, memory: np.ndarray, width: int, rows: int) -> tuple[int, int]:
         """Make a sketch, also when the kernel makes none because too many rows have the same byte."""
         codes = memory[: width * rows].view(f"<u{width}")
         shift = max(0, int(codes.max(initial=0)).bit_length() - 8)
@@ -61,7 +61,7 @@ class ScanColumns:
         self.keep.append(sketch)
         return int(sketch.__array_interface__["data"][0]), shift
 
-    def _sketch_strings(self, memory: np.ndarray, width: int, rows: int) -> tuple[int, int]:
+    def _make_string_sketch(self, memory: np.ndarray, width: int, rows: int) -> tuple[int, int]:
         """Make a sketch with as many bounds as codes, and with the other bounds equal."""
         codes = memory[: width * rows].view(f"<u{width}").astype(np.uint64)
         bounds = np.sort(np.resize(codes, 127))
@@ -85,23 +85,23 @@ class ScanColumns:
             _scan.narrow_all([(self.layout, self.low, self.high, op, int(key))], self.layout, state, mask)
 
 
-def _row(packed_span: Packed, address: int, rows: int, first: int) -> tuple[int, ...]:
-    def at(offset: int) -> int:
+def _encode_span_row(packed_span: Packed, address: int, rows: int, first: int) -> tuple[int, ...]:
+    def to_address(offset: int) -> int:
         return 0 if offset == NONE else address + offset
 
     return (
         packed_span.form,
         packed_span.width,
-        at(packed_span.codes),
-        at(packed_span.presence),
+        to_address(packed_span.codes),
+        to_address(packed_span.presence),
         rows,
         first,
         packed_span.base,
-        at(packed_span.common_at),
+        to_address(packed_span.common_at),
         len(packed_span.common),
-        at(packed_span.lengths),
-        at(packed_span.ends),
-        at(packed_span.tails),
+        to_address(packed_span.lengths),
+        to_address(packed_span.ends),
+        to_address(packed_span.tails),
         packed_span.lengths_width,
         0,
         0,
@@ -118,7 +118,7 @@ def select_rows(state: np.ndarray, mask: np.ndarray, blocks: Sequence[Sequence[o
     return results
 
 
-def similar(kind: str) -> st.SearchStrategy[Blocks]:
+def draw_similar_blocks(kind: str) -> st.SearchStrategy[Blocks]:
     """Return blocks whose values are often equal or close, so that ties and constants are common.
 
     Some blocks repeat their rows until they exceed the rows that kernels take at a time.
@@ -142,7 +142,7 @@ def similar(kind: str) -> st.SearchStrategy[Blocks]:
 @settings(max_examples=examples(50))
 @given(data=st.data())
 def test_comparison_keeps_matching_and_absent_values(kind: str, data: st.DataObject) -> None:
-    blocks = data.draw(similar(kind))
+    blocks = data.draw(draw_similar_blocks(kind))
     op = data.draw(st.sampled_from(sorted(OPS)))
     flat_values = [value for values in blocks for value in values if value is not None]
     literal = data.draw(st.one_of(VALUES[kind], *([st.sampled_from(flat_values)] if flat_values else [])))
@@ -227,7 +227,7 @@ def test_uuids_are_kept_when_either_order_allows_them(data: st.DataObject) -> No
     mask = np.empty(sides.rows, dtype=np.uint8)
     sides.run(op, literal, state, mask, uuid=True)
 
-    def halves(data: bytes) -> tuple[int, int]:
+    def split_halves(data: bytes) -> tuple[int, int]:
         return int.from_bytes(data[:8], "big", signed=True), int.from_bytes(data[8:], "big", signed=True)
 
     rows_before = select_rows(state, mask, blocks)
@@ -236,7 +236,7 @@ def test_uuids_are_kept_when_either_order_allows_them(data: st.DataObject) -> No
             assert rows_before[row]
         else:
             assert isinstance(held_value, bytes)
-            if OPS[op](held_value, literal) or OPS[op](halves(held_value), halves(literal)):
+            if OPS[op](held_value, literal) or OPS[op](split_halves(held_value), split_halves(literal)):
                 assert rows_before[row]
 
 

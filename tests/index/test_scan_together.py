@@ -18,11 +18,11 @@ from tests.seeds import first_seed, quick
 SHAPES = ("spread", "near", "equal", "outlier", "infinite", "absent", "zeros", "tiny", "huge")
 
 
-def address(array: np.ndarray[Any, Any]) -> int:
+def get_address(array: np.ndarray[Any, Any]) -> int:
     return int(array.__array_interface__["data"][0])
 
 
-def floats(shape: str, rows: int, rng: np.random.Generator) -> np.ndarray[Any, Any]:
+def draw_floats(shape: str, rows: int, rng: np.random.Generator) -> np.ndarray[Any, Any]:
     values = rng.uniform(-1000, 1000, rows)
     if shape == "near":
         values = 1e3 + rng.integers(0, 300, rows) / 1024
@@ -43,7 +43,7 @@ def floats(shape: str, rows: int, rng: np.random.Generator) -> np.ndarray[Any, A
     return values
 
 
-def passes(op: int, value: float, literal: float) -> bool:
+def is_passing(op: int, value: float, literal: float) -> bool:
     """Return whether the value passes; NaN, which means absent, always passes."""
     return math.isnan(value) or bool(OPS[op](value, literal))
 
@@ -53,8 +53,8 @@ def passes(op: int, value: float, literal: float) -> bool:
 def test_comparison_with_a_sketch_of_floats_keeps_matching_values(shape: str, dtype: type[Any]) -> None:
     rng = np.random.default_rng((first_seed(), SHAPES.index(shape)))
     with np.errstate(over="ignore"):
-        codes = floats(shape, 1200, rng).astype(dtype)
-    built_sketch = _scan.sketch_floats(address(codes), codes.itemsize, len(codes))
+        codes = draw_floats(shape, 1200, rng).astype(dtype)
+    built_sketch = _scan.sketch_floats(get_address(codes), codes.itemsize, len(codes))
     finite = bool(np.isfinite(codes).all())
     assert built_sketch is not None or shape not in ("spread", "near")
     assert built_sketch is None or finite
@@ -65,9 +65,9 @@ def test_comparison_with_a_sketch_of_floats_keeps_matching_values(shape: str, dt
         assert in_order == sorted(in_order)
     numbers = codes[~np.isnan(codes)].astype(np.float64)
     layout = np.zeros((1, 15), dtype=np.int64)
-    layout[0, [0, 1, 2, 4]] = 1, codes.itemsize, address(codes), len(codes)
+    layout[0, [0, 1, 2, 4]] = 1, codes.itemsize, get_address(codes), len(codes)
     layout[0, 3] = 0 if len(numbers) == len(codes) else 1
-    layout[0, 13] = 0 if built_sketch is None else address(built_sketch) + 16
+    layout[0, 13] = 0 if built_sketch is None else get_address(built_sketch) + 16
     summary = np.array([numbers.min()]), np.array([numbers.max()])
     literals = [*rng.choice(numbers, 3).tolist(), 0.0, -0.0, 1e-320, math.inf, -math.inf, float(numbers.max()), 0.3]
     values = codes.astype(np.float64).tolist()
@@ -78,20 +78,20 @@ def test_comparison_with_a_sketch_of_floats_keeps_matching_values(shape: str, dt
                 state, mask = np.array([state_before], dtype=np.uint8), before.copy()
                 _scan.narrow_all([(layout, *summary, op, float(literal))], layout, state, mask)
                 expected = [
-                    passes(op, value, literal) and (state_before == 1 or previous_state == 1)
+                    is_passing(op, value, literal) and (state_before == 1 or previous_state == 1)
                     for value, previous_state in zip(values, before.tolist(), strict=True)
                 ]
                 assert select_rows(state, mask, [values]) == expected, (literal, op, state_before)
 
 
-def sketch_of(codes: np.ndarray[Any, Any]) -> tuple[int, int, object]:
+def build_sketch(codes: np.ndarray[Any, Any]) -> tuple[int, int, object]:
     """Return (address, shift, owner of the memory) of a sketch, also of integers for which the kernel makes none."""
     if codes.dtype.kind == "f":
-        built_sketch = _scan.sketch_floats(address(codes), codes.itemsize, len(codes))
-        return (0, 0, None) if built_sketch is None else (address(built_sketch) + 16, 0, built_sketch)
+        built_sketch = _scan.sketch_floats(get_address(codes), codes.itemsize, len(codes))
+        return (0, 0, None) if built_sketch is None else (get_address(built_sketch) + 16, 0, built_sketch)
     shift = max(0, int(codes.max(initial=0)).bit_length() - 8)
     sketch = (codes >> np.uint64(shift)).astype(np.uint8)
-    return address(sketch), shift, sketch
+    return get_address(sketch), shift, sketch
 
 
 @pytest.mark.parametrize("round_number", quick(range(60), 20))
@@ -117,11 +117,11 @@ def test_comparisons_made_together_keep_the_rows_that_all_keep(round_number: int
             codes = (rng.integers(0, span, rows) + first).astype(dtype)
             has_known = rng.random() < 0.8 and rows > 0
             # A column's own layout has no row ids; its base is the number that is added to codes.
-            layout[number, [0, 1, 2, 6]] = int(real) if has_known else -1, dtype.itemsize, address(codes), base
+            layout[number, [0, 1, 2, 6]] = int(real) if has_known else -1, dtype.itemsize, get_address(codes), base
             if has_known:
                 low[number], high[number] = base + codes.min().item(), base + codes.max().item()
             if has_known and dtype.itemsize > 3 and rng.random() < 0.7:
-                *layout[number, 13:15], owner = sketch_of(codes)
+                *layout[number, 13:15], owner = build_sketch(codes)
                 alive.append(owner)
             alive.append(codes)
             truths += [not has_known or bool(OPS[op](base + code, literal)) for code in codes.tolist()]
@@ -159,7 +159,7 @@ def test_list_of_rows_uses_memory_for_its_rows_only() -> None:
     rows = 200_000
     codes = np.arange(rows, dtype=np.uint32)
     layout = np.zeros((1, 15), dtype=np.int64)
-    layout[0, [0, 1, 2, 4]] = 0, 4, address(codes), rows
+    layout[0, [0, 1, 2, 4]] = 0, 4, get_address(codes), rows
     low, high = np.array([0], dtype=np.int64), np.array([rows - 1], dtype=np.int64)
     for kept_count in (1, 1000, 65_535, 65_536, 150_000, rows):
         actual_all = _scan.collect_all([(layout, low, high, 1, kept_count)], layout, np.ones(1, dtype=np.uint8))

@@ -41,14 +41,14 @@ from seamark.formats.runtime.errors import Corrupt
 from tests.seeds import first_seed
 
 
-def sketch_of(texts: list[str]) -> ThetaSketch:
+def build_sketch(texts: list[str]) -> ThetaSketch:
     builder = SketchBuilder()
     for start in range(0, len(texts), 1000):
         add_values(builder, pa.array(texts[start : start + 1000], pa.string()), "string")
     return builder.build()
 
 
-def peer_of(texts: list[str]) -> Any:
+def build_peer(texts: list[str]) -> Any:
     sketch = datasketches.update_theta_sketch(12)
     for text in texts:
         sketch.update(text)
@@ -74,13 +74,13 @@ def test_kernel_hashes_equal_mmh3() -> None:
 @pytest.mark.parametrize("count", [0, 1, 2, 100, NOMINAL])
 def test_sketch_of_few_values_equals_that_of_datasketches(count: int) -> None:
     texts = [f"v{number}" for number in range(count)]
-    assert sketch_of(texts + texts).encode() == peer_of(texts).compact().serialize()
+    assert build_sketch(texts + texts).encode() == build_peer(texts).compact().serialize()
 
 
 @pytest.mark.parametrize("count", [NOMINAL + 1, 50_000, 300_000])
 def test_datasketches_reads_a_sketch_of_many_values_within_its_error(count: int) -> None:
     texts = [f"v{number}" for number in range(count)]
-    seamark_sketch, peer = sketch_of(texts), peer_of(texts)
+    seamark_sketch, peer = build_sketch(texts), build_peer(texts)
     assert len(seamark_sketch.hashes) == NOMINAL
     assert read(seamark_sketch).get_estimate() == pytest.approx(seamark_sketch.estimate)
     assert read(seamark_sketch).get_lower_bound(3) <= count <= read(seamark_sketch).get_upper_bound(3)
@@ -95,8 +95,8 @@ def test_union_equals_the_sketch_of_all_values() -> None:
             [f"v{rng.randrange(30_000)}" for _ in range(rng.choice((0, 1, 50, 5000, 20_000)))]
             for _ in range(rng.randint(1, 4))
         ]
-        sketches = [ThetaSketch.decode(sketch_of(part).encode()) for part in parts]
-        assert ThetaSketch.union(sketches).encode() == sketch_of([text for part in parts for text in part]).encode()
+        sketches = [ThetaSketch.decode(build_sketch(part).encode()) for part in parts]
+        assert ThetaSketch.union(sketches).encode() == build_sketch([text for part in parts for text in part]).encode()
     assert ThetaSketch.union([]).estimate == 0
 
 
@@ -137,12 +137,12 @@ def test_values_are_hashed_in_icebergs_serialisation(kind: str, peer: PrimitiveT
 def test_empty_bytes_are_not_a_value_as_in_datasketches() -> None:
     builder = SketchBuilder()
     add_values(builder, pa.array(["", None, "a"]), "string")
-    assert builder.build().encode() == peer_of(["", "a"]).compact().serialize()
+    assert builder.build().encode() == build_peer(["", "a"]).compact().serialize()
 
 
 def test_bytes_that_are_not_a_sketch_are_rejected() -> None:
     rng = random.Random(first_seed())
-    whole_sketch = sketch_of([f"v{number}" for number in range(9000)]).encode()
+    whole_sketch = build_sketch([f"v{number}" for number in range(9000)]).encode()
     for data in (
         b"",
         whole_sketch[:7],

@@ -18,7 +18,7 @@ CASES = sorted(path.stem for path in (CHART / "ci").glob("*.yaml"))
 """The names of the values files in `ci/`. Each has a file of manifests in `rendered/`."""
 
 
-def chart_digest() -> str:
+def compute_chart_digest() -> str:
     """Return a digest of the files that the manifests depend on."""
     paths = [path for path in sorted(CHART.rglob("*")) if path.is_file() and path.name != "values.schema.json"]
     digest = hashlib.sha256()
@@ -44,7 +44,7 @@ def render(helm: Path, case: str) -> str:
     )
     assert rendered_chart.returncode == 0, rendered_chart.stderr
     lines = (line.rstrip() for line in rendered_chart.stdout.splitlines())
-    return f"# Rendered by `make helm` from the chart {chart_digest()}\n" + "\n".join(lines) + "\n"
+    return f"# Rendered by `make helm` from the chart {compute_chart_digest()}\n" + "\n".join(lines) + "\n"
 
 
 def read_manifests(case: str) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from seamark.connector.trino.protocol.coordinators import PROXY_PATH
 from seamark.metaserver.settings.settings import FIELDS
 from seamark.metaserver.settings.sources import load
 from tests.docs.commands import list_subcommands
-from tests.kubernetes.chart import CASES, CHART, RENDERED_FOLDER, chart_digest, find_manifest, read_manifests
+from tests.kubernetes.chart import CASES, CHART, RENDERED_FOLDER, compute_chart_digest, find_manifest, read_manifests
 from tests.server.rig import running
 from tests.services.process import REPO
 from tests.services.seamark import SHARED_KEY
@@ -37,7 +37,7 @@ SECRETS = {
 POD_IP = "10.0.0.5"
 
 
-def core_manifests(case: str) -> list[dict[str, Any]]:
+def list_core_manifests(case: str) -> list[dict[str, Any]]:
     """Return the manifests of Kubernetes' own kinds."""
     return [manifest for manifest in read_manifests(case) if "coreos.com" not in manifest["apiVersion"]]
 
@@ -65,13 +65,13 @@ def write_settings(case: str, folder: Path) -> Path:
 
 @pytest.mark.parametrize("case", CASES)
 def test_rendered_manifests_are_those_of_the_present_chart(case: str) -> None:
-    assert chart_digest() in (RENDERED_FOLDER / f"{case}.yaml").read_text().splitlines()[0], "run `make helm`"
+    assert compute_chart_digest() in (RENDERED_FOLDER / f"{case}.yaml").read_text().splitlines()[0], "run `make helm`"
 
 
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
 def test_manifests_follow_the_schemas_of_kubernetes(version: str) -> None:
     for case in CASES:
-        for manifest in core_manifests(case):
+        for manifest in list_core_manifests(case):
             kubernetes_validate.validate(manifest, version, strict=True)
 
 
@@ -85,8 +85,12 @@ def test_schemas_refuse_a_misspelt_field() -> None:
 def test_chart_names_the_oldest_version_of_kubernetes_that_is_checked() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["kubeVersion"] == f">={OLDEST}.0-0"
+
+
+def test_chart_has_the_version_of_the_project() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     project = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
-    assert chart["appVersion"] == project["version"]
+    assert (chart["version"], chart["appVersion"]) == (project["version"], project["version"])
 
 
 def test_schema_of_the_values_has_the_settings_of_the_server() -> None:

@@ -27,7 +27,7 @@ OF_PROMETHEUS = {"job", "instance"}
 Labels = dict[str, set[str]]
 
 
-def dashboard_expressions() -> list[str]:
+def list_dashboard_expressions() -> list[str]:
     """Return the expressions of all panels, with values for Grafana's variables."""
     targets = [target for panel in DASHBOARD["panels"] for target in panel.get("targets", ())]
     return [target["expr"].replace("$__rate_interval", "5m").replace("$job", "seamark") for target in targets]
@@ -65,7 +65,7 @@ async def read_metrics(folder: Path) -> dict[str, Labels]:
     return samples
 
 
-def parts_of(expression: promql.Expr) -> Iterator[tuple[str, set[str], dict[str, str]]]:
+def parse_selectors(expression: promql.Expr) -> Iterator[tuple[str, set[str], dict[str, str]]]:
     """Yield for each selector its metric, the labels that the expression groups its samples by, and its matchers.
 
     Raises:
@@ -74,18 +74,18 @@ def parts_of(expression: promql.Expr) -> Iterator[tuple[str, set[str], dict[str,
     if isinstance(expression, promql.AggregateExpr):
         modifier = expression.modifier
         groups = set(modifier.labels) if modifier is not None else set()
-        for metric, labels, matchers in parts_of(expression.expr):
+        for metric, labels, matchers in parse_selectors(expression.expr):
             yield metric, labels | groups, matchers
     elif isinstance(expression, promql.BinaryExpr):
-        yield from parts_of(expression.lhs)
-        yield from parts_of(expression.rhs)
+        yield from parse_selectors(expression.lhs)
+        yield from parse_selectors(expression.rhs)
     elif isinstance(expression, promql.Call):
         for argument in expression.args:
-            yield from parts_of(argument)
+            yield from parse_selectors(argument)
     elif isinstance(expression, promql.ParenExpr):
-        yield from parts_of(expression.expr)
+        yield from parse_selectors(expression.expr)
     elif isinstance(expression, promql.MatrixSelector):
-        yield from parts_of(expression.vector_selector)
+        yield from parse_selectors(expression.vector_selector)
     elif isinstance(expression, promql.VectorSelector):
         matchers = {matcher.name: matcher.value for matcher in expression.matchers.matchers}
         assert expression.name
@@ -97,8 +97,8 @@ def parts_of(expression: promql.Expr) -> Iterator[tuple[str, set[str], dict[str,
 async def test_expressions_use_metrics_labels_and_values_of_a_server(tmp_path: Path) -> None:
     samples = await read_metrics(tmp_path)
     checked = set()
-    for text in (*(rule["expr"] for rule in RULES), *dashboard_expressions()):
-        for metric, labels, matchers in parts_of(promql.parse(text)):
+    for text in (*(rule["expr"] for rule in RULES), *list_dashboard_expressions()):
+        for metric, labels, matchers in parse_selectors(promql.parse(text)):
             assert metric in samples, text
             sample = samples[metric]
             for label in labels | matchers.keys():
@@ -113,7 +113,7 @@ async def test_expressions_use_metrics_labels_and_values_of_a_server(tmp_path: P
 @pytest.mark.parametrize("text", ["seamark_absent > 0", "sum by (operation) (seamark_requests_in_flight)"])
 async def test_metric_or_label_that_no_server_has_is_found(text: str, tmp_path: Path) -> None:
     samples = await read_metrics(tmp_path)
-    ((metric, labels, _),) = parts_of(promql.parse(text))
+    ((metric, labels, _),) = parse_selectors(promql.parse(text))
     assert metric not in samples or not labels <= samples[metric].keys()
 
 

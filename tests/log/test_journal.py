@@ -33,7 +33,7 @@ A = Shard("t", 0)
 HOUR_MS = 3_600_000
 
 
-def group(*requests: Request, time_ms: int = 1) -> JournalGroup:
+def build_group(*requests: Request, time_ms: int = 1) -> JournalGroup:
     return JournalGroup(VERSION, "writer", 0, time_ms, requests)
 
 
@@ -42,7 +42,7 @@ def build_append(record: int, *, rows: int = 1, shard: Shard = A) -> AppendReque
     return AppendRequest((RowsEntry(shard.stream, shard.number, rows, 10, 0, (record,)),))
 
 
-def state_of(state: JournalState) -> bytes:
+def encode_state(state: JournalState) -> bytes:
     return msgspec.msgpack.encode(state.summarize())
 
 
@@ -87,21 +87,21 @@ def test_a_replica_that_begins_at_a_head_ends_in_the_same_state(seed: int, monke
         else:
             starts = first.journal.choose_starts(oldest_ms=now_ms - 9 * HOUR_MS, batches_max=8, bytes_max=1 << 30)
             request = TrimRequest(tuple(starts), 20 * HOUR_MS)
-        write(encode_group(group(request, time_ms=now_ms)))
+        write(encode_group(build_group(request, time_ms=now_ms)))
         first.journal.check_invariants()
         if rng.random() < 0.1:
             after = first.journal.applied
             for piece in encode_head(first.journal.summarize(), f"head {step}", after):
                 if rng.random() < 0.3:  # Another replica writes meanwhile.
                     kafka += 1
-                    write(encode_group(group(build_append(kafka), time_ms=now_ms)))
+                    write(encode_group(build_group(build_append(kafka), time_ms=now_ms)))
                 write(piece)
             heads.append(after)
     for after in heads:
         later_records = read_all(records, after)
         assert later_records.is_recovered
         assert later_records.journal.applied == len(records)
-        assert state_of(later_records.journal) == state_of(first.journal)
+        assert encode_state(later_records.journal) == encode_state(first.journal)
         later_records.journal.check_invariants()
 
 
@@ -111,25 +111,25 @@ def test_producers_of_an_input_topic_stay_until_a_later_topic_has_replaced_it() 
     other = name_of_topic_producer("u", "third", 0)
 
     def list_producers(hour: int) -> list[str]:
-        state.apply(group(TrimRequest((), 10 * HOUR_MS), time_ms=hour * HOUR_MS))
+        state.apply(build_group(TrimRequest((), 10 * HOUR_MS), time_ms=hour * HOUR_MS))
         state.check_invariants()
         return list(state.state.producers)
 
-    state.apply(group(FenceRequest(first), FenceRequest(other), time_ms=0))
+    state.apply(build_group(FenceRequest(first), FenceRequest(other), time_ms=0))
     assert list_producers(hour=100) == [first, other]  # The topics are idle, and nothing has replaced them.
-    state.apply(group(FenceRequest(first), time_ms=101 * HOUR_MS))
-    state.apply(group(FenceRequest(second), time_ms=102 * HOUR_MS))
+    state.apply(build_group(FenceRequest(first), time_ms=101 * HOUR_MS))
+    state.apply(build_group(FenceRequest(second), time_ms=102 * HOUR_MS))
     assert list_producers(hour=200) == [first, other, second]  # A paused server may still read the first topic.
-    state.apply(group(FenceRequest(second), time_ms=201 * HOUR_MS))
+    state.apply(build_group(FenceRequest(second), time_ms=201 * HOUR_MS))
     assert list_producers(hour=202) == [other, second]
     assert list_producers(hour=900) == [other, second]
 
 
 def test_replica_does_not_start_from_a_head_before_a_deleted_record() -> None:
     state = JournalState()
-    state.apply(group(build_append(0)))
+    state.apply(build_group(build_append(0)))
     (early,) = encode_head(state.summarize(), "early", 1)
-    state.apply(group(build_append(1)))
+    state.apply(build_group(build_append(1)))
     (late_head,) = encode_head(state.summarize(), "late", 2)
     reader = JournalReader(2)
     reader.read(2, decode_record(early))
@@ -142,20 +142,20 @@ def test_replica_does_not_start_from_a_head_before_a_deleted_record() -> None:
 def test_rows_journaled_before_the_retention_stay_readable() -> None:
     """Another replica has written its rows to Kafka earlier, and its record of the journal later."""
     state = JournalState()
-    state.apply(group(build_append(5), ReleaseRequest((("t", 0, 1),))))
+    state.apply(build_group(build_append(5), ReleaseRequest((("t", 0, 1),))))
     (start,) = state.choose_starts(oldest_ms=HOUR_MS, batches_max=9, bytes_max=1 << 30)
     assert start == ShardStart("t", 0, 1, 6)
-    state.apply(group(build_append(4)))
-    state.apply(group(TrimRequest((start,), HOUR_MS)))
+    state.apply(build_group(build_append(4)))
+    state.apply(build_group(TrimRequest((start,), HOUR_MS)))
     assert state.get_first_records() == {A: 4}
     assert [batch.records for batch in state.batches(A)] == [(4,)]
 
 
 def test_an_append_whose_rows_are_deleted_is_refused() -> None:
     state = JournalState()
-    state.apply(group(build_append(5), ReleaseRequest((("t", 0, 1),))))
-    state.apply(group(TrimRequest((ShardStart("t", 0, 1, 6),), HOUR_MS)))
-    refused_groups, accepted = state.apply(group(build_append(3), build_append(6)))
+    state.apply(build_group(build_append(5), ReleaseRequest((("t", 0, 1),))))
+    state.apply(build_group(TrimRequest((ShardStart("t", 0, 1, 6),), HOUR_MS)))
+    refused_groups, accepted = state.apply(build_group(build_append(3), build_append(6)))
     assert isinstance(refused_groups, LogUnavailable)
     assert isinstance(accepted, Acknowledgement)
     assert accepted.positions[0].offset == 1
@@ -164,8 +164,8 @@ def test_an_append_whose_rows_are_deleted_is_refused() -> None:
 def test_retention_removes_the_oldest_released_batches_first() -> None:
     state = JournalState()
     for number in range(6):
-        state.apply(group(build_append(number, shard=Shard("t", number % 2)), time_ms=number * HOUR_MS))
-    state.apply(group(ReleaseRequest((("t", 0, 3), ("t", 1, 1)))))
+        state.apply(build_group(build_append(number, shard=Shard("t", number % 2)), time_ms=number * HOUR_MS))
+    state.apply(build_group(ReleaseRequest((("t", 0, 3), ("t", 1, 1)))))
     assert state.count_unreleased_bytes("t") == 20
     by_age = state.choose_starts(oldest_ms=2 * HOUR_MS, batches_max=9, bytes_max=1 << 30)
     assert {(start.number, start.offset) for start in by_age} == {(0, 1), (1, 1)}

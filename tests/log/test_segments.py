@@ -161,7 +161,7 @@ def copy_without_indexes(disk: SimulatedDisk) -> SimulatedDisk:
     return copied
 
 
-async def fill(log: SegmentLog, count: int = 20) -> None:
+async def fill_log(log: SegmentLog, count: int = 20) -> None:
     for number in range(count):
         await log.append({A: build_batch(f"{number:3}" * 30, 10), B: build_batch("y")})
 
@@ -169,7 +169,7 @@ async def fill(log: SegmentLog, count: int = 20) -> None:
 async def test_released_rows_are_removed_by_age_and_others_stay() -> None:
     disk, clock = SimulatedDisk(), SimulatedClock(1)
     async with open_log(disk, clock, retention_ms=1000, trim_interval_s=3600) as log:
-        await fill(log)
+        await fill_log(log)
         await log.release({A: 200, B: 20})
         assert await log.trim() == 0
         clock.advance(2000)
@@ -190,7 +190,7 @@ async def test_released_rows_are_removed_by_age_and_others_stay() -> None:
 async def test_rows_that_are_in_no_data_file_are_kept_beyond_every_limit() -> None:
     disk, clock = SimulatedDisk(), SimulatedClock(1)
     async with open_log(disk, clock, retention_ms=1000, retention_bytes=1, trim_interval_s=3600) as log:
-        await fill(log)
+        await fill_log(log)
         clock.advance(2000)
         size_bytes = log.size_bytes
         await log.release({A: 200})
@@ -313,7 +313,7 @@ async def test_reader_between_the_replacement_of_a_segment_and_its_notice_gets_t
 async def test_released_rows_are_removed_by_size() -> None:
     disk, clock = SimulatedDisk(), SimulatedClock(1)
     async with open_log(disk, clock, retention_bytes=3000, trim_interval_s=3600) as log:
-        await fill(log, 100)
+        await fill_log(log, 100)
         await log.release({A: 1000, B: 100})
         await log.trim()
         assert 1024 < log.size_bytes <= 3000 + 1024
@@ -323,7 +323,7 @@ async def test_released_rows_are_removed_by_size() -> None:
 async def test_segments_with_rows_of_a_removed_stream_are_deleted() -> None:
     disk, clock = SimulatedDisk(), SimulatedClock(1)
     async with open_log(disk, clock, retention_bytes=1, retention_ms=1000, trim_interval_s=3600) as log:
-        await fill(log)
+        await fill_log(log)
         await log.remove(A.stream)
         assert await log.trim() > 1
         with pytest.raises(StreamRemoved):

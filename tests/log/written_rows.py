@@ -31,7 +31,7 @@ class AcknowledgedAppend(msgspec.Struct, frozen=True):
     offsets: dict[int, int]
 
 
-def rows_of(producer: str, sequence: int) -> dict[Shard, Batch]:
+def build_rows(producer: str, sequence: int) -> dict[Shard, Batch]:
     """Return the batches of an append. They depend only on the producer and the number."""
     rng = random.Random(f"{producer}/{sequence}")
     written_shards = rng.sample(SHARDS, rng.choice((1, 1, 2, 3)))
@@ -48,9 +48,9 @@ async def write(log: StreamLog, name: str, acknowledged_appends) -> None:
     sequence = state.sequence + 1
     while True:
         producer = StreamProducer(name, sequence, state.epoch)
-        answer = await log.append(rows_of(name, sequence), producer)
+        answer = await log.append(build_rows(name, sequence), producer)
         if rng.random() < 0.1:
-            second_answer = await log.append(rows_of(name, sequence), producer)
+            second_answer = await log.append(build_rows(name, sequence), producer)
             assert (second_answer.duplicate, second_answer.positions) == (True, answer.positions)
         acknowledged_appends(
             AcknowledgedAppend(name, sequence, {SHARDS.index(p.shard): p.offset for p in answer.positions})
@@ -73,11 +73,11 @@ def check_rows(
                 "rows of a producer are in order, and none is twice"
             )
             last_numbers[record.producer] = record.sequence
-            assert record.batch == rows_of(record.producer, record.sequence)[shard], "rows are unchanged"
+            assert record.batch == build_rows(record.producer, record.sequence)[shard], "rows are unchanged"
             places[record.producer, record.sequence][shard] = record.offset
     if not any(starts.values()):
         for (producer, sequence), offsets in places.items():
-            assert set(offsets) == set(rows_of(producer, sequence)), "an append is whole"
+            assert set(offsets) == set(build_rows(producer, sequence)), "an append is whole"
     for each in acknowledged_appends:
         for index, offset in each.offsets.items():
             shard = SHARDS[index]

@@ -41,7 +41,7 @@ class FaultyObjects:
         self._slow_s = slow_s
         self._scripts: dict[str, deque[Fault | None]] = {}
 
-    def script(self, operation: str, *faults: Fault | None) -> None:
+    def script_faults(self, operation: str, *faults: Fault | None) -> None:
         """Set the faults of the next calls of read, exists, create, delete, list or ping, in order; None means
         no fault.
         """
@@ -95,7 +95,7 @@ class FaultyObjects:
         await self.inner.ping()
         self._act_after(fault, "")
 
-    def _draw(self, operation: str) -> Fault | None:
+    def _draw_fault(self, operation: str) -> Fault | None:
         scripted = self._scripts.get(operation)
         if scripted:
             return scripted.popleft()
@@ -109,7 +109,7 @@ class FaultyObjects:
         return None
 
     async def _act_before(self, operation: str, location: str) -> Fault | None:
-        fault = self._draw(operation)
+        fault = self._draw_fault(operation)
         self.trace.append(f"{operation} {fault.name if fault else 'ok'}")
         if fault is Fault.BEFORE:
             raise RetryLater(f"injected: storage was away for {location!r}")

@@ -43,7 +43,7 @@ class TestFaultlessFaultyContract(ObjectStoreContract):
 async def test_fault_leaves_the_state_that_it_claims(
     store: FaultyObjects, base: str, fault: Fault, error: type[SeamarkError], is_written: bool
 ) -> None:
-    store.script("create", fault, None)
+    store.script_faults("create", fault, None)
     with pytest.raises(error, match="injected"):
         await store.create(f"{base}/x", b"x")
     assert await store.inner.exists(f"{base}/x") is is_written
@@ -51,13 +51,13 @@ async def test_fault_leaves_the_state_that_it_claims(
 
 
 async def test_slow_call_succeeds(store: FaultyObjects, base: str) -> None:
-    store.script("create", Fault.SLOW)
+    store.script_faults("create", Fault.SLOW)
     await store.create(f"{base}/x", b"x")
     assert store.trace == ["create SLOW"]
 
 
 async def test_same_seed_fails_in_the_same_way(tmp_path: Path) -> None:
-    async def run(home: Path, seed: int) -> list[str]:
+    async def run_objects(home: Path, seed: int) -> list[str]:
         settings = Settings(home=home)
         async with open_objects(settings, SystemClock()) as inner:
             faulty = FaultyObjects(inner, seed=seed, rates={Fault.BEFORE: 0.3, Fault.LOST_REPLY: 0.3, Fault.FULL: 0.1})
@@ -72,8 +72,8 @@ async def test_same_seed_fails_in_the_same_way(tmp_path: Path) -> None:
                         pass
             return faulty.trace
 
-    first = await run(tmp_path / "a", 7)
-    assert first == await run(tmp_path / "b", 7)
-    assert first != await run(tmp_path / "c", 8)
+    first = await run_objects(tmp_path / "a", 7)
+    assert first == await run_objects(tmp_path / "b", 7)
+    assert first != await run_objects(tmp_path / "c", 8)
     assert {line.split()[1] for line in first} == {"ok", "BEFORE", "LOST_REPLY", "FULL"}
     assert "delete FULL" not in first

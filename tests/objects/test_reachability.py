@@ -20,7 +20,7 @@ from tests.services.seamark import Seamark
 from tests.waits import until
 
 
-def settings_of(s3: S3, home: Path, bucket: str) -> Settings:
+def build_settings(s3: S3, home: Path, bucket: str) -> Settings:
     return Settings(
         home=home,
         warehouse=f"s3://{bucket}/lake",
@@ -32,7 +32,7 @@ def settings_of(s3: S3, home: Path, bucket: str) -> Settings:
     )
 
 
-async def log_of_start(settings: Settings) -> list[dict[str, object]]:
+async def read_start_log(settings: Settings) -> list[dict[str, object]]:
     """Return what is logged until the first warning, or until the end."""
     async with open_objects(settings, SystemClock()) as objects:
         with structlog.testing.capture_logs() as events:
@@ -43,7 +43,7 @@ async def log_of_start(settings: Settings) -> list[dict[str, object]]:
 
 
 async def test_store_that_answers_is_not_mentioned(s3: S3, s3_bucket: str, tmp_path: Path) -> None:
-    assert await log_of_start(settings_of(s3, tmp_path, s3_bucket)) == []
+    assert await read_start_log(build_settings(s3, tmp_path, s3_bucket)) == []
 
 
 @pytest.mark.parametrize(
@@ -59,8 +59,8 @@ async def test_one_line_names_the_endpoint_the_error_and_the_fix(
 ) -> None:
     if "s3_endpoint" in change:
         change = {"s3_endpoint": f"http://127.0.0.1:{free_port()}"}
-    settings = replace(settings_of(s3, tmp_path, s3_bucket), **change)  # type: ignore[arg-type]
-    (event,) = await log_of_start(settings)
+    settings = replace(build_settings(s3, tmp_path, s3_bucket), **change)  # type: ignore[arg-type]
+    (event,) = await read_start_log(settings)
     assert event["log_level"] == "warning"
     assert (event["warehouse"], event["endpoint"]) == (settings.warehouse, settings.s3_endpoint)
     assert error in str(event["error"])

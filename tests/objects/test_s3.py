@@ -22,7 +22,7 @@ from seamark.metaserver.settings.settings import Settings
 from tests.objects.contract import ObjectStoreContract
 from tests.objects.s3_proxy import Misbehaviour, run_misbehaving_proxy
 from tests.services.process import ManagedProcess, free_port, is_http_ok
-from tests.services.s3 import CONFIG, S3, read_env_file, versitygw_binary
+from tests.services.s3 import CONFIG, S3, find_versitygw, read_env_file
 
 
 def build_settings(s3: S3, bucket: str, **changes: Any) -> Settings:
@@ -54,7 +54,7 @@ class TestPathStyleContract(ObjectStoreContract):
 @pytest.fixture(scope="module")
 def virtual_s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
     """Start a server that reads the bucket from the host name, `bucket.localhost`."""
-    binary = versitygw_binary()
+    binary = find_versitygw()
     if binary is None:
         pytest.skip("virtual hosts need versitygw: run `make services`")
     folder = tmp_path_factory.mktemp("virtual-s3")
@@ -160,12 +160,12 @@ async def test_store_that_drops_metadata_is_compared_by_bytes(s3: S3, s3_bucket:
     client = s3.client()
     async with open_through_proxy(s3, s3_bucket) as (objects, mode, base):
 
-        def somebody_elses(body: bytes, name: str) -> Any:
+        def put_as_somebody_else(body: bytes, name: str) -> Any:
             return lambda: client.put_object(Bucket=s3_bucket, Key=f"warehouse/{name}", Body=body)
 
-        mode.before_put = somebody_elses(b"mine", "x")
+        mode.before_put = put_as_somebody_else(b"mine", "x")
         await objects.create(f"{base}/x", b"mine")
-        mode.before_put = somebody_elses(b"theirs", "y")
+        mode.before_put = put_as_somebody_else(b"theirs", "y")
         with pytest.raises(ObjectExists):
             await objects.create(f"{base}/y", b"mine")
     client.close()

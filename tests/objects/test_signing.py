@@ -55,7 +55,7 @@ def delete_body(*keys: str) -> str:
     return f'<Delete xmlns="http://s3.amazonaws.com/doc/2006-03-01/">{objects}<Quiet>true</Quiet></Delete>'
 
 
-def content_md5(body: str) -> dict[str, str]:
+def build_md5_header(body: str) -> dict[str, str]:
     """Return a checksum of the body, which S3 requires for deletes of several objects."""
     return {"Content-MD5": base64.b64encode(hashlib.md5(body.encode()).digest()).decode()}
 
@@ -148,11 +148,11 @@ async def test_several_objects_are_deleted_only_with_the_signed_body(client: Cli
     body = delete_body("wh/t1-abc/a", "wh/t1-abc/b")
     answer = client.sign("POST", client.base + "?delete", body=body)
     swapped = delete_body("wh/t1-abc/c", "wh/t1-abc/b")
-    status, text = await client.send("POST", answer, swapped.encode(), content_md5(swapped))
+    status, text = await client.send("POST", answer, swapped.encode(), build_md5_header(swapped))
     assert status in (400, 403), text
     assert b"ContentSHA256Mismatch" in text or b"SignatureDoesNotMatch" in text, "refused for some other reason"
     assert (await client.call("GET", "/wh/t1-abc/c"))[0] == 200
-    status, text = await client.send("POST", answer, body.encode(), content_md5(body))
+    status, text = await client.send("POST", answer, body.encode(), build_md5_header(body))
     assert status == 200, text
     assert [(await client.call("GET", f"/wh/t1-abc/{name}"))[0] for name in "abc"] == [404, 404, 200]
 

@@ -41,7 +41,7 @@ class Signer:
     signed: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
 
-    def client_properties(self) -> dict[str, str]:
+    def build_client_properties(self) -> dict[str, str]:
         """Return the properties that a loaded table would have for its client."""
         table = parse_location(self.table)
         config, _ = storage_config(self.settings, table, delegation="remote-signing", sign_path=SIGN_PATH)
@@ -92,10 +92,10 @@ async def signer(s3: S3, s3_bucket: str) -> AsyncIterator[Signer]:
 @pytest.mark.slow
 @pytest.mark.spark
 async def test_icebergs_java_client_can_access_only_its_table(signer: Signer) -> None:
-    jars = [*(CACHE / "jars").glob("iceberg-*.jar"), *_slf4j()]
+    jars = [*(CACHE / "jars").glob("iceberg-*.jar"), *_find_slf4j()]
     if len(jars) < 3:
         pytest.fail("Iceberg's jars are missing: run `make jars`")
-    properties = {**signer.client_properties(), "s3.multipart.part-size-bytes": str(5 << 20)}
+    properties = {**signer.build_client_properties(), "s3.multipart.part-size-bytes": str(5 << 20)}
     argv = [
         *(find_java_17(), "-Xmx512m", *SHORT_LIVED, "-cp", ":".join(map(str, jars))),
         str(Path(__file__).with_name("SignedFiles.java")),
@@ -118,15 +118,15 @@ async def test_icebergs_java_client_can_access_only_its_table(signer: Signer) ->
 
 
 async def test_pyicebergs_signer_can_access_only_its_table(signer: Signer, s3_bucket: str) -> None:
-    await asyncio.to_thread(_with_pyicebergs_signer, signer, s3_bucket)
+    await asyncio.to_thread(_build_client_with_signer, signer, s3_bucket)
     assert len(signer.refused) == 2, signer.refused
     assert "t-1/secret" in signer.refused[0]
     assert "send it in `body`" in signer.refused[1]
 
 
-def _with_pyicebergs_signer(signer: Signer, bucket: str) -> None:
+def _build_client_with_signer(signer: Signer, bucket: str) -> None:
     """Use botocore without keys, with the signer called before each request, as in PyIceberg's fsspec FileIO."""
-    properties = signer.client_properties()
+    properties = signer.build_client_properties()
     client = botocore.session.Session().create_client(
         "s3",
         endpoint_url=properties["s3.endpoint"],
@@ -154,7 +154,7 @@ def _with_pyicebergs_signer(signer: Signer, bucket: str) -> None:
         client.close()
 
 
-def _slf4j() -> list[Path]:
+def _find_slf4j() -> list[Path]:
 
     return list((Path(pyspark.__file__).parent / "jars").glob("slf4j-api-*.jar"))
 

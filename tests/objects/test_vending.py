@@ -25,7 +25,7 @@ ADDRESS = {
 BOTH_MODES = "vended-credentials,remote-signing"
 
 
-async def config_for(access: str, delegation: str | None) -> tuple[dict[str, str], list[dict[str, object]]]:
+async def vend_config(access: str, delegation: str | None) -> tuple[dict[str, str], list[dict[str, object]]]:
     settings = dataclasses.replace(BASE, s3_client_access=access)
     return await S3.client_access(settings, TABLE, delegation=delegation, sign_path=PATH)
 
@@ -52,7 +52,7 @@ async def config_for(access: str, delegation: str | None) -> tuple[dict[str, str
 async def test_client_gets_its_first_requested_access_that_is_allowed(
     access: str, delegation: str | None, expected: str
 ) -> None:
-    config, credentials = await config_for(access, delegation)
+    config, credentials = await vend_config(access, delegation)
     assert ADDRESS.items() <= config.items()
     assert ("s3.remote-signing-enabled" in config) is (expected == "signing")
     assert (config.get("s3.secret-access-key") == "SECRET") is (expected == "keys")
@@ -62,13 +62,13 @@ async def test_client_gets_its_first_requested_access_that_is_allowed(
 
 
 async def test_credentials_are_also_given_for_the_tables_prefix() -> None:
-    config, [credential] = await config_for("static", "vended-credentials")
+    config, [credential] = await vend_config("static", "vended-credentials")
     assert credential["prefix"] == "s3://lake/wh/t/"
     assert credential["config"] == config
 
 
 async def test_signing_endpoint_is_named_in_every_clients_form() -> None:
-    config, _ = await config_for("signing", None)
+    config, _ = await vend_config("signing", None)
     assert config["s3.remote-signing-enabled"] == "true"
     assert config["signer.endpoint"] == config["s3.signer.endpoint"] == PATH
     assert config["s3.signer"] == "S3V4RestSigner"

@@ -19,6 +19,7 @@ EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 
 COMMANDS_OF_DEMO = ("seamark.commands.demo",)
 COMMANDS_OF_SQL = ("seamark.commands.sql",)
+COMMANDS_OF_MOVES = ("seamark.commands.moving",)
 PARTS = {
     "client": ((), ("seamark", "seamark.connector", "seamark.formats", "seamark.cache.memory")),
     "spark": (("spark",), ("seamark.spark", "seamark.connector.spark")),
@@ -35,12 +36,14 @@ PARTS = {
     ),
     "server": (("server", "otel"), ("seamark.commands", "seamark.metaserver", "seamark.formats", "seamark.cache")),
     "demo": (("server", "demo"), COMMANDS_OF_DEMO),
+    "moving": (("moving",), ("seamark.connector.moving", *COMMANDS_OF_MOVES)),
 }
 """By part: the extras that it needs, and the packages whose modules can all be imported with them."""
 ELSEWHERE = (
     "seamark.connector.analysis",
     "seamark.connector.cubes",
     "seamark.connector.duckdb",
+    "seamark.connector.moving",
     "seamark.connector.spark",
     "seamark.connector.trino",
     "seamark.connector.plans",
@@ -49,7 +52,8 @@ ELSEWHERE = (
     "seamark.formats.runtime.protocol_errors",
 )
 """Modules of the client's packages that need the libraries of an extra"""
-COMMANDS_OF_TRINO = ("seamark.commands.trino_proxy",)
+COMMANDS_OF_OTHERS = ("seamark.commands.trino_proxy", *COMMANDS_OF_DEMO, *COMMANDS_OF_SQL, *COMMANDS_OF_MOVES)
+"""Commands that need the libraries of other extras than that of the server"""
 
 IMPORT_ALL = """
 import importlib, sys
@@ -66,12 +70,12 @@ for name in NAMES:
 """
 
 
-def requirements(lines: list[str]) -> Iterator[str]:
+def list_requirements(lines: list[str]) -> Iterator[str]:
     for line in lines:
         yield re.split(r"[\s<>=!~;\[]", line, maxsplit=1)[0]
 
 
-def closure(names: Iterator[str]) -> set[str]:
+def compute_closure(names: Iterator[str]) -> set[str]:
     """Return the normalised names of these distributions and their installed requirements."""
     todo, results = list(names), set()
     while todo:
@@ -80,7 +84,7 @@ def closure(names: Iterator[str]) -> set[str]:
             continue
         results.add(name)
         required = [line for line in distribution(name).requires or () if "extra ==" not in line]
-        todo += [requirement for requirement in requirements(required) if is_installed(requirement)]
+        todo += [requirement for requirement in list_requirements(required) if is_installed(requirement)]
     return results
 
 
@@ -92,7 +96,7 @@ def is_installed(name: str) -> bool:
     return True
 
 
-def top_modules(names: set[str]) -> set[str]:
+def list_top_modules(names: set[str]) -> set[str]:
     """Return the modules that these distributions put on the path."""
     return {
         path.parts[0].removesuffix(".py").partition(".")[0]
@@ -105,10 +109,10 @@ def top_modules(names: set[str]) -> set[str]:
 def list_project_libraries() -> set[str]:
     """Return all libraries that the project names."""
     listing = [*PROJECT["dependencies"], *(line for lines in EXTRAS.values() for line in lines)]
-    return closure(name for name in requirements(listing) if is_installed(name))
+    return compute_closure(name for name in list_requirements(listing) if is_installed(name))
 
 
-def modules_below(package: str) -> Iterator[str]:
+def list_modules_below(package: str) -> Iterator[str]:
     folder = REPO.joinpath(*package.split("."))
     if not folder.is_dir():
         yield package
@@ -118,15 +122,15 @@ def modules_below(package: str) -> Iterator[str]:
         yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def modules_of(part: str) -> list[str]:
+def list_modules_of(part: str) -> list[str]:
     packages = PARTS[part][1]
     actual_names = []
     for package in packages:
-        names = [package] if package == "seamark" else modules_below(package)
+        names = [package] if package == "seamark" else list_modules_below(package)
         for name in names:
             if part == "client" and name.startswith(ELSEWHERE):
                 continue
-            if part == "server" and name.startswith(COMMANDS_OF_TRINO + COMMANDS_OF_DEMO + COMMANDS_OF_SQL):
+            if part == "server" and name.startswith(COMMANDS_OF_OTHERS):
                 continue
             actual_names.append(name)
     return actual_names
@@ -135,10 +139,10 @@ def modules_of(part: str) -> list[str]:
 @pytest.mark.parametrize("part", PARTS)
 def test_each_part_can_be_imported_with_only_the_libraries_of_its_extra(part: str) -> None:
     listing = [*PROJECT["dependencies"], *(line for extra in PARTS[part][0] for line in EXTRAS[extra])]
-    allowed = closure(requirements(listing))
-    hidden = top_modules(list_project_libraries()) - top_modules(allowed)
+    allowed = compute_closure(list_requirements(listing))
+    hidden = list_top_modules(list_project_libraries()) - list_top_modules(allowed)
     assert hidden
-    script = f"HIDDEN = {sorted(hidden)!r}\nNAMES = {modules_of(part)!r}\n{IMPORT_ALL}"
+    script = f"HIDDEN = {sorted(hidden)!r}\nNAMES = {list_modules_of(part)!r}\n{IMPORT_ALL}"
     completed = subprocess.run([sys.executable, "-c", script], cwd=REPO, capture_output=True, text=True, check=False)
     assert completed.returncode == 0, completed.stderr[-2000:]
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.packaging.test_imports import IMPORT_ALL, list_project_libraries, top_modules
+from tests.packaging.test_imports import IMPORT_ALL, list_project_libraries, list_top_modules
 
 REPO = Path(__file__).resolve().parents[2]
 
 
-def entries(lock: str) -> dict[str, str]:
+def read_pins(lock: str) -> dict[str, str]:
     """Return the pin of each package, with its hashes if the lock has them."""
     lines = re.sub(r"\\\n\s+", "", (REPO / lock).read_text()).splitlines()
     return {line.partition("==")[0]: line.strip() for line in lines if line.strip()}
@@ -22,18 +22,18 @@ def entries(lock: str) -> dict[str, str]:
 
 def test_hashed_lock_has_the_pins_of_the_lock() -> None:
     """`make hashes` writes the lock with hashes."""
-    hashed = entries("requirements.hashed.lock")
+    hashed = read_pins("requirements.hashed.lock")
     pins = {name: entry.partition("--hash=")[0].strip() for name, entry in hashed.items()}
-    assert pins == entries("requirements.lock")
+    assert pins == read_pins("requirements.lock")
     for entry in hashed.values():
         assert re.search(r"--hash=sha256:[0-9a-f]{64}(?=\s|-|$)", entry), entry
 
 
 @pytest.mark.parametrize("lock", ["requirements.demo.lock", "requirements.ssb.lock"])
 def test_locks_of_the_demo_are_parts_of_the_hashed_lock(lock: str) -> None:
-    part = entries(lock)
+    part = read_pins(lock)
     assert part
-    assert part.items() <= entries("requirements.hashed.lock").items()
+    assert part.items() <= read_pins("requirements.hashed.lock").items()
 
 
 @pytest.mark.parametrize(
@@ -48,8 +48,8 @@ def test_locks_of_the_demo_are_parts_of_the_hashed_lock(lock: str) -> None:
     ids=["first act", "all acts"],
 )
 def test_locks_of_the_demo_have_its_imports(locks: list[str], modules: list[str]) -> None:
-    installed = {name for lock in locks for name in entries(lock)}
-    hidden = top_modules(list_project_libraries()) - top_modules(installed)
+    installed = {name for lock in locks for name in read_pins(lock)}
+    hidden = list_top_modules(list_project_libraries()) - list_top_modules(installed)
     assert "pytest" in hidden
     script = f"HIDDEN = {sorted(hidden)!r}\nNAMES = {modules!r}\n{IMPORT_ALL}"
     completed = subprocess.run([sys.executable, "-c", script], cwd=REPO, capture_output=True, text=True, check=False)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.packaging.test_lock import REPO, entries
+from tests.packaging.test_lock import REPO, read_pins
 
 PROGRAM: dict[str, Any] = runpy.run_path(str(REPO / "deploy" / "sbom" / "server_requirements.py"))
 
@@ -15,7 +15,7 @@ PROGRAM: dict[str, Any] = runpy.run_path(str(REPO / "deploy" / "sbom" / "server_
 def test_bill_has_the_packages_that_the_resolver_installs_for_the_server() -> None:
     packages = PROGRAM["server_packages"]()
     # The demo adds PyIceberg to the server, and has no traces.
-    resolved = entries("requirements.demo.lock").keys()
+    resolved = read_pins("requirements.demo.lock").keys()
     assert {"aiohttp", "confluent-kafka", "nats-py", "pyarrow", "click", "multidict"} <= packages & resolved
     assert {name.partition("-")[0] for name in packages - resolved} <= {"opentelemetry", "protobuf", "googleapis"}
     assert not packages & {"pytest", "pyspark", "mypy", "pyiceberg"}

@@ -54,12 +54,12 @@ def wheels(tmp_path: Path) -> tuple[Path, Path]:
     return split(wheel_path, tmp_path / "dist")
 
 
-def names_in(wheel: Path) -> set[str]:
+def list_names(wheel: Path) -> set[str]:
     return set(zipfile.ZipFile(wheel).namelist())
 
 
 def test_each_file_is_in_one_of_the_wheels(wheels: tuple[Path, Path]) -> None:
-    client, server = (names_in(wheel) for wheel in wheels)
+    client, server = (list_names(wheel) for wheel in wheels)
     assert not client & server
     assert {name for name in client | server if ".dist-info/" not in name} == {
         name for name in FILES if ".dist-info/" not in name
@@ -89,15 +89,15 @@ def test_server_wheel_requires_the_client_and_has_the_commands(wheels: tuple[Pat
     ]
     assert client["Summary"] == server["Summary"] == SUMMARY
     assert client.get_payload() == server.get_payload() == "The description → ä.\n"
-    assert "seamark_client-1.2.dist-info/entry_points.txt" not in names_in(wheels[0])
-    assert "seamark-1.2.dist-info/entry_points.txt" in names_in(wheels[1])
+    assert "seamark_client-1.2.dist-info/entry_points.txt" not in list_names(wheels[0])
+    assert "seamark-1.2.dist-info/entry_points.txt" in list_names(wheels[1])
 
 
 def test_records_have_the_hash_of_each_file(wheels: tuple[Path, Path]) -> None:
     for wheel, stem in zip(wheels, ("seamark_client", "seamark"), strict=True):
         archive = zipfile.ZipFile(wheel)
         rows = list(csv.reader(archive.read(f"{stem}-1.2.dist-info/RECORD").decode().splitlines()))
-        assert {row[0] for row in rows} == names_in(wheel)
+        assert {row[0] for row in rows} == list_names(wheel)
         for name, digest, size in rows[:-1]:
             data = archive.read(name)
             assert int(size) == len(data)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pyiceberg.catalog import load_catalog
 
-from tests.services.process import REPO, ManagedProcess, port_answers
+from tests.services.process import REPO, ManagedProcess, is_port_open
 from tests.services.s3 import CONFIG, read_env_file
 
 ARGUMENTS = [sys.executable, "-m", "tests.support.up", "--port", "0"]
@@ -36,4 +36,4 @@ def test_services_run_until_they_are_interrupted(tmp_path: Path, postgres_url: s
     process.send(signal.SIGINT)
     assert process.wait(60) == 0
     ports = [int(address.rpartition(":")[2].partition("/")[0]) for address in (addresses["S3"], addresses["Seamark"])]
-    assert not any(port_answers(port) for port in ports)
+    assert not any(is_port_open(port) for port in ports)

@@ -28,7 +28,7 @@ USES = {
 """The purpose of each extra"""
 
 
-def run(*command: str | Path, cwd: Path, **env: str) -> str:
+def run_command(*command: str | Path, cwd: Path, **env: str) -> str:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     completed = subprocess.run(
         [str(one) for one in command], cwd=cwd, env=environment | env, capture_output=True, text=True, check=False
@@ -39,7 +39,7 @@ def run(*command: str | Path, cwd: Path, **env: str) -> str:
 
 def build(source: Path, folder: Path, name: str) -> Path:
     pip = (sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation")
-    run(*pip, "-w", folder, source, cwd=folder)
+    run_command(*pip, "-w", folder, source, cwd=folder)
     (built,) = folder.glob(f"{name}-*.whl")
     return built
 
@@ -56,15 +56,15 @@ def split_wheels(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple
     return split(wheel, tmp_path_factory.mktemp("split"))
 
 
-def environment_with(folder: Path, *wheels: Path) -> Path:
+def create_environment(folder: Path, *wheels: Path) -> Path:
     """Return the Python of a new environment with these wheels, and with our environment's libraries below them."""
     venv.create(folder, with_pip=False)
     python = folder / "bin" / "python"
-    run(
+    run_command(
         sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index", *wheels, cwd=folder
     )
     site_packages = Path(
-        run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).strip()
+        run_command(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).strip()
     )
     (site_packages / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return python
@@ -82,7 +82,7 @@ def other_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("cache", "commands", "connector", "formats", "metaserver"):
         (folder / name).mkdir()
         (folder / name / "__init__.py").write_text(f"OWNER = 'somebody else, {name}'\n")
-    run(
+    run_command(
         sys.executable,
         "-m",
         "pip",
@@ -113,14 +113,18 @@ def test_each_extra_works_in_a_separate_environment(extra: str, wheel: Path, oth
     venv.create(tmp_path / "venv", with_pip=True)
     python = tmp_path / "venv" / "bin" / "python"
     expected = f"{wheel}[{extra}]" if extra else str(wheel)
-    run(python, "-m", "pip", "install", "-q", "-c", REPO / "requirements.lock", expected, other_cache, cwd=tmp_path)
-    run(python, "-c", USES[extra], cwd=tmp_path)
+    run_command(
+        python, "-m", "pip", "install", "-q", "-c", REPO / "requirements.lock", expected, other_cache, cwd=tmp_path
+    )
+    run_command(python, "-c", USES[extra], cwd=tmp_path)
     for name in ("cache", "commands", "connector", "formats", "metaserver"):
-        assert run(python, "-c", f"import {name}; print({name}.OWNER)", cwd=tmp_path) == f"somebody else, {name}\n"
+        assert (
+            run_command(python, "-c", f"import {name}; print({name}.OWNER)", cwd=tmp_path) == f"somebody else, {name}\n"
+        )
     seamark = tmp_path / "venv" / "bin" / "seamark"
-    assert "trino-proxy" in run(seamark, "--help", cwd=tmp_path)
+    assert "trino-proxy" in run_command(seamark, "--help", cwd=tmp_path)
     for command in ("explain", "buckets", "index", "indexer"):
-        assert "TABLE" in run(seamark, command, "--help", cwd=tmp_path) or command == "indexer"
+        assert "TABLE" in run_command(seamark, command, "--help", cwd=tmp_path) or command == "indexer"
     if extra != "server":
         refusal = subprocess.run([seamark, "serve"], cwd=tmp_path, capture_output=True, text=True, check=False)
         assert refusal.returncode == 2
@@ -181,23 +185,23 @@ except ModuleNotFoundError:
 def test_clients_wheel_writes_plans_and_reads_without_the_server(
     split_wheels: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    python = environment_with(tmp_path / "venv", split_wheels[0])
+    python = create_environment(tmp_path / "venv", split_wheels[0])
     assert not (python.parent / "seamark").exists()
     server = ServerThread(tmp_path / "home")
     server.start()
     try:
-        imported = run(python, "-c", PLANS_AND_READS, server.url, cwd=tmp_path).strip()
+        imported = run_command(python, "-c", PLANS_AND_READS, server.url, cwd=tmp_path).strip()
     finally:
         server.stop()
     assert Path(imported).is_relative_to(tmp_path / "venv")
 
 
 def test_servers_wheel_serves_with_that_of_the_clients(split_wheels: tuple[Path, Path], tmp_path: Path) -> None:
-    python = environment_with(tmp_path / "venv", *split_wheels)
-    run(python, "-c", APPENDS_AND_READS, cwd=tmp_path)
+    python = create_environment(tmp_path / "venv", *split_wheels)
+    run_command(python, "-c", APPENDS_AND_READS, cwd=tmp_path)
 
 
-def other_python(version: str) -> str | None:
+def find_other_python(version: str) -> str | None:
     python_path = shutil.which(f"python{version}")
     if (
         python_path is not None
@@ -210,15 +214,17 @@ def other_python(version: str) -> str | None:
 
 @pytest.mark.parametrize("version", ["3.12", "3.13"])
 def test_wheel_of_another_python_serves_writes_and_plans(version: str, tmp_path: Path) -> None:
-    python = other_python(version)
+    python = find_other_python(version)
     if python is None:
         pytest.skip(f"no Python {version} here")
-    run(python, "-m", "venv", tmp_path / "venv", cwd=tmp_path)
+    run_command(python, "-m", "venv", tmp_path / "venv", cwd=tmp_path)
     venv_python = tmp_path / "venv" / "bin" / "python"
     source = tmp_path / "source"
-    run("git", "clone", "-q", REPO, source, cwd=tmp_path)
-    run(venv_python, "-m", "pip", "wheel", "-q", "--no-deps", "-w", tmp_path, source, cwd=tmp_path)
+    run_command("git", "clone", "-q", REPO, source, cwd=tmp_path)
+    run_command(venv_python, "-m", "pip", "wheel", "-q", "--no-deps", "-w", tmp_path, source, cwd=tmp_path)
     (wheel,) = tmp_path.glob("seamark-*.whl")
     assert f"cp{version.replace('.', '')}-" in wheel.name
-    run(venv_python, "-m", "pip", "install", "-q", "-c", REPO / "requirements.lock", f"{wheel}[server]", cwd=tmp_path)
-    run(venv_python, "-c", APPENDS_AND_READS, cwd=tmp_path)
+    run_command(
+        venv_python, "-m", "pip", "install", "-q", "-c", REPO / "requirements.lock", f"{wheel}[server]", cwd=tmp_path
+    )
+    run_command(venv_python, "-c", APPENDS_AND_READS, cwd=tmp_path)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.faults.rigs.disk import SmallDisk
 from tests.faults.rigs.http import Client, OutcomeUnknown
-from tests.peers.fleet import NAMESPACE, Fleet, peer_reads
+from tests.peers.fleet import NAMESPACE, Fleet, count_peer_reads
 from tests.peers.networks import Network
 from tests.waits import block_until
 
@@ -152,7 +152,7 @@ class Faults:
             block_until(lambda: self._readers.is_answering(number))  # Packets are sent again after growing pauses.
 
     def damage_disk(self, number: int) -> None:
-        for path in self._cached_files(number):
+        for path in self._list_cached_files(number):
             try:
                 with path.open("r+b") as file:
                     file.seek(self._rng.randrange(path.stat().st_size))
@@ -170,9 +170,9 @@ class Faults:
     def _count_passed_over(self) -> float:
         """Return the number of reads that were answered although a replica did not answer."""
         sources = ("hedged", "failed", "skipped")
-        return sum(peer_reads(replica, source) for replica in self._fleet.replicas for source in sources)
+        return sum(count_peer_reads(replica, source) for replica in self._fleet.replicas for source in sources)
 
-    def _cached_files(self, number: int) -> list[Path]:
+    def _list_cached_files(self, number: int) -> list[Path]:
         folder = self._disk.root if number == 0 else self._fleet.replicas[number].home / "cache" / "files"
         return [path for path in folder.rglob("*.block") if path.is_file()]
 
@@ -182,7 +182,7 @@ def write_tables(fleet: Fleet) -> dict[str, list[str]]:
     expected = {}
     for number in range(TABLES):
         fleet.write(APPENDS, f"t{number}")
-        client = fleet.clients()[0]
+        client = fleet.build_clients()[0]
         _, body = client.call("POST", f"/v1/namespaces/{NAMESPACE}/tables/t{number}/plan", {})
         expected[f"t{number}"] = sorted(task["data-file"]["file-path"] for task in body["file-scan-tasks"])
         assert len(expected[f"t{number}"]) == APPENDS
@@ -203,4 +203,6 @@ def run_campaign(readers: Readers, kinds: Sequence[Callable[[int], None]], round
     assert readers.wrong == []
     assert readers.failed == []
     assert min(readers.answers[number] for number in range(len(fleet.replicas))) > 20
-    assert sum(peer_reads(replica, "hits") + peer_reads(replica, "fetched") for replica in fleet.replicas) > 50
+    assert (
+        sum(count_peer_reads(replica, "hits") + count_peer_reads(replica, "fetched") for replica in fleet.replicas) > 50
+    )

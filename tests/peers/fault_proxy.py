@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from tests.services.process import free_port, port_answers
+from tests.services.process import free_port, is_port_open
 from tests.waits import block_until
 
 _REQUEST = re.compile(rb"^(GET|HEAD|PUT|POST|DELETE) (\S+) HTTP/1\.1\r\n")
@@ -58,7 +58,7 @@ class FaultProxy:
             self._serving.discard(task)
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await self._passable()
+        await self._wait_until_passable()
         try:
             if self._connect is None:
                 back_reader, back_writer = await asyncio.open_connection(*self._upstream)
@@ -80,13 +80,13 @@ class FaultProxy:
             if is_request and (match := _REQUEST.match(data)):
                 self.requests[f"{match[1].decode()} {match[2].decode().partition('?')[0]}"] += 1
                 await asyncio.sleep(self.delay_s())
-            await self._passable()
+            await self._wait_until_passable()
             target.write(data)
             await target.drain()
         with contextlib.suppress(OSError):
             target.write_eof()
 
-    async def _passable(self) -> None:
+    async def _wait_until_passable(self) -> None:
         while self.is_cut:
             await asyncio.sleep(0.02)
 
@@ -102,7 +102,7 @@ def fault_proxy(
     proxy = FaultProxy(host, port, local_address, connect)
     thread = threading.Thread(target=lambda: asyncio.run(proxy.run()), daemon=True)
     thread.start()
-    block_until(lambda: port_answers(proxy.port, local_address))
+    block_until(lambda: is_port_open(proxy.port, local_address))
     try:
         yield proxy
     finally:

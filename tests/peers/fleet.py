@@ -40,14 +40,14 @@ class Fleet:
     s3: S3
     database: str
 
-    def clients(self, timeout_s: float = 60) -> list[Client]:
+    def build_clients(self, timeout_s: float = 60) -> list[Client]:
         return [Client(replica.base_url, timeout_s) for replica in self.replicas]
 
     def write(self, appends: int, name: str = TABLE) -> None:
         """Create the table if it does not exist, and append to it `appends` times, with a manifest each."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PyIceberg leaves sockets to the garbage collector.
-            with RestCatalog("sea", uri=self.replicas[0].base_url, **self.s3.client_properties()) as catalog:
+            with RestCatalog("sea", uri=self.replicas[0].base_url, **self.s3.build_client_properties()) as catalog:
                 catalog.create_namespace_if_not_exists(NAMESPACE)
                 table = catalog.create_table_if_not_exists(f"{NAMESPACE}.{name}", ROWS.schema)
                 for _ in range(appends):
@@ -64,14 +64,14 @@ class Fleet:
         running_count = sum(replica.running() for replica in self.replicas)
         block_until(
             lambda: all(
-                metric(replica, "seamark_peer_replicas") == running_count
+                read_metric(replica, "seamark_peer_replicas") == running_count
                 for replica in self.replicas
                 if replica.running()
             )
         )
 
 
-def metric(replica: Seamark, name: str, **labels: str) -> float:
+def read_metric(replica: Seamark, name: str, **labels: str) -> float:
     """Return a metric, or 0 if it has no matching sample."""
     expected = name + ("{" + ",".join(f'{key}="{value}"' for key, value in labels.items()) + "}" if labels else "")
     with urllib.request.urlopen(f"{replica.base_url}/metrics", timeout=30) as answer:
@@ -82,11 +82,11 @@ def metric(replica: Seamark, name: str, **labels: str) -> float:
     return 0.0
 
 
-def peer_reads(replica: Seamark, source: str) -> float:
-    return metric(replica, "seamark_peer_reads_total", source=source)
+def count_peer_reads(replica: Seamark, source: str) -> float:
+    return read_metric(replica, "seamark_peer_reads_total", source=source)
 
 
-def plan(client: Client, headers: Mapping[str, str] | None = None) -> tuple[int, list[str]]:
+def request_plan(client: Client, headers: Mapping[str, str] | None = None) -> tuple[int, list[str]]:
     """Return the status, and the data files of a plan of the whole table."""
     status, body = client.call("POST", PLAN, {}, dict(headers or {}))
     tasks = body.get("file-scan-tasks", []) if status == 200 else []
@@ -124,7 +124,7 @@ def open_fleet(
             port, place = free_port(), None if network is None else network.hosts[number]
             address = "127.0.0.1" if place is None else place.address
             settings: dict[str, Any] = {
-                **s3.seamark_env(),
+                **s3.build_seamark_env(),
                 "SEAMARK_S3_ENDPOINT": storage.url,
                 "SEAMARK_PEER_ADDRESS": f"{address}:{port}",
                 "SEAMARK_PEER_LEASE_S": "3",
@@ -155,7 +155,7 @@ def open_fleet(
         yield fleet
 
 
-def replicas_of(replica: Seamark) -> list[dict[str, Any]]:
+def list_replicas(replica: Seamark) -> list[dict[str, Any]]:
     with urllib.request.urlopen(f"{replica.base_url}/api/v1/replicas", timeout=30) as answer:
         replicas: list[dict[str, Any]] = json.loads(answer.read())["replicas"]
     return replicas

@@ -92,14 +92,14 @@ class Network:
 
 @contextmanager
 def _run_around(begin: str, end: str) -> Iterator[None]:
-    _run(begin)
+    _run_command(begin)
     try:
         yield
     finally:
-        _run(end)
+        _run_command(end)
 
 
-def _run(command: str) -> None:
+def _run_command(command: str) -> None:
     completed = subprocess.run(command.split(), capture_output=True, text=True)
     assert completed.returncode == 0, f"{command}: {completed.stderr.strip()}"
 
@@ -119,17 +119,17 @@ def network(count: int) -> Iterator[Network]:
     with ExitStack() as stack:
         try:
             stack.enter_context(_run_around(f"ip link add smb{mark} type bridge", f"ip link del smb{mark}"))
-            _run(f"ip addr add {subnet}.1/24 dev smb{mark}")
-            _run(f"ip link set smb{mark} up")
+            _run_command(f"ip addr add {subnet}.1/24 dev smb{mark}")
+            _run_command(f"ip link set smb{mark} up")
             hosts = [Host(f"sm{mark}n{n}", f"{subnet}.{n + 2}", f"sm{mark}v{n}") for n in range(count)]
             for host in hosts:
                 inside = f"ip -n {host.name}"
                 stack.enter_context(_run_around(f"ip netns add {host.name}", f"ip netns del {host.name}"))
-                _run(f"ip link add {host.cable} type veth peer name eth0 netns {host.name}")
-                _run(f"ip link set {host.cable} master smb{mark} up")
-                _run(f"{inside} addr add {host.address}/24 dev eth0")
-                _run(f"{inside} link set eth0 up")
-                _run(f"{inside} link set lo up")
+                _run_command(f"ip link add {host.cable} type veth peer name eth0 netns {host.name}")
+                _run_command(f"ip link set {host.cable} master smb{mark} up")
+                _run_command(f"{inside} addr add {host.address}/24 dev eth0")
+                _run_command(f"{inside} link set eth0 up")
+                _run_command(f"{inside} link set lo up")
             network = Network(f"{subnet}.1", hosts)
             with network.divide():
                 pass

@@ -25,7 +25,7 @@ from seamark.metaserver.runtime.staleness import Staleness, allow_staleness
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from tests.faults.rigs.http import Client
-from tests.peers.fleet import NAMESPACE, TABLE, Fleet, open_fleet, plan
+from tests.peers.fleet import NAMESPACE, TABLE, Fleet, open_fleet, request_plan
 from tests.server.rig import OffsetClock, build_settings
 from tests.services.postgres import Postgres, postgres_server
 from tests.services.s3 import S3
@@ -73,9 +73,9 @@ def load(client: Client, headers: dict[str, str] | None = None) -> tuple[int, An
 def test_known_tables_and_plans_are_served_with_their_age_while_postgresql_hangs_and_writes_are_rejected(
     fleet: Fleet, own_postgres: Postgres
 ) -> None:
-    (client,) = fleet.clients(timeout_s=120)
+    (client,) = fleet.build_clients(timeout_s=120)
     fresh_answer = load(client)
-    files = plan(client)[1]
+    files = request_plan(client)[1]
     assert fresh_answer[0] == 200
     assert len(files) == 2
     status, body = load(client, STALE_ALLOWED)
@@ -86,7 +86,7 @@ def test_known_tables_and_plans_are_served_with_their_age_while_postgresql_hangs
             status, body = load(client, STALE_ALLOWED)
             assert (status, body["metadata-location"]) == (200, fresh_answer[1]["metadata-location"])
             assert 1 <= int(client.headers["Age"]) <= LIMIT_S
-            status, stale_plan = plan(client, STALE_ALLOWED)
+            status, stale_plan = request_plan(client, STALE_ALLOWED)
             assert (status, stale_plan) == (200, files)
             assert int(client.headers["Age"]) >= 1
     block_until(lambda: load(client)[0] == 200)
@@ -96,7 +96,7 @@ def test_known_tables_and_plans_are_served_with_their_age_while_postgresql_hangs
 def test_requests_without_the_directive_and_writes_get_503_and_retry_after_while_postgresql_is_down(
     fleet: Fleet, own_postgres: Postgres
 ) -> None:
-    (client,) = fleet.clients(timeout_s=120)
+    (client,) = fleet.build_clients(timeout_s=120)
     assert load(client)[0] == 200
     location = load(client)[1]["metadata-location"]
     own_postgres.process.stop(first=signal.SIGINT)
@@ -123,12 +123,12 @@ def test_requests_without_the_directive_and_writes_get_503_and_retry_after_while
             assert status == 503, body
             assert int(client.headers["Retry-After"]) >= 1
     finally:
-        own_postgres.process.start(lambda: _answers(own_postgres), timeout_s=60)
+        own_postgres.process.start(lambda: _is_answering(own_postgres), timeout_s=60)
     block_until(lambda: load(client)[0] == 200)
     assert load(client)[1]["metadata-location"] == location
 
 
-def _answers(postgres: Postgres) -> bool:
+def _is_answering(postgres: Postgres) -> bool:
     try:
         return postgres.sql("SELECT 1") == "1"
     except Exception:  # noqa: BLE001  it is starting
@@ -136,12 +136,12 @@ def _answers(postgres: Postgres) -> bool:
 
 
 def test_known_plan_is_served_while_the_storage_is_down(fleet: Fleet) -> None:
-    (client,) = fleet.clients(timeout_s=120)
+    (client,) = fleet.build_clients(timeout_s=120)
     assert load(client)[0] == 200
-    files = plan(client)[1]
+    files = request_plan(client)[1]
     fleet.storage.is_cut = True
     try:
-        assert plan(client) == (200, files)
+        assert request_plan(client) == (200, files)
         assert load(client, STALE_ALLOWED)[0] == 200
         with urllib.request.urlopen(f"{fleet.replicas[0].base_url}/healthz", timeout=30) as answer:
             assert answer.status == 200
@@ -183,4 +183,4 @@ async def test_rights_are_cached_no_longer_than_allowed_and_a_revoked_or_expired
                 with allow_staleness(staleness), pytest.raises(RetryLater):
                     await authenticator.authenticate(headers["ann"], None)
         finally:
-            await asyncio.to_thread(own_postgres.process.start, lambda: _answers(own_postgres), timeout_s=60)
+            await asyncio.to_thread(own_postgres.process.start, lambda: _is_answering(own_postgres), timeout_s=60)

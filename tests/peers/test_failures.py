@@ -47,7 +47,7 @@ def lasting_breakers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def peer(handler: object) -> AsyncIterator[str]:
+async def serve_peer(handler: object) -> AsyncIterator[str]:
     """Yield the address of a peer that answers as `handler` says."""
     app = web.Application()
     app.router.add_get("/{any:.*}", handler)  # type: ignore[arg-type]
@@ -92,7 +92,7 @@ async def test_hanging_replica_costs_a_short_wait_and_is_then_avoided(tmp_path: 
         await asyncio.sleep(60)
         return web.Response()
 
-    async with peer(hang) as address, open_node(tmp_path, "a") as a:
+    async with serve_peer(hang) as address, open_node(tmp_path, "a") as a:
         add_peers(a, build_replica(address))
         files = select_owned(a, address, await create([a], 40, 100))
         for location, content in files.items():
@@ -111,7 +111,7 @@ async def test_storage_overtakes_a_replica_that_begins_an_answer_and_never_ends_
         await asyncio.sleep(60)
         return response
 
-    async with peer(begin) as address, open_node(tmp_path, "a") as a:
+    async with serve_peer(begin) as address, open_node(tmp_path, "a") as a:
         add_peers(a, build_replica(address))
         a.peers.objects._began = Percentile(30.0, min_s=30.0, max_s=30.0)
         files = select_owned(a, address, await create([a], 10, 100))
@@ -155,7 +155,7 @@ async def test_answer_changed_in_transit_is_never_used(tmp_path: Path) -> None:
                 data[offset] ^= 1 << offset % 8
             return web.Response(body=bytes(data), headers={SOURCE_HEADER: "cache"})
 
-        async with peer(relay) as address:
+        async with serve_peer(relay) as address:
             # `b` has the relay's address as its own, as behind a forwarded port.
             b.peers._server._address = address
             add_peers(a, build_replica(address))
@@ -185,7 +185,7 @@ async def test_peer_that_does_not_speak_the_protocol_is_ignored(tmp_path: Path, 
         assert request.path == FILE_PATH
         return web.Response(status=status, body=b"x" * 200, headers={"Location": "http://127.0.0.1:9/"})
 
-    async with peer(answer) as address, open_node(tmp_path, "a") as a:
+    async with serve_peer(answer) as address, open_node(tmp_path, "a") as a:
         add_peers(a, build_replica(address))
         for location, content in select_owned(a, address, await create([a], 8, 100)).items():
             assert await a.read(location) == content

@@ -17,7 +17,7 @@ from tests.peers.rig import Node, open_node, wait_for_all_nodes
 from tests.seeds import first_seed
 
 
-def name_of(rng: random.Random, number: int) -> str:
+def create_name(rng: random.Random, number: int) -> str:
     return f"{number}-{UUID(int=rng.getrandbits(128), version=4)}.avro"
 
 
@@ -40,7 +40,7 @@ def set_long_timeouts(node: Node) -> None:
 async def create(nodes: list[Node], count: int, size: int, seed: int = 1) -> dict[str, bytes]:
     rng = random.Random(seed)
     warehouse = nodes[0].settings.warehouse
-    files = {f"{warehouse}/t/metadata/{name_of(rng, number)}": rng.randbytes(size) for number in range(count)}
+    files = {f"{warehouse}/t/metadata/{create_name(rng, number)}": rng.randbytes(size) for number in range(count)}
     for location, content in files.items():
         await nodes[0].stored.create(location, content)
     return files
@@ -93,14 +93,14 @@ async def test_limits_and_missing_files_are_reported_as_by_the_storage(nodes: li
             assert len(await node.read(location, 1000)) == 1000
             with pytest.raises(TooLarge):
                 await node.read(location, 999)
-        missing_location = location.rpartition("/")[0] + "/" + name_of(rng, 0)
+        missing_location = location.rpartition("/")[0] + "/" + create_name(rng, 0)
         for node in nodes:
             with pytest.raises(ObjectMissing):
                 await node.read(missing_location)
 
 
 async def test_files_outside_the_warehouse_are_rejected_before_any_cache(nodes: list[Node]) -> None:
-    outside_location = f"file:///etc/{name_of(random.Random(1), 0)}"
+    outside_location = f"file:///etc/{create_name(random.Random(1), 0)}"
     for node in nodes:
         with pytest.raises(BadRequest):
             await node.read(outside_location)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.rigs.http import Client, OutcomeUnknown
-from tests.peers.fleet import PLAN, Fleet, open_fleet, peer_reads, plan, replicas_of
+from tests.peers.fleet import PLAN, Fleet, count_peer_reads, list_replicas, open_fleet, request_plan
 from tests.services.command import run_seamark
 from tests.services.postgres import Postgres
 from tests.services.process import is_http_ok
@@ -34,28 +34,34 @@ def fleet(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres, s3: S3) 
 
 def test_files_are_read_once_for_all_replicas_and_commits_are_visible_at_once(fleet: Fleet) -> None:
     fleet.write(APPENDS)
-    clients = fleet.clients()
-    answers = [plan(client) for client in clients]
+    clients = fleet.build_clients()
+    answers = [request_plan(client) for client in clients]
     assert [status for status, _ in answers] == [200, 200]
     assert answers[0] == answers[1]
     assert len(answers[0][1]) == APPENDS
     fleet.write(1)
-    assert [len(plan(client)[1]) for client in reversed(clients)] == [APPENDS + 1] * 2
+    assert [len(request_plan(client)[1]) for client in reversed(clients)] == [APPENDS + 1] * 2
 
     manifests = {path: count for path, count in fleet.reads().items() if path.endswith("-m0.avro")}
     assert len(manifests) == APPENDS + 1
     repeated_reads = sum(manifests.values()) - (APPENDS + 1)
     # A replica on a busy machine may look slow. Counts are published every second.
-    block_until(lambda: repeated_reads <= sum(peer_reads(replica, "hedged") for replica in fleet.replicas))
+    block_until(lambda: repeated_reads <= sum(count_peer_reads(replica, "hedged") for replica in fleet.replicas))
     assert repeated_reads < APPENDS
     block_until(
-        lambda: sum(peer_reads(replica, "hits") + peer_reads(replica, "fetched") for replica in fleet.replicas) > 0
+        lambda: (
+            sum(count_peer_reads(replica, "hits") + count_peer_reads(replica, "fetched") for replica in fleet.replicas)
+            > 0
+        )
     )
-    assert sum(peer_reads(replica, "damaged") + peer_reads(replica, "failed") for replica in fleet.replicas) == 0
+    assert (
+        sum(count_peer_reads(replica, "damaged") + count_peer_reads(replica, "failed") for replica in fleet.replicas)
+        == 0
+    )
 
 
 def test_listing_has_all_live_replicas(fleet: Fleet) -> None:
-    replicas = replicas_of(fleet.replicas[1])
+    replicas = list_replicas(fleet.replicas[1])
     assert [replica["address"] for replica in replicas] == sorted(link.address for link in fleet.links)
     assert all(0 < replica["expires-in-ms"] <= 3000 and replica["weight"] == 1 for replica in replicas)
     seamark = run_seamark("replicas", "--url", fleet.replicas[0].base_url)

@@ -34,7 +34,7 @@ from seamark.metaserver.peers.protocol import (
 from seamark.metaserver.peers.used_tickets import UsedTickets
 from tests.access.keyrings import make_fixed_keyring
 from tests.peers.rig import Node, open_node, wait_for_all_nodes
-from tests.peers.test_files import create, name_of, set_long_timeouts
+from tests.peers.test_files import create, create_name, set_long_timeouts
 from tests.services.authority import Authority
 
 ADDRESS = "10.0.0.1:8183"
@@ -152,7 +152,7 @@ def _flip_byte(raw: bytes, offset: int) -> bytes:
 
 async def test_replica_reads_no_file_outside_the_catalog_even_for_a_replica(rig: ProtocolRig, tmp_path: Path) -> None:
     rng = random.Random(3)
-    secret = tmp_path / name_of(rng, 1)
+    secret = tmp_path / create_name(rng, 1)
     secret.write_bytes(b"secret")
     warehouse = rig.node.settings.warehouse
     for location in (
@@ -160,8 +160,8 @@ async def test_replica_reads_no_file_outside_the_catalog_even_for_a_replica(rig:
         f"{warehouse}/../{secret.name}",
         f"{warehouse}/t/../../{secret.name}",
         f"{warehouse}/t/metadata/v1.metadata.json",
-        f"s3://other/{name_of(rng, 2)}",
-        f"http://127.0.0.1/{name_of(rng, 3)}",
+        f"s3://other/{create_name(rng, 2)}",
+        f"http://127.0.0.1/{create_name(rng, 3)}",
         warehouse,
         "",
     ):

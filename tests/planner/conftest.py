@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.services.java_planner import JavaPlanner, java_planner
+from tests.services.java_planner import JavaPlanner, run_java_planner
 
 
 @pytest.fixture(scope="session")
 def java(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JavaPlanner]:
-    with java_planner(tmp_path_factory.mktemp("java-planner") / "java.log") as planner:
+    with run_java_planner(tmp_path_factory.mktemp("java-planner") / "java.log") as planner:
         yield planner

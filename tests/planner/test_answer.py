@@ -56,7 +56,7 @@ STYLE = Style(shuffled=False, sparse=False, codec="deflate", old_names=False, su
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def schema(kinds: dict[int, str] = KINDS) -> dict[str, Any]:
+def build_schema(kinds: dict[int, str] = KINDS) -> dict[str, Any]:
     fields = [{"id": key, "name": f"c{key}", "required": False, "type": kind} for key, kind in kinds.items()]
     return {"type": "struct", "schema-id": 0, "fields": fields}
 
@@ -69,7 +69,7 @@ def build_metadata(*specs: tuple[PartitionField, ...], kinds: dict[int, str] = K
         "last-sequence-number": 1,
         "last-updated-ms": 1_700_000_000_000,
         "last-column-id": 99,
-        "schemas": [schema(kinds)],
+        "schemas": [build_schema(kinds)],
         "current-schema-id": 0,
         "partition-specs": [
             {"spec-id": number, "fields": [field.json() for field in spec]} for number, spec in enumerate(specs)
@@ -82,7 +82,7 @@ def build_metadata(*specs: tuple[PartitionField, ...], kinds: dict[int, str] = K
     return decode_table(json.dumps(document).encode(), "file:///t/metadata.json")
 
 
-def block(
+def build_block(
     files: list[Any],
     spec_id: int = 0,
     fields: tuple[PartitionField, ...] = (),
@@ -99,7 +99,7 @@ def block(
         spec_id=spec_id,
         fields=fields,
         kinds=kinds,
-        schema=schema(kinds),
+        schema=build_schema(kinds),
     )
     path = f"file:///t/metadata/{spec_id}-{content}.avro"
     manifest_file = ManifestFile(
@@ -108,7 +108,7 @@ def block(
     return manifest_file, Block(b"".join(encode_block(decode_manifest(data, path))))
 
 
-def scan(
+def build_scan(
     table: TableMetadata,
     data: list[tuple[ManifestFile, Block]],
     deletes: list[tuple[ManifestFile, Block]] | None = None,
@@ -138,12 +138,12 @@ def parse_answer(plan: ScanPlan, **options: Any) -> dict[str, Any]:
     answer = ScanTaskWriter(plan, **options)
     tasks = b"".join(answer.tasks(plan.entry_ids))
     return {
-        "file-scan-tasks": json.loads(b"[" + tasks + b"]", parse_float=_number),
+        "file-scan-tasks": json.loads(b"[" + tasks + b"]", parse_float=_parse_number),
         "delete-files": json.loads(b"[" + b"".join(answer.delete_files()) + b"]"),
     }
 
 
-def _number(text: str) -> float:
+def _parse_number(text: str) -> float:
     return float(text)
 
 
@@ -154,7 +154,7 @@ def build_data_file(path: str = "file:///t/data/a.parquet", partition: tuple[Any
 
 def test_file_in_an_answer_has_the_values_of_its_manifest_entry() -> None:
     file = build_data_file(split_offsets=[4, 1_000_000])
-    (task,) = parse_answer(scan(build_metadata(()), [block([file])]))["file-scan-tasks"]
+    (task,) = parse_answer(build_scan(build_metadata(()), [build_block([file])]))["file-scan-tasks"]
     assert task == {
         "data-file": {
             "spec-id": 0,
@@ -179,9 +179,9 @@ def test_answer_has_row_ids_and_sequence_numbers_as_files_inherit_them() -> None
         build_data_file("c", record_count=10),
         build_data_file("d", sequence=3),
     ]
-    listing, files = block(results, version=3)
+    listing, files = build_block(results, version=3)
     for first_row_id, expected in ((100, [100, 5, 107, 117]), (None, [None] * 4)):
-        plan = scan(
+        plan = build_scan(
             build_metadata(()),
             [(msgspec.structs.replace(listing, first_row_id=first_row_id, sequence_number=9), files)],
         )
@@ -193,9 +193,9 @@ def test_answer_has_row_ids_and_sequence_numbers_as_files_inherit_them() -> None
 
 
 def test_answer_omits_residuals_for_clients_that_need_none() -> None:
-    plan = scan(
+    plan = build_scan(
         build_metadata(()),
-        [block([build_data_file("a"), build_data_file("b")])],
+        [build_block([build_data_file("a"), build_data_file("b")])],
         where={"type": "eq", "term": "c1", "value": 4},
     )
     assert all(
@@ -213,9 +213,9 @@ def test_answer_omits_residuals_for_clients_that_need_none() -> None:
 )
 def test_any_file_path_survives_json(name: str) -> None:
     paths = [f"s3://bucket/data/{name}-{number}.parquet" for number in range(3)] + [name, "x" * 3000 + name]
-    file_scan_tasks = parse_answer(scan(build_metadata(()), [block([build_data_file(path) for path in paths])]))[
-        "file-scan-tasks"
-    ]
+    file_scan_tasks = parse_answer(
+        build_scan(build_metadata(()), [build_block([build_data_file(path) for path in paths])])
+    )["file-scan-tasks"]
     assert [task["data-file"]["file-path"] for task in file_scan_tasks] == paths
 
 
@@ -227,8 +227,8 @@ def test_files_of_many_manifests_appear_once_and_in_order() -> None:
         [f"f{number}/{rng.getrandbits(rng.choice([8, 64, 200])):x}" for _ in range(n)]
         for number, n in enumerate(lengths)
     ]
-    blocks = [block([build_data_file(path, record_count=len(path)) for path in part]) for part in paths]
-    plan = scan(build_metadata(()), blocks)
+    blocks = [build_block([build_data_file(path, record_count=len(path)) for path in part]) for part in paths]
+    plan = build_scan(build_metadata(()), blocks)
     paths_by_entry = dict(zip(plan.entry_ids.tolist(), [path for part in paths for path in part], strict=True))
     for rows in (plan.entry_ids, plan.entry_ids[::7], plan.entry_ids[3:-2], plan.entry_ids[:0]):
         tasks = json.loads(b"[" + b"".join(ScanTaskWriter(plan).tasks(rows)) + b"]")
@@ -244,9 +244,9 @@ def test_each_file_has_its_own_lists_on_every_page(longest: int) -> None:
     rng = random.Random(11)
     sizes = [None, 0, 1, longest, *(rng.choice([None, 0, 1, 2, min(longest, 90)]) for _ in range(200))]
     lists = [None if size is None else [rng.randrange(-5, 1 << 40) for _ in range(size)] for size in sizes]
-    plan = scan(
+    plan = build_scan(
         build_metadata(()),
-        [block([build_data_file(f"f{n}", split_offsets=offsets) for n, offsets in enumerate(lists)])],
+        [build_block([build_data_file(f"f{n}", split_offsets=offsets) for n, offsets in enumerate(lists)])],
     )
     for rows in (plan.entry_ids, plan.entry_ids[::3], plan.entry_ids[150:], plan.entry_ids[4:5]):
         tasks = json.loads(b"[" + b"".join(ScanTaskWriter(plan).tasks(rows)) + b"]")
@@ -258,9 +258,10 @@ def test_statistics_belong_to_the_requested_files() -> None:
     """Some files have no statistics; each row is read separately."""
     rng = random.Random(5)
     values = [rng.choice([None, rng.randrange(-(1 << 40), 1 << 40)]) for _ in range(60)]
-    metrics = [{} if value is None else {1: metrics_of("long", value, value + 9)} for value in values]
-    plan = scan(
-        build_metadata(()), [block([build_data_file(f"f{n}", metrics=metric) for n, metric in enumerate(metrics)])]
+    metrics = [{} if value is None else {1: build_metrics_of("long", value, value + 9)} for value in values]
+    plan = build_scan(
+        build_metadata(()),
+        [build_block([build_data_file(f"f{n}", metrics=metric) for n, metric in enumerate(metrics)])],
     )
     rows = plan.entry_ids[3::5]
     tasks = json.loads(b"[" + b"".join(ScanTaskWriter(plan, stats=[1]).tasks(rows)) + b"]")
@@ -279,7 +280,7 @@ def test_statistics_belong_to_the_requested_files() -> None:
             assert actual["value-counts"] == {"keys": [1], "values": [7]}, f"seed 5, row {row}"
 
 
-def in_json(kind: str, value: Any) -> Any:
+def to_json_value(kind: str, value: Any) -> Any:
     """Return the spec's JSON single-value serialisation, for values within Python's own dates."""
     if value is None or kind in ("long", "int", "boolean", "string", "float", "double"):
         return value
@@ -313,10 +314,12 @@ def test_partition_values_have_the_specifications_json_form(column: int) -> None
     values = [*values, None, *values]
     spec = (PartitionField(1000, "p", column, "identity"),)
     parsed_answer = parse_answer(
-        scan(build_metadata(spec), [block([build_data_file(f"f{n}", (v,)) for n, v in enumerate(values)], 0, spec)])
+        build_scan(
+            build_metadata(spec), [build_block([build_data_file(f"f{n}", (v,)) for n, v in enumerate(values)], 0, spec)]
+        )
     )
     partitions = [task["data-file"]["partition"] for task in parsed_answer["file-scan-tasks"]]
-    expected = [[in_json(kind, value)] for value in values]
+    expected = [[to_json_value(kind, value)] for value in values]
     assert [repr(partition) for partition in partitions] == [repr(item) for item in expected], f"seed {column}"
 
 
@@ -328,20 +331,20 @@ def test_transform_values_have_the_types_of_iceberg_java(transform: str) -> None
         style = replace(STYLE, sparse=plain)
         data = build_manifest_bytes(
             [Entry(ADDED, 1, None, None, build_data_file(partition=(value,)))],
-            version=2, content=0, style=style, spec_id=0, fields=spec, kinds=KINDS, schema=schema(),
+            version=2, content=0, style=style, spec_id=0, fields=spec, kinds=KINDS, schema=build_schema(),
         )  # fmt: skip
-        listing, _ = block([build_data_file(partition=(value,))], 0, spec)
-        plan = scan(build_metadata(spec), [(listing, Block(b"".join(encode_block(decode_manifest(data, "m")))))])
-        expected = in_json(infer_result_kind(transform, "timestamp"), value)
+        listing, _ = build_block([build_data_file(partition=(value,))], 0, spec)
+        plan = build_scan(build_metadata(spec), [(listing, Block(b"".join(encode_block(decode_manifest(data, "m")))))])
+        expected = to_json_value(infer_result_kind(transform, "timestamp"), value)
         assert parse_answer(plan)["file-scan-tasks"][0]["data-file"]["partition"] == [expected]
 
 
 def test_infinite_partition_values_are_numbers_that_parsers_read_as_infinite() -> None:
     spec = (PartitionField(1000, "p", 13, "identity"),)
     parsed_answer = parse_answer(
-        scan(
+        build_scan(
             build_metadata(spec),
-            [block([build_data_file("a", (math.inf,)), build_data_file("b", (-math.inf,))], 0, spec)],
+            [build_block([build_data_file("a", (math.inf,)), build_data_file("b", (-math.inf,))], 0, spec)],
         )
     )
     assert [task["data-file"]["partition"] for task in parsed_answer["file-scan-tasks"]] == [[math.inf], [-math.inf]]
@@ -349,14 +352,16 @@ def test_infinite_partition_values_are_numbers_that_parsers_read_as_infinite() -
 
 def test_nan_partition_is_rejected_with_advice() -> None:
     spec = (PartitionField(1000, "p", 13, "identity"),)
-    plan = scan(build_metadata(spec), [block([build_data_file("a", (math.nan,))], 0, spec)])
+    plan = build_scan(build_metadata(spec), [build_block([build_data_file("a", (math.nan,))], 0, spec)])
     with pytest.raises(NotAcceptable, match=r"seamark\.scan-planning-mode"):
         parse_answer(plan)
 
 
 def test_positive_and_negative_zero_are_two_partitions() -> None:
     spec = (PartitionField(1000, "p", 13, "identity"),)
-    plan = scan(build_metadata(spec), [block([build_data_file("a", (0.0,)), build_data_file("b", (-0.0,))], 0, spec)])
+    plan = build_scan(
+        build_metadata(spec), [build_block([build_data_file("a", (0.0,)), build_data_file("b", (-0.0,))], 0, spec)]
+    )
     assert b'"partition":[0.0]' in b"".join(ScanTaskWriter(plan).tasks(plan.entry_ids))
     assert b'"partition":[-0.0]' in b"".join(ScanTaskWriter(plan).tasks(plan.entry_ids))
 
@@ -365,10 +370,10 @@ def test_partition_values_follow_the_order_and_types_of_the_tables_spec() -> Non
     """Java reads them by position, with the types of the current schema."""
     old_kinds = {**KINDS, 1: "int", 12: "float"}
     spec = tuple(PartitionField(1000 + n, f"p{n}", column, "identity") for n, column in enumerate((1, 12, 2)))
-    listing, delete_block = block(
+    listing, delete_block = build_block(
         [build_data_file(partition=("x", 3, 0.5))], 0, (spec[2], spec[0], spec[1]), kinds=old_kinds
     )
-    plan = scan(build_metadata(spec), [(listing, delete_block)])
+    plan = build_scan(build_metadata(spec), [(listing, delete_block)])
     assert parse_answer(plan)["file-scan-tasks"][0]["data-file"]["partition"] == [3, 0.5, "x"]
 
 
@@ -376,14 +381,16 @@ def test_partition_value_of_a_dropped_column_is_null() -> None:
     """Null is the only value that Java reads."""
     spec = (PartitionField(1000, "a", 1, "identity"), PartitionField(1001, "b", 2, "identity"))
     kept_kinds = {key: kind for key, kind in KINDS.items() if key != 1}
-    plan = scan(build_metadata(spec, kinds=kept_kinds), [block([build_data_file(partition=(3, "x"))], 0, spec)])
+    plan = build_scan(
+        build_metadata(spec, kinds=kept_kinds), [build_block([build_data_file(partition=(3, "x"))], 0, spec)]
+    )
     assert parse_answer(plan)["file-scan-tasks"][0]["data-file"]["partition"] == [None, "x"]
 
 
 def test_date_promoted_to_a_timestamp_is_written_as_a_timestamp() -> None:
     spec = (PartitionField(1000, "a", 3, "identity"),)
-    plan = scan(
-        build_metadata(spec, kinds={**KINDS, 3: "timestamp"}), [block([build_data_file(partition=(1,))], 0, spec)]
+    plan = build_scan(
+        build_metadata(spec, kinds={**KINDS, 3: "timestamp"}), [build_block([build_data_file(partition=(1,))], 0, spec)]
     )
     assert parse_answer(plan)["file-scan-tasks"][0]["data-file"]["partition"] == ["1970-01-02T00:00:00"]
 
@@ -393,8 +400,8 @@ def test_plans_of_a_shared_view_use_their_own_metadata() -> None:
     spec = (PartitionField(1000, "a", 3, "identity"),)
     days = build_metadata(spec)
     promoted = build_metadata(spec, kinds={**KINDS, 3: "timestamp"})
-    plan = scan(days, [block([build_data_file(partition=(1,))], 0, spec)])
-    other = scan(promoted, [], view=plan.view)
+    plan = build_scan(days, [build_block([build_data_file(partition=(1,))], 0, spec)])
+    other = build_scan(promoted, [], view=plan.view)
     for _ in range(2):
         for user_agent, dialect, expected in (
             (plan, STANDARD, "1970-01-02"),
@@ -408,7 +415,7 @@ def test_plans_of_a_shared_view_use_their_own_metadata() -> None:
 
 
 def test_error_names_the_manifest_with_an_unknown_spec() -> None:
-    plan = scan(build_metadata(()), [block([build_data_file(spec_id=5)], 5)])
+    plan = build_scan(build_metadata(()), [build_block([build_data_file(spec_id=5)], 5)])
     with pytest.raises(Corrupt, match=r"5-0\.avro"):
         parse_answer(plan)
 
@@ -421,14 +428,14 @@ def test_residual_is_the_filter_without_what_the_partition_decides() -> None:
         "right": {"type": "gt", "term": "c1", "value": 5},
     }
     files = [build_data_file("a", ("x",)), build_data_file("b", ("y",)), build_data_file("c", (None,))]
-    file_scan_tasks = parse_answer(scan(build_metadata(spec), [block(files, 0, spec)], where=filter_json))[
+    file_scan_tasks = parse_answer(build_scan(build_metadata(spec), [build_block(files, 0, spec)], where=filter_json))[
         "file-scan-tasks"
     ]
     left = {"type": "gt", "term": "c1", "value": 5}
     assert [(task["data-file"]["file-path"], task["residual-filter"]) for task in file_scan_tasks] == [("a", left)]
 
 
-def a_delete(path: str, content: int, **fields: Any) -> DeleteFile:
+def build_delete(path: str, content: int, **fields: Any) -> DeleteFile:
     options = {"format": "PARQUET", "spec_id": 0, "partition": (), "record_count": 2, "size": 99, "metrics": {}}
     return DeleteFile(path=path, content=content, sequence=9, **{**options, **fields})
 
@@ -436,11 +443,11 @@ def a_delete(path: str, content: int, **fields: Any) -> DeleteFile:
 def test_delete_files_are_listed_once_and_referenced_by_position() -> None:
     data = [build_data_file(f"f{number}", sequence=3) for number in range(4)] + [build_data_file("newer", sequence=20)]
     deletes = [
-        a_delete("positions", 1),
-        a_delete("of f2", 1, referenced="f2"),
-        a_delete("equality", 2, equality_ids=[1, 2]),
+        build_delete("positions", 1),
+        build_delete("of f2", 1, referenced="f2"),
+        build_delete("equality", 2, equality_ids=[1, 2]),
     ]
-    parsed_answer = parse_answer(scan(build_metadata(()), [block(data)], [block(deletes)]))
+    parsed_answer = parse_answer(build_scan(build_metadata(()), [build_block(data)], [build_block(deletes)]))
     names = [delete_file["file-path"] for delete_file in parsed_answer["delete-files"]]
     assert sorted(names) == ["equality", "of f2", "positions"]
     actual = [
@@ -459,27 +466,29 @@ def test_delete_files_are_listed_once_and_referenced_by_position() -> None:
 
 def test_page_lists_only_the_delete_files_that_it_references() -> None:
     data = [build_data_file("a", sequence=3), build_data_file("b", sequence=3)]
-    deletes = [a_delete("of a", 1, referenced="a"), a_delete("of b", 1, referenced="b")]
-    plan = scan(build_metadata(()), [block(data)], [block(deletes)])
+    deletes = [build_delete("of a", 1, referenced="a"), build_delete("of b", 1, referenced="b")]
+    plan = build_scan(build_metadata(()), [build_block(data)], [build_block(deletes)])
     answer = ScanTaskWriter(plan)
     (task,) = json.loads(b"[" + b"".join(answer.tasks(plan.entry_ids[1:])) + b"]")
     assert task["delete-file-references"] == [0]
     assert [item["file-path"] for item in json.loads(b"[" + b"".join(answer.delete_files()) + b"]")] == ["of b"]
-    answer = ScanTaskWriter(scan(build_metadata(()), [block([build_data_file("c")])]))
+    answer = ScanTaskWriter(build_scan(build_metadata(()), [build_block([build_data_file("c")])]))
     assert list(answer.delete_files()) == []
 
 
 def test_deletion_vectors_have_their_offset_and_size() -> None:
-    vector = a_delete("v.puffin", 1, format="PUFFIN", referenced="a", content_offset=4, content_size=40, record_count=1)
-    data = block([build_data_file("a", sequence=3)], version=3)
-    parsed_answer = parse_answer(scan(build_metadata(()), [data], [block([vector], version=3)]))
+    vector = build_delete(
+        "v.puffin", 1, format="PUFFIN", referenced="a", content_offset=4, content_size=40, record_count=1
+    )
+    data = build_block([build_data_file("a", sequence=3)], version=3)
+    parsed_answer = parse_answer(build_scan(build_metadata(()), [data], [build_block([vector], version=3)]))
     (delete_file,) = parsed_answer["delete-files"]
     assert delete_file["file-format"] == "puffin"
     assert (delete_file["content-offset"], delete_file["content-size-in-bytes"]) == (4, 40)
     assert delete_file["referenced-data-file"] == "a"
 
 
-def metrics_of(kind: str, lower: Any, upper: Any) -> ColumnMetrics:
+def build_metrics_of(kind: str, lower: Any, upper: Any) -> ColumnMetrics:
     return ColumnMetrics(7, 1, 0 if kind in ("float", "double") else None, to_bytes(kind, lower), to_bytes(kind, upper))
 
 
@@ -488,10 +497,10 @@ def test_answer_has_statistics_of_the_requested_columns_only() -> None:
     metrics = {}
     for column, kind in KINDS.items():
         lower, *_, upper = (value for value in draw_pool(rng, kind, 20) if value != -(2**63))
-        metrics[column] = metrics_of(kind, lower, upper)
+        metrics[column] = build_metrics_of(kind, lower, upper)
     bare = build_data_file("bare")
     full = build_data_file("full", metrics=metrics)
-    plan = scan(build_metadata(()), [block([full, bare])])
+    plan = build_scan(build_metadata(()), [build_block([full, bare])])
     assert not set(parse_answer(plan)["file-scan-tasks"][0]["data-file"]) & {"lower-bounds", "value-counts"}
     data_file, empty_task = (task["data-file"] for task in parse_answer(plan, stats=[13, 1, 2])["file-scan-tasks"])
     assert data_file["value-counts"] == {"keys": [1, 2, 13], "values": [7, 7, 7]}
@@ -512,12 +521,12 @@ def test_pyiceberg_reads_partitions_as_from_a_manifest_or_they_are_rejected() ->
     columns = (3, 4, 6, 2, 1)
     spec = tuple(PartitionField(1000 + n, f"p{n}", column, "identity") for n, column in enumerate(columns))
     files = [build_data_file("a", (19_000, 5, 6, "x", 1)), build_data_file("b", (19_000, None, 6, "x", 1))]
-    plan = scan(build_metadata(spec), [block(files, 0, spec)])
+    plan = build_scan(build_metadata(spec), [build_block(files, 0, spec)])
     tasks = parse_answer(plan, dialect=PYICEBERG)["file-scan-tasks"]
     assert tasks[0]["data-file"]["partition"] == [19_000, 5, 6, "x", 1]
     assert "partition" not in tasks[1]["data-file"]
     binary = (PartitionField(1000, "p", 10, "identity"),)
-    plan = scan(build_metadata(binary), [block([build_data_file("a", (b"x",))], 0, binary)])
+    plan = build_scan(build_metadata(binary), [build_block([build_data_file("a", (b"x",))], 0, binary)])
     assert "partition" not in parse_answer(plan, dialect=PYICEBERG)["file-scan-tasks"][0]["data-file"]
 
 
@@ -534,7 +543,7 @@ def test_pyiceberg_parses_every_answer() -> None:
         "left": {"type": "starts-with", "term": "c2", "value": "a"},
         "right": {"type": "is-null", "term": "c1"},
     }
-    plan = scan(build_metadata(spec), [block(files, 0, spec)], where=filter_json)
+    plan = build_scan(build_metadata(spec), [build_block(files, 0, spec)], where=filter_json)
     answer = parse_answer(plan, stats=[1, 2], dialect=PYICEBERG)
     parsed = ScanTasks.model_validate_json(json.dumps(answer))
     paths = [file.path for file, row in zip(files, plan.entry_ids.tolist(), strict=True) if plan.residual(row) != FALSE]
@@ -551,24 +560,24 @@ def test_only_pyiceberg_receives_the_pyiceberg_form() -> None:
 def test_residual_uses_the_partition_fields_in_the_manifests_order() -> None:
     """A manifest from before the promotion of a date has days; they decide nothing."""
 
-    def plan(
+    def build_plan(
         table: TableMetadata, partition: tuple[Any, ...], *fields: PartitionField, kinds: Any, where: Any
     ) -> ScanPlan:
         file = DataFile("f", 0, "PARQUET", 0, partition, 1, 1, {})
-        return scan(table, [block([file], 0, fields, kinds=kinds)], where=where)
+        return build_scan(table, [build_block([file], 0, fields, kinds=kinds)], where=where)
 
     first, second = PartitionField(1000, "a", 1, "identity"), PartitionField(1001, "b", 2, "identity")
     kinds = {1: "int", 2: "int"}
     table = build_metadata((first, second), kinds=kinds)
     filter_json = {"type": "gt", "term": "c1", "value": 5}
-    turned = plan(table, (9, 1), second, first, kinds=kinds, where=filter_json)
+    turned = build_plan(table, (9, 1), second, first, kinds=kinds, where=filter_json)
     row = int(turned.entry_ids[0])
     assert turned.view.locate(row)[0].partition_fields == ((1001, "int"), (1000, "int"))
     assert expression_json(turned.residual(row)) is False
-    lacking = plan(table, (9,), second, kinds=kinds, where=filter_json)
+    lacking = build_plan(table, (9,), second, kinds=kinds, where=filter_json)
     assert expression_json(lacking.residual(int(lacking.entry_ids[0]))) == filter_json
 
     promoted = build_metadata((first,), kinds={1: "timestamp"})
     filter_json = {"type": "lt", "term": "c1", "value": "1970-01-02T00:00:00"}
-    days = plan(promoted, (20_000,), first, kinds={1: "date"}, where=filter_json)
+    days = build_plan(promoted, (20_000,), first, kinds={1: "date"}, where=filter_json)
     assert days.residual(int(days.entry_ids[0])) == days.bound

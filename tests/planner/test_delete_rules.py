@@ -25,11 +25,11 @@ from tests.planner.lakes.delete_tables import (
     A,
     B,
     F,
-    block_of,
     build_manifest_file,
+    build_schema,
     build_specs,
-    rows_of,
-    schema_json,
+    encode_as_block,
+    read_positions,
 )
 from tests.planner.lakes.kinds import DAY_US, to_bytes
 from tests.planner.lakes.lake import DATA, EQUALITY_DELETES, PATH_ID, POSITION_DELETES, DataFile, DeleteFile
@@ -38,7 +38,7 @@ from tests.planner.lakes.metrics import ColumnMetrics
 from tests.planner.test_deletes import UNITS_PER_DAY, ListedManifest, Situation
 
 KINDS = {A: "long", B: "uuid", NESTED: "int", LATE: "string", F: "double"}
-SCHEMA = schema_json(0, KINDS, set(), late=True)
+SCHEMA = build_schema(0, KINDS, set(), late=True)
 PLAIN_STYLE = Style(shuffled=False, sparse=False, codec="null", old_names=False, summaries=False, seed=0)
 
 
@@ -73,13 +73,13 @@ def delete_file(content: int, *, spec_id: int = 0, partition: tuple[Any, ...] = 
     return DeleteFile(**make_common_fields("x", content, spec_id, partition) | fields)
 
 
-def vector(referenced: str | None = "d", **fields: Any) -> DeleteFile:
+def build_vector(referenced: str | None = "d", **fields: Any) -> DeleteFile:
     return delete_file(
         POSITION_DELETES, referenced=referenced, format="PUFFIN", content_offset=4, content_size=9, **fields
     )
 
 
-def block(
+def build_block(
     entries: list[Entry], *, schema: dict[str, Any] = SCHEMA, version: int = 3, kinds: dict[int, str] = KINDS
 ) -> Block:
     content, spec_id = int(entries[0].file.content != DATA), entries[0].file.spec_id
@@ -93,7 +93,7 @@ def block(
         kinds=kinds,
         schema=schema,
     )
-    return block_of("manifest.avro", data)
+    return encode_as_block("manifest.avro", data)
 
 
 def find_applying_deletes(
@@ -101,16 +101,19 @@ def find_applying_deletes(
 ) -> list[tuple[int, ...]]:
     """Return the delete files that apply to each data file, in manifests with the sequence number `sequence`."""
 
-    def files(manifests: list[list[Entry]]) -> list[ManifestFile]:
+    def list_manifest_files(manifests: list[list[Entry]]) -> list[ManifestFile]:
         return [
             build_manifest_file(int(some[0].file.content != DATA), some[0].file.spec_id, sequence) for some in manifests
         ]
 
     view = TableView(
-        files([data]), [block(data)], files(list(deletes)), [block(delete, schema=schema) for delete in deletes]
+        list_manifest_files([data]),
+        [build_block(data)],
+        list_manifest_files(list(deletes)),
+        [build_block(delete, schema=schema) for delete in deletes],
     )
     index = DeleteIndex(view, build_specs(), [msgspec.convert(schema, type=Schema)])
-    return index.deletes_for(rows_of(view))
+    return index.deletes_for(read_positions(view))
 
 
 def test_position_deletes_apply_to_files_of_their_commit_and_equality_deletes_to_older_files() -> None:
@@ -130,9 +133,9 @@ def test_added_files_inherit_sequence_numbers_which_are_0_in_version_1() -> None
     old_entries = [build_entry(build_data_file("v1"), None)]
     view = TableView(
         [build_manifest_file(0, 0, 0)],
-        [block(old_entries, version=1)],
+        [build_block(old_entries, version=1)],
         [build_manifest_file(1, 0, 1)],
-        [block(deletes)],
+        [build_block(deletes)],
     )
     assert DeleteIndex(view, build_specs(), []).deletes_for_file(0) == (0,)
 
@@ -152,24 +155,25 @@ def test_deletion_vector_replaces_position_deletes_but_not_equality_deletes() ->
         build_entry(delete_file(EQUALITY_DELETES, equality_ids=[A]), 5),
     ]
     data = [build_entry(build_data_file("d"), 1), build_entry(build_data_file("e"), 1)]
-    assert find_applying_deletes(data, other_files, [build_entry(vector(), 5)]) == [(2, 3), (0, 2)]
+    assert find_applying_deletes(data, other_files, [build_entry(build_vector(), 5)]) == [(2, 3), (0, 2)]
 
 
 def test_deletion_vector_older_than_its_data_file_is_ignored() -> None:
     assert find_applying_deletes(
-        [build_entry(build_data_file(), 3)], [build_entry(vector(), 2), build_entry(delete_file(POSITION_DELETES), 4)]
+        [build_entry(build_data_file(), 3)],
+        [build_entry(build_vector(), 2), build_entry(delete_file(POSITION_DELETES), 4)],
     ) == [(1,)]
 
 
 def test_all_deletion_vectors_of_a_data_file_are_kept() -> None:
     assert find_applying_deletes(
-        [build_entry(build_data_file(), 3)], [build_entry(vector(), 4), build_entry(vector(), 5)]
+        [build_entry(build_data_file(), 3)], [build_entry(build_vector(), 4), build_entry(build_vector(), 5)]
     ) == [(0, 1)]
 
 
 def test_deletion_vector_without_a_data_file_is_corrupt() -> None:
     with pytest.raises(Corrupt, match=r"manifest\.avro: a deletion vector in x has no referenced_data_file"):
-        find_applying_deletes([build_entry(build_data_file(), 3)], [build_entry(vector(None), 4)])
+        find_applying_deletes([build_entry(build_data_file(), 3)], [build_entry(build_vector(None), 4)])
 
 
 def test_data_file_in_a_delete_manifest_is_corrupt() -> None:
@@ -246,15 +250,15 @@ def build_metrics(
 def test_equality_delete_is_dropped_only_when_statistics_exclude_it(
     key: int, kind: str, excluded: tuple[Any, ...], held_values: tuple[Any, ...], is_kept: bool
 ) -> None:
-    def metrics(lower: Any, upper: Any, nulls: int | None = 0) -> dict[int, ColumnMetrics]:
+    def build_metrics_of(lower: Any, upper: Any, nulls: int | None = 0) -> dict[int, ColumnMetrics]:
         def write_value(value: Any) -> bytes | None:
             value = value.ljust(16, b"\0") if kind == "uuid" else value
             return None if value is None else to_bytes(kind, value)
 
         return {key: build_metrics(write_value(lower), write_value(upper), nulls)}
 
-    delete = delete_file(EQUALITY_DELETES, equality_ids=[key], metrics=metrics(*excluded))
-    data = build_data_file(metrics=metrics(*held_values))
+    delete = delete_file(EQUALITY_DELETES, equality_ids=[key], metrics=build_metrics_of(*excluded))
+    data = build_data_file(metrics=build_metrics_of(*held_values))
     assert find_applying_deletes([build_entry(data, 1)], [build_entry(delete, 2)]) == [(0,) if is_kept else ()]
 
 
@@ -266,7 +270,7 @@ def test_many_equality_deletes_apply_as_each_does_alone(pairs_max: int, monkeypa
     judge = Situation.__new__(Situation)
     judge.__dict__.update(blank)
 
-    def metrics(ids: list[int]) -> dict[int, ColumnMetrics]:
+    def build_metrics_of(ids: list[int]) -> dict[int, ColumnMetrics]:
         document = {}
         for key in ids:
             low = rng.randrange(200)
@@ -278,18 +282,20 @@ def test_many_equality_deletes_apply_as_each_does_alone(pairs_max: int, monkeypa
             document[key] = build_metrics(*bounds, nulls)
         return document
 
-    def partition() -> dict[str, Any]:
+    def draw_partition() -> dict[str, Any]:
         return {"spec_id": 1, "partition": (rng.choice([1, 2, 2, 2, None]),)}
 
     data = [
-        build_entry(build_data_file(f"d{at}", metrics=metrics([A, LATE]), **partition()), rng.randrange(9))
+        build_entry(
+            build_data_file(f"d{at}", metrics=build_metrics_of([A, LATE]), **draw_partition()), rng.randrange(9)
+        )
         for at in range(80)
     ]
     deletes = []
-    for position_count, where in ((250, partition), (150, dict)):
+    for position_count, where in ((250, draw_partition), (150, dict)):
         files = [(rng.choice([[A], [A], [LATE, A]]), where()) for _ in range(position_count)]
         delete_files = [
-            delete_file(EQUALITY_DELETES, equality_ids=ids, metrics=metrics(ids), **at) for ids, at in files
+            delete_file(EQUALITY_DELETES, equality_ids=ids, metrics=build_metrics_of(ids), **at) for ids, at in files
         ]
         deletes.append([build_entry(file, rng.randrange(12)) for file in delete_files])
     applying_deletes = find_applying_deletes(data, *deletes)
@@ -299,7 +305,7 @@ def test_many_equality_deletes_apply_as_each_does_alone(pairs_max: int, monkeypa
         tuple(
             at
             for at, delete in enumerate(listed_deletes)
-            if judge.in_scope(delete, (listing, item)) and not judge.java_drops(delete, (listing, item))
+            if judge.is_in_scope(delete, (listing, item)) and not judge.is_dropped_by_java(delete, (listing, item))
         )
         for item in data
     ]
@@ -308,7 +314,7 @@ def test_many_equality_deletes_apply_as_each_does_alone(pairs_max: int, monkeypa
 
 
 def test_required_column_has_no_nulls_when_null_counts_are_missing() -> None:
-    required = schema_json(0, KINDS, {A}, late=True)
+    required = build_schema(0, KINDS, {A}, late=True)
     excluded, included = (
         {A: ColumnMetrics(lower=to_bytes("long", low), upper=to_bytes("long", low + 1))} for low in (1, 5)
     )
@@ -322,12 +328,12 @@ def test_bounds_from_before_a_change_of_unit_exclude_no_delete() -> None:
     day, micros = to_bytes("date", 20_000), to_bytes("timestamp", 20_000 * DAY_US)
     data = build_data_file(metrics={A: build_metrics(day, day)})
     delete = delete_file(EQUALITY_DELETES, equality_ids=[A], metrics={A: build_metrics(micros, micros)})
-    dates, timestamps = (schema_json(0, KINDS | {A: kind}, set(), late=True) for kind in ("date", "timestamp"))
+    dates, timestamps = (build_schema(0, KINDS | {A: kind}, set(), late=True) for kind in ("date", "timestamp"))
     view = TableView(
         [build_manifest_file(0, 0, 5)],
-        [block([build_entry(data, 1)], schema=dates)],
+        [build_block([build_entry(data, 1)], schema=dates)],
         [build_manifest_file(1, 0, 5)],
-        [block([build_entry(delete, 2)], schema=timestamps)],
+        [build_block([build_entry(delete, 2)], schema=timestamps)],
     )
     assert DeleteIndex(view, build_specs(), []).deletes_for_file(0) == (0,)
 
@@ -335,13 +341,13 @@ def test_bounds_from_before_a_change_of_unit_exclude_no_delete() -> None:
 @pytest.mark.parametrize("kind", ["timestamp", "timestamp_ns"])
 def test_partition_deletes_apply_before_and_after_promotion_of_a_date_to_a_timestamp(kind: str) -> None:
     kinds = [KINDS | {A: item} for item in ("date", kind)]
-    schemas = [schema_json(number, kind, set(), late=True) for number, kind in enumerate(kinds)]
+    schemas = [build_schema(number, kind, set(), late=True) for number, kind in enumerate(kinds)]
 
     def build_blocks(build_file: Callable[[Any], DataFile | DeleteFile], sequence: int) -> list[Block]:
         """Return a block from before the promotion and a block from after it, with the same three partitions."""
         days = [[-700 * unit, 700 * unit, None] for unit in (1, UNITS_PER_DAY[kind])]
         return [
-            block([build_entry(build_file((day,)), sequence) for day in day_values], schema=schema, kinds=kind)
+            build_block([build_entry(build_file((day,)), sequence) for day in day_values], schema=schema, kinds=kind)
             for day_values, schema, kind in zip(days, schemas, kinds, strict=True)
         ]
 
@@ -354,7 +360,7 @@ def test_partition_deletes_apply_before_and_after_promotion_of_a_date_to_a_times
         [build_manifest_file(0, 1, 5)] * 2, data, [build_manifest_file(1, 1, 5)] * 4, [*positions, *equality]
     )
     index = DeleteIndex(view, build_specs(), [msgspec.convert(schema, type=Schema) for schema in schemas])
-    assert index.deletes_for(rows_of(view)) == [tuple(range(day, 12, 3)) for day in (0, 1, 2)] * 2
+    assert index.deletes_for(read_positions(view)) == [tuple(range(day, 12, 3)) for day in (0, 1, 2)] * 2
 
 
 def test_equality_delete_on_a_column_missing_from_the_data_file_is_kept() -> None:
@@ -387,6 +393,6 @@ def test_files_with_the_same_deletes_share_one_tuple() -> None:
 
 def test_data_files_are_not_examined_when_there_are_no_delete_files() -> None:
     view = TableView(
-        [build_manifest_file(0, 0, 5)], [block([build_entry(build_data_file(), None)])]
+        [build_manifest_file(0, 0, 5)], [build_block([build_entry(build_data_file(), None)])]
     )  # The entry has no sequence number.
     assert DeleteIndex(view, build_specs(), []).deletes_for(np.zeros(3, dtype=np.int64)) == [(), (), ()]

@@ -1,8 +1,8 @@
 """Random tests of the delete files that apply, against the specification's rules for each pair of files, and rows.
 
 `Situation` draws a view: manifests of both contents, of several specs, versions and writers' schemas, written by
-fastavro. The oracle consists of `in_scope` (spec, "Scan Planning"), `removes` (whether any key or position of
-the delete file meets a row of the data file) and `java_drops` (whether Java's DeleteFileIndex drops the pair by
+fastavro. The oracle consists of `is_in_scope` (spec, "Scan Planning"), `removes` (whether any key or position of
+the delete file meets a row of the data file) and `is_dropped_by_java` (whether Java's DeleteFileIndex drops the pair by
 its statistics).
 """
 
@@ -31,11 +31,11 @@ from tests.planner.lakes.delete_tables import (
     A,
     B,
     F,
-    block_of,
     build_manifest_file,
+    build_schema,
     build_specs,
-    rows_of,
-    schema_json,
+    encode_as_block,
+    read_positions,
 )
 from tests.planner.lakes.history import write_random_lake
 from tests.planner.lakes.kinds import DAY_US, FLOATS, LONG_MAX, LONG_MIN, draw_pool
@@ -91,8 +91,8 @@ class Situation:
         required = {key for key in (A, F) if rng.random() < 0.3}
         self.required = required
         self.schemas = {
-            0: schema_json(0, old_kinds, required, late=False),
-            1: schema_json(1, new_kinds, required, late=True),
+            0: build_schema(0, old_kinds, required, late=False),
+            1: build_schema(1, new_kinds, required, late=True),
         }
         self.units = {
             key: UNITS_PER_DAY.get(kind, 1) if old_kinds[key] == "date" else 1 for key, kind in new_kinds.items()
@@ -102,33 +102,37 @@ class Situation:
             if unit > 1:
                 self.pools[key] = [day for day in self.pools[key] if abs(day) * unit <= LONG_MAX] or [0]
         self.pools[F] += [math.nan, 0.0, -0.0]
-        self.style = Style.draw(rng)
+        self.style = Style.draw_style(rng)
         self.data: list[tuple[ListedManifest, Entry]] = []
         self.deletes: list[tuple[ListedManifest, Entry]] = []
         self.file_count = 0
-        self.manifests = [self._manifest(DATA) for _ in range(rng.randint(1, 6))]
-        self.delete_manifests = [self._manifest(1) for _ in range(rng.randint(0, 5))]
+        self.manifests = [self._build_manifest(DATA) for _ in range(rng.randint(1, 6))]
+        self.delete_manifests = [self._build_manifest(1) for _ in range(rng.randint(0, 5))]
 
-    def _manifest(self, content: int) -> ListedManifest:
+    def _build_manifest(self, content: int) -> ListedManifest:
         rng = self.rng
         version = rng.choice([1, 2, 3]) if content == DATA else rng.choice([2, 3])
         sequence = 0 if version == 1 else rng.randint(0, 6)
         manifest = ListedManifest(content, rng.choice([0, 1, 1, 2, 3, 4]), rng.randint(0, 1), version, sequence)
         for _ in range(rng.randint(0, 8)):
-            entry = self._entry(manifest)
+            entry = self._build_entry(manifest)
             manifest.entries.append(entry)
             if entry.status != DELETED:
                 (self.deletes if content else self.data).append((manifest, entry))
         return manifest
 
-    def _entry(self, manifest: ListedManifest) -> Entry:
+    def _build_entry(self, manifest: ListedManifest) -> Entry:
         rng = self.rng
         status = rng.choice([ADDED, ADDED, EXISTING, EXISTING, DELETED])
         sequence = None if manifest.version == 1 else rng.randint(0, 6)
         if rng.random() < 0.4 and (status == ADDED or manifest.sequence == 0):
             sequence = None
         return Entry(
-            status, 1, sequence, sequence, self._delete(manifest) if manifest.content else self._data(manifest)
+            status,
+            1,
+            sequence,
+            sequence,
+            self._delete(manifest) if manifest.content else self._build_data_file(manifest),
         )
 
     def row(self, schema_id: int, partition_of: dict[int, Any]) -> dict[int, Any]:
@@ -139,7 +143,7 @@ class Situation:
             row[key] = None if null or (key == LATE and schema_id == 0) else rng.choice(self.pools[key])
         return row | partition_of
 
-    def _partition(self, spec_id: int) -> tuple[Any, ...]:
+    def _draw_partition(self, spec_id: int) -> tuple[Any, ...]:
         rng = self.rng
         pools = {part.source: self.pools[part.source][-3:] for part in SPECS[spec_id]}
         return tuple(
@@ -147,7 +151,7 @@ class Situation:
             for part in SPECS[spec_id]
         )
 
-    def _metrics(self, schema_id: int, values: dict[int, list[Any]]) -> dict[int, ColumnMetrics]:
+    def _build_metrics(self, schema_id: int, values: dict[int, list[Any]]) -> dict[int, ColumnMetrics]:
         kinds = self.kinds[schema_id]
         document = {
             key: draw_metrics(self.rng, kinds[key], [self._to_stored(schema_id, key, value) for value in of])
@@ -160,7 +164,7 @@ class Situation:
         unit = self.units.get(key, 1)
         return value if schema_id == 0 or value is None or unit == 1 else value * unit
 
-    def _common(self, manifest: ListedManifest, content: int) -> dict[str, Any]:
+    def _draw_common_fields(self, manifest: ListedManifest, content: int) -> dict[str, Any]:
         self.file_count += 1
         path = self.rng.choice(PATHS) if content == DATA and self.file_count < 30 else "data/x"
         return {
@@ -170,20 +174,20 @@ class Situation:
             "content": content,
             "format": self.rng.choice(["PARQUET", "avro"]),
             "spec_id": manifest.spec_id,
-            "partition": self._partition(manifest.spec_id),
+            "partition": self._draw_partition(manifest.spec_id),
             "size": 100,
         }
 
-    def _data(self, manifest: ListedManifest) -> DataFile:
+    def _build_data_file(self, manifest: ListedManifest) -> DataFile:
         # A file was written under the manifest's schema or an older one: a rewritten manifest keeps the old
         # bounds' bytes.
         schema_id = self.rng.randint(0, manifest.schema_id)
-        common = self._common(manifest, DATA)
+        common = self._draw_common_fields(manifest, DATA)
         parts = zip(SPECS[manifest.spec_id], common["partition"], strict=True)
         fixed = {part.source: value for part, value in parts if part.transform == "identity"}
         rows = [self.row(schema_id, fixed) for _ in range(self.rng.randint(1, 4))]
         keys = [key for key in (A, B, NESTED, F, LATE) if key != LATE or schema_id == 1]
-        metrics = self._metrics(schema_id, {key: [row[key] for row in rows] for key in keys})
+        metrics = self._build_metrics(schema_id, {key: [row[key] for row in rows] for key in keys})
         return DataFile(**common, record_count=len(rows), metrics=metrics, rows=rows)
 
     def _delete(self, manifest: ListedManifest) -> DeleteFile:
@@ -191,10 +195,10 @@ class Situation:
         shape = rng.choice(["equality", "equality", "positions", "file", "bounds", "vector"])
         if shape == "vector" and manifest.version < 3:
             shape = "file"
-        common = self._common(manifest, EQUALITY_DELETES if shape == "equality" else POSITION_DELETES)
+        common = self._draw_common_fields(manifest, EQUALITY_DELETES if shape == "equality" else POSITION_DELETES)
         paths = [entry.file.path for _, entry in self.data] or ["none"]
         if shape == "equality":
-            return self._equality(manifest, common)
+            return self._build_equality_delete(manifest, common)
         if shape == "positions":
             sampled_rows = {(path, 0) for path in rng.sample(paths, min(2, len(paths)))}
             paths_before = sorted(path.encode() for path, _ in sampled_rows)
@@ -218,28 +222,31 @@ class Situation:
             content_size=40 if shape == "vector" else None,
         )
 
-    def _equality(self, manifest: ListedManifest, common: dict[str, Any]) -> DeleteFile:
+    def _build_equality_delete(self, manifest: ListedManifest, common: dict[str, Any]) -> DeleteFile:
         rng = self.rng
         schema_id = rng.randint(0, manifest.schema_id)
         usable = [A, B, NESTED, F] + [LATE] * schema_id
         ids = rng.sample(usable, rng.choice([1, 1, 2, 3]))
         rows = [self.row(schema_id, {}) for _ in range(rng.randint(1, 3))]
-        metrics = self._metrics(schema_id, {key: [row[key] for row in rows] for key in ids})
+        metrics = self._build_metrics(schema_id, {key: [row[key] for row in rows] for key in ids})
         keys = tuple(tuple(row[key] for key in ids) for row in rows)
         return DeleteFile(**common, record_count=len(rows), metrics=metrics, equality_ids=ids, keys=keys)
 
     def view(self) -> TableView:
-        def blocks(listeds: list[ListedManifest]) -> list[Block]:
-            return [block_of(f"m{number}.avro", self.bytes_of(one)) for number, one in enumerate(listeds)]
+        def build_blocks(listeds: list[ListedManifest]) -> list[Block]:
+            return [encode_as_block(f"m{number}.avro", self.encode_manifest(one)) for number, one in enumerate(listeds)]
 
-        def files(listeds: list[ListedManifest]) -> list[ManifestFile]:
+        def build_manifest_files(listeds: list[ListedManifest]) -> list[ManifestFile]:
             return [build_manifest_file(item.content, item.spec_id, item.sequence) for item in listeds]
 
         return TableView(
-            files(self.manifests), blocks(self.manifests), files(self.delete_manifests), blocks(self.delete_manifests)
+            build_manifest_files(self.manifests),
+            build_blocks(self.manifests),
+            build_manifest_files(self.delete_manifests),
+            build_blocks(self.delete_manifests),
         )
 
-    def bytes_of(self, listing: ListedManifest) -> bytes:
+    def encode_manifest(self, listing: ListedManifest) -> bytes:
         sources = [part.source for part in SPECS[listing.spec_id]]
         entries = []
         for entry in listing.entries:
@@ -263,18 +270,18 @@ class Situation:
 
     # The oracle
 
-    def sequence(self, manifest_and_entry: tuple[ListedManifest, Entry]) -> int:
+    def compute_sequence(self, manifest_and_entry: tuple[ListedManifest, Entry]) -> int:
         listing, entry = manifest_and_entry
         return listing.sequence if entry.sequence is None else entry.sequence
 
-    def in_scope(self, delete: tuple[ListedManifest, Entry], data: tuple[ListedManifest, Entry]) -> bool:
+    def is_in_scope(self, delete: tuple[ListedManifest, Entry], data: tuple[ListedManifest, Entry]) -> bool:
         """Return whether the specification applies the delete.
 
         For a position delete that names its file, only the name counts, as in Java.
         """
         removal, file = delete[1].file, data[1].file
         alike = removal.partition_key == file.partition_key
-        older, newest = self.sequence(data), self.sequence(delete)
+        older, newest = self.compute_sequence(data), self.compute_sequence(delete)
         if removal.content == EQUALITY_DELETES:
             return older < newest and (removal.spec_id in GLOBAL_SPECS or alike)
         if older > newest:
@@ -286,7 +293,7 @@ class Situation:
         if not (alike if referenced is None else referenced == file.path):
             return False
         return removal.is_vector or not any(
-            other[1].file.is_vector and self.in_scope(other, data) for other in self.deletes
+            other[1].file.is_vector and self.is_in_scope(other, data) for other in self.deletes
         )
 
     def removes(self, delete: tuple[ListedManifest, Entry], data: tuple[ListedManifest, Entry]) -> bool:
@@ -303,7 +310,7 @@ class Situation:
             for item in removal.keys
         )
 
-    def java_drops(self, delete: tuple[ListedManifest, Entry], data: tuple[ListedManifest, Entry]) -> bool:
+    def is_dropped_by_java(self, delete: tuple[ListedManifest, Entry], data: tuple[ListedManifest, Entry]) -> bool:
         """Return whether one column whose statistics Java uses correctly excludes the pair.
 
         Such a column is not a float, not a UUID, not a promoted date, and not in a null struct.
@@ -312,35 +319,37 @@ class Situation:
         if removal.content == POSITION_DELETES:
             return False
         return any(
-            self._column_drops(key, removal.metrics.get(key, ColumnMetrics()), file.metrics.get(key, ColumnMetrics()))
+            self._is_dropped_by_column(
+                key, removal.metrics.get(key, ColumnMetrics()), file.metrics.get(key, ColumnMetrics())
+            )
             for key in removal.equality_ids
             if self.kinds[1][key] not in (*FLOATS, "uuid", *UNITS_PER_DAY) and key != NESTED
         )
 
-    def _column_drops(self, key: int, column_metrics: ColumnMetrics, held_metrics: ColumnMetrics) -> bool:
+    def _is_dropped_by_column(self, key: int, column_metrics: ColumnMetrics, held_metrics: ColumnMetrics) -> bool:
         required = key in self.required
 
-        def may_hold_null(metrics: ColumnMetrics) -> bool:
+        def is_null_possible(metrics: ColumnMetrics) -> bool:
             return not required and (metrics.nulls is None or metrics.nulls > 0)
 
-        def only_null(metrics: ColumnMetrics) -> bool:
+        def is_always_null(metrics: ColumnMetrics) -> bool:
             return not required and metrics.nulls is not None and metrics.nulls == metrics.values
 
-        if may_hold_null(held_metrics) and may_hold_null(column_metrics):
+        if is_null_possible(held_metrics) and is_null_possible(column_metrics):
             return False
-        if (only_null(held_metrics) and not may_hold_null(column_metrics)) or (
-            only_null(column_metrics) and not may_hold_null(held_metrics)
+        if (is_always_null(held_metrics) and not is_null_possible(column_metrics)) or (
+            is_always_null(column_metrics) and not is_null_possible(held_metrics)
         ):
             return True
         if None in (held_metrics.lower, held_metrics.upper, column_metrics.lower, column_metrics.upper):
             return False
         kind = self.kinds[1][key]
-        return value_of(kind, held_metrics.lower) > value_of(kind, column_metrics.upper) or value_of(
+        return decode_bound(kind, held_metrics.lower) > decode_bound(kind, column_metrics.upper) or decode_bound(
             kind, column_metrics.lower
-        ) > value_of(kind, held_metrics.upper)
+        ) > decode_bound(kind, held_metrics.upper)
 
 
-def value_of(kind: str, data: bytes | None) -> Any:
+def decode_bound(kind: str, data: bytes | None) -> Any:
     """Return a bound in sortable form; the length of its bytes, not the column's type, gives its stored type."""
     assert data is not None
     if kind in ("string", "binary", "boolean"):
@@ -358,7 +367,7 @@ def check(seed: int) -> int:
     index = situation.index(view)
     assert view.file_count == len(situation.data), seed
     assert view.delete_file_count == len(situation.deletes), seed
-    names = rows_of(view)
+    names = read_positions(view)
     rows = list(range(view.file_count)) * 2
     situation.rng.shuffle(rows)
     deletes = index.deletes_for(names[rows])
@@ -369,10 +378,10 @@ def check(seed: int) -> int:
         assert applying == index.deletes_for_file(int(names[row])), seed
         for number, delete in enumerate(situation.deletes):
             context = f"seed {seed}: delete row {number}, data row {row}"
-            scope = situation.in_scope(delete, data)
+            scope = situation.is_in_scope(delete, data)
             if number in applying:
                 assert scope, f"{context} is out of scope"
-                assert not situation.java_drops(delete, data), f"{context} is ruled out by statistics"
+                assert not situation.is_dropped_by_java(delete, data), f"{context} is ruled out by statistics"
             elif scope:
                 dropped += 1
                 assert not situation.removes(delete, data), f"{context} is missing"
@@ -404,9 +413,9 @@ def test_all_delete_files_that_remove_rows_of_a_random_history_are_named(tmp_pat
         location = lake.metadata_location
         metadata = decode_table(Path(location.removeprefix("file://")).read_bytes(), location)
         for snapshot in lake.snapshots.values():
-            view = view_of(snapshot.json["manifest-list"])
+            view = build_view(snapshot.json["manifest-list"])
             index = DeleteIndex(view, metadata.partition_specs, metadata.schemas)
-            deletes = index.deletes_for(rows_of(view))
+            deletes = index.deletes_for(read_positions(view))
             for file, applying in zip(snapshot.data_files, deletes, strict=True):
                 names = {snapshot.delete_files[number].name for number in applying}
                 allowed = {delete.name: delete for delete in lake.find_applicable_deletes(snapshot, file)}
@@ -417,14 +426,15 @@ def test_all_delete_files_that_remove_rows_of_a_random_history_are_named(tmp_pat
     assert removing > 3 * count
 
 
-def view_of(manifest_list: str) -> TableView:
+def build_view(manifest_list: str) -> TableView:
     def read(location: str) -> bytes:
         return Path(location.removeprefix("file://")).read_bytes()
 
     listed_manifest_list = decode_manifest_list(read(manifest_list), manifest_list)
     data, deletes = ([item for item in listed_manifest_list if item.content == content] for content in (0, 1))
     blocks = {
-        item.manifest_path: block_of(item.manifest_path, read(item.manifest_path)) for item in listed_manifest_list
+        item.manifest_path: encode_as_block(item.manifest_path, read(item.manifest_path))
+        for item in listed_manifest_list
     }
     return TableView(
         data,

@@ -324,7 +324,7 @@ def flip(data: bytearray, rng: random.Random) -> None:
     data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
 
 
-def zero(data: bytearray, rng: random.Random) -> None:
+def write_zeros(data: bytearray, rng: random.Random) -> None:
     start = rng.randrange(len(data))
     data[start : start + 4096] = bytes(len(data[start : start + 4096]))
 
@@ -337,7 +337,7 @@ def grow(data: bytearray, rng: random.Random) -> None:
     data += rng.randbytes(rng.randint(1, 5000))
 
 
-DAMAGES: list[Damage] = [flip, zero, truncate, grow]
+DAMAGES: list[Damage] = [flip, write_zeros, truncate, grow]
 FOLDER_BYTES = 64 << 20
 
 
@@ -347,7 +347,7 @@ def list_block_files(tmp_path: Path) -> list[Path]:
     return sorted(folder.rglob("*.block"))
 
 
-def damage(path: Path, how: Damage, rng: random.Random) -> None:
+def damage_file(path: Path, how: Damage, rng: random.Random) -> None:
     data = bytearray(path.read_bytes())
     (how if data else grow)(data, rng)
     path.write_bytes(data)
@@ -368,13 +368,13 @@ async def test_cache_files_damaged_between_two_runs_are_replaced(tmp_path: Path,
         assert planner.stats().decoded == 0
     rng = random.Random(how.__name__)
     for path in files:
-        damage(path, how, rng)
+        damage_file(path, how, rng)
     for filter, expected in ((make_between(100, 3500), all_numbers[100:3501]), (True, all_numbers)):
         async with open_test_planner(tmp_path, plan_disk_bytes=FOLDER_BYTES) as planner:
             assert await plan_file_numbers(planner, table.metadata, filter) == expected
             # Damage in a column that no plan reads is not detected and is harmless.
             decoded_count = planner.stats().decoded
-            assert decoded_count == len(manifests) or how in (flip, zero) or filter is True
+            assert decoded_count == len(manifests) or how in (flip, write_zeros) or filter is True
 
 
 @pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 40))])
@@ -398,7 +398,7 @@ async def test_cache_files_damaged_during_a_run_change_no_answer(tmp_path: Path,
                 if rng.random() < 0.3:
                     path.unlink()
                 else:
-                    damage(path, rng.choice(DAMAGES), rng)
+                    damage_file(path, rng.choice(DAMAGES), rng)
         if rng.random() < 0.5:
             shutil.rmtree(tmp_path / "home" / "cache", ignore_errors=True)  # Files are still stored after the answers.
         assert await plan_file_numbers(planner, table.metadata) == list(range(240)), f"seed {seed}"

@@ -26,7 +26,7 @@ from seamark.formats.index.keys import key_set
 from seamark.formats.index.kinds import bloom
 from seamark.metaserver.planner.pruning import dynamic_filters as dynamic_filters
 from tests.api.client import Api
-from tests.planner.lakes.kinds import decimal_text, default_json, draw_pool, strip_parameters
+from tests.planner.lakes.kinds import draw_pool, format_decimal, strip_parameters, to_default_json
 from tests.planner.lakes.lake import DataFile
 from tests.planner.lakes.manifests import PartitionField
 from tests.planner.lakes.stars import Col, Row, StarTable
@@ -42,7 +42,7 @@ PREDICATE_KINDS = ("int", "long", "string", "decimal(9, 2)", "double", "boolean"
 """Types of columns that have predicates."""
 
 
-def seeds(chosen_range: range) -> Iterator[int]:
+def parse_seeds(chosen_range: range) -> Iterator[int]:
     text = os.environ.get("JOIN_SEEDS", "")
     if not text:
         return iter(chosen_range)
@@ -65,25 +65,28 @@ class RandomTable:
     """The columns that refer, together with another column, to a second column `also` of the same table."""
 
 
-def literal(kind: str, value: Any) -> tuple[str, str]:
+def format_literal(kind: str, value: Any) -> tuple[str, str]:
     """Return a literal in our form and in DuckDB's."""
     if kind == "string":
         return "'" + value.replace("'", "''") + "'", f"'{value.encode().hex()}'"
     if kind.startswith("decimal"):
-        return decimal_text(kind, value), str(value)
+        return format_decimal(kind, value), str(value)
     if kind == "boolean":
         return str(value).lower(), str(value).lower()
     return repr(value), f"CAST('{value!r}' AS DOUBLE)" if kind == "double" else repr(value)
 
 
-def predicate(rng: random.Random, table: RandomTable, depth: int = 0) -> tuple[str, str]:
+def draw_predicate(rng: random.Random, table: RandomTable, depth: int = 0) -> tuple[str, str]:
     """Return a predicate on the table's columns in our form and in DuckDB's."""
     if depth < 2 and rng.random() < 0.35:
-        (left_predicate, its), (two, other) = predicate(rng, table, depth + 1), predicate(rng, table, depth + 1)
+        (left_predicate, its), (two, other) = (
+            draw_predicate(rng, table, depth + 1),
+            draw_predicate(rng, table, depth + 1),
+        )
         connective = rng.choice(["AND", "OR"])
         return f"({left_predicate} {connective} {two})", f"({its} {connective} {other})"
     if depth < 2 and rng.random() < 0.15:
-        left_predicate, its = predicate(rng, table, depth + 1)
+        left_predicate, its = draw_predicate(rng, table, depth + 1)
         return f"NOT {left_predicate}", f"NOT {its}"
     column = rng.choice([column for column in table.table.columns if column.kind in PREDICATE_KINDS])
     name, shape = column.name, rng.random()
@@ -91,11 +94,11 @@ def predicate(rng: random.Random, table: RandomTable, depth: int = 0) -> tuple[s
         text = f"({name} IS {rng.choice(['', 'NOT '])}NULL)"
         return text, text
     values = [
-        literal(column.kind, item)
-        for item in rng.choices(_unambiguous_values(table.pools[name]), k=rng.choice([2, 3, 9]))
+        format_literal(column.kind, item)
+        for item in rng.choices(_list_unambiguous_values(table.pools[name]), k=rng.choice([2, 3, 9]))
     ]
     if shape < 0.4 or column.kind == "boolean":
-        return _and_text(f"({name} {rng.choice(['=', '<>'])} %s)", values[0])
+        return _format_value(f"({name} {rng.choice(['=', '<>'])} %s)", values[0])
     if shape < 0.65:
         text = f"({name} {rng.choice(['', 'NOT '])}IN (%s))"
         return text % ", ".join(left_predicate for left_predicate, _ in values), text % ", ".join(
@@ -103,14 +106,14 @@ def predicate(rng: random.Random, table: RandomTable, depth: int = 0) -> tuple[s
         )
     if shape < 0.75 and column.kind == "string" and "_" not in values[0][0] and "%" not in values[0][0]:
         return f"({name} LIKE {values[0][0][:-1]}%')", f"starts_with({name}, {values[0][1]})"
-    return _and_text(f"({name} {rng.choice(['<', '<=', '>', '>='])} %s)", values[0])
+    return _format_value(f"({name} {rng.choice(['<', '<=', '>', '>='])} %s)", values[0])
 
 
-def _and_text(text: str, value: tuple[str, str]) -> tuple[str, str]:
+def _format_value(text: str, value: tuple[str, str]) -> tuple[str, str]:
     return text % value[0], text % value[1]
 
 
-def _unambiguous_values(values: Sequence[Any]) -> list[Any]:
+def _list_unambiguous_values(values: Sequence[Any]) -> list[Any]:
     """Return the values without those on which clients differ and those that SQL cannot express."""
     kept_values = [
         value
@@ -138,7 +141,7 @@ async def draw_table(
     for number, other in enumerate(leads):
         lead, kind = f"f{number}", other.key_kinds[-1]
         kinds[lead] = ALIKE.get(kind, kind) if rng.random() < 0.4 else kind
-        pools[lead] = _values_of_kind(kinds[lead], other.pools["k"]) + draw_pool(rng, kinds[lead], 4)
+        pools[lead] = _to_values_of_kind(kinds[lead], other.pools["k"]) + draw_pool(rng, kinds[lead], 4)
         random_table.leads[lead] = other
         if rng.random() < 0.25:
             kinds[f"g{number}"] = other.table.columns[1].kind
@@ -150,7 +153,7 @@ async def draw_table(
         source = next(column for column in columns if column.name == "f0")
         parts = [PartitionField(1000, "p", source.id, "identity")]
     random_table.table = await StarTable.create(api, name, columns, version=version, parts=parts)
-    files = _files(rng, random_table, rng.choice([0, 1, 3]) if not fact else rng.randint(3, 8))
+    files = _draw_files(rng, random_table, rng.choice([0, 1, 3]) if not fact else rng.randint(3, 8))
     if starts_as != key_kind or rng.random() < 0.5:
         await random_table.table.commit(files)
         new_columns = [
@@ -158,18 +161,18 @@ async def draw_table(
         ]
         kind = rng.choice(PREDICATE_KINDS)
         pools["new"] = draw_pool(rng, kind, 5)
-        default = rng.choice(_unambiguous_values(pools["new"])) if version == 3 and rng.random() < 0.7 else None
-        default_value = None if default is None else default_json(kind, default)
+        default = rng.choice(_list_unambiguous_values(pools["new"])) if version == 3 and rng.random() < 0.7 else None
+        default_value = None if default is None else to_default_json(kind, default)
         await random_table.table.evolve([*new_columns, Col(len(columns) + 1, "new", kind, default_value)])
         for rows in random_table.table.rows.values():
             for row in rows:
                 row["new"] = default
-        files = _files(rng, random_table, rng.choice([0, 1, 2]))
+        files = _draw_files(rng, random_table, rng.choice([0, 1, 2]))
     await random_table.table.commit(files)
     return random_table
 
 
-def _values_of_kind(kind: str, values: Sequence[Any]) -> list[Any]:
+def _to_values_of_kind(kind: str, values: Sequence[Any]) -> list[Any]:
     if kind == "int":
         return [value for value in values if abs(value) < 2**31]
     if kind in ("decimal(9, 2)", "decimal(20, 2)"):
@@ -177,11 +180,11 @@ def _values_of_kind(kind: str, values: Sequence[Any]) -> list[Any]:
     return list(values)
 
 
-def _files(rng: random.Random, table: RandomTable, count: int) -> list[DataFile]:
+def _draw_files(rng: random.Random, table: RandomTable, count: int) -> list[DataFile]:
     results = []
     for _ in range(count):
         nulls = rng.choice([0.0, 0.05, 0.3, 1.0])
-        rows = [_row(rng, table, nulls) for _ in range(rng.choice([1, 4, 20, 70]))]
+        rows = [_draw_row(rng, table, nulls) for _ in range(rng.choice([1, 4, 20, 70]))]
         for part in table.table.parts:
             name = next(column.name for column in table.table.columns if column.id == part.source)
             for row in rows:
@@ -190,7 +193,7 @@ def _files(rng: random.Random, table: RandomTable, count: int) -> list[DataFile]
     return results
 
 
-def _row(rng: random.Random, table: RandomTable, nulls: float) -> Row:
+def _draw_row(rng: random.Random, table: RandomTable, nulls: float) -> Row:
     return {
         column.name: None if rng.random() < nulls else rng.choice(table.pools[column.name])
         for column in table.table.columns
@@ -203,13 +206,13 @@ async def delete_some(rng: random.Random, random_table: RandomTable) -> None:
         return
     chosen_data = rng.sample(table.data, min(2, len(table.data)))
     position_deletes = [
-        table.position_deletes(item, rng.sample(range(item.record_count), rng.randint(1, item.record_count)))
+        table.write_position_deletes(item, rng.sample(range(item.record_count), rng.randint(1, item.record_count)))
         for item in chosen_data
     ]
     await table.commit(deletes=position_deletes)
 
 
-def into_duckdb(con: duckdb.DuckDBPyConnection, random_table: RandomTable) -> None:
+def store_in_duckdb(con: duckdb.DuckDBPyConnection, random_table: RandomTable) -> None:
     """Insert the live rows with the numbers of their files.
 
     Text and bytes are hexadecimal, which keeps their order; times and decimals are integers.
@@ -223,13 +226,13 @@ def into_duckdb(con: duckdb.DuckDBPyConnection, random_table: RandomTable) -> No
     ]
     columns = {"file": pa.array([number for number, _ in live], pa.int64())}
     for column in table.columns:
-        columns[column.name] = _oracles(column.kind, [row[column.name] for _, row in live])
+        columns[column.name] = _build_oracle_array(column.kind, [row[column.name] for _, row in live])
     arrow = pa.table(columns)
     con.register("arrow", arrow)
     con.execute(f"CREATE OR REPLACE TABLE {table.name} AS SELECT * FROM arrow")
 
 
-def _oracles(kind: str, values: Sequence[Any]) -> pa.Array:
+def _build_oracle_array(kind: str, values: Sequence[Any]) -> pa.Array:
     name = strip_parameters(kind)
     if name in ("string", "uuid", "fixed", "binary"):
         spelling = [value.encode() if isinstance(value, str) else value for value in values]
@@ -255,7 +258,7 @@ def draw_joins(
         join: dict[str, Any] = {"table": ["db", name], "on": join_columns}
         conditions = [f"{table.table.name}.{mine} = {name}.{its}" for mine, its in join_columns.items()]
         if rng.random() < 0.8:
-            join["predicate"], condition = predicate(rng, other)
+            join["predicate"], condition = draw_predicate(rng, other)
             conditions.append(condition)
         likes, condition, sure = draw_likes(rng, other)
         if likes:
@@ -305,7 +308,7 @@ def draw_likes(rng: random.Random, table: RandomTable) -> tuple[list[list[dict[s
     return likes, " AND ".join(conditions), exact
 
 
-async def one_star(seed: int, api: Api, monkeypatch: pytest.MonkeyPatch, counts: Counter[str]) -> None:
+async def judge_star(seed: int, api: Api, monkeypatch: pytest.MonkeyPatch, counts: Counter[str]) -> None:
     rng = random.Random(f"star {seed}")
     file_limit = rng.choice([0, 2, 200])
     monkeypatch.setattr(dynamic_filters, "PREDICATE_KEYS_MAX", file_limit)
@@ -331,13 +334,13 @@ async def one_star(seed: int, api: Api, monkeypatch: pytest.MonkeyPatch, counts:
                 described &= await fact.table.index(f"i_{column.name}", kind, [column.name], covered)
     con = duckdb.connect()
     for item in (*outer, *dims, fact):
-        into_duckdb(con, item)
+        store_in_duckdb(con, item)
     for number in range(PLANS):
         context = f"seed {seed}, plan {number}"
         joins, conditions, exact = draw_joins(rng, fact, counts)
         body: dict[str, Any] = {"joins": joins, "files": True}
         if rng.random() < 0.4:
-            body["where"], condition = predicate(rng, fact)
+            body["where"], condition = draw_predicate(rng, fact)
             conditions.append(condition)
         answer = await api("POST", f"/api/v1/tables/db/{fact.table.name}/explain", body)
         assert answer.status == 200, f"{context}: {answer.raw!r}"
@@ -366,7 +369,7 @@ async def run_campaign(seeds: Iterator[int], folder: Path, monkeypatch: pytest.M
     counts: Counter[str] = Counter()
     async with running(folder) as server:
         for seed in seeds:
-            await one_star(seed, Api(server), monkeypatch, counts)
+            await judge_star(seed, Api(server), monkeypatch, counts)
     return counts
 
 
@@ -375,7 +378,7 @@ async def test_plan_keeps_the_rows_that_duckdb_joins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numbers: range
 ) -> None:
     """The seeds of the fast tier have joins of every kind."""
-    counts = await run_campaign(seeds(numbers), tmp_path, monkeypatch)
+    counts = await run_campaign(parse_seeds(numbers), tmp_path, monkeypatch)
     assert counts["kept"] < counts["files"], counts
     if "JOIN_SEEDS" not in os.environ:
         assert (
@@ -393,4 +396,4 @@ async def test_plan_keeps_the_rows_that_duckdb_joins(
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 async def test_many_plans_keep_the_rows_that_duckdb_joins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (await run_campaign(seeds(SLOW_SEEDS), tmp_path, monkeypatch))["exact"] > 100
+    assert (await run_campaign(parse_seeds(SLOW_SEEDS), tmp_path, monkeypatch))["exact"] > 100

@@ -95,7 +95,7 @@ def judge_java(case: Case, answer: JavaPlan) -> Counter[str]:
 
 def test_java_keeps_every_matching_file_with_residuals_equal_to_the_filter(tmp_path: Path, java: JavaPlanner) -> None:
     random_cases = [case for seed in range(1000, 1000 + LAKES) for case in draw_cases(seed, tmp_path, 6)]
-    answers = java.plan([case.java_request() for case in random_cases])
+    answers = java.plan([case.build_java_request() for case in random_cases])
     counts: Counter[str] = Counter()
     for case, answer in zip(random_cases, answers, strict=True):
         counts += judge_java(case, answer)

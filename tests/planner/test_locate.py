@@ -43,7 +43,7 @@ KINDS = {
 ARROW = {"boolean": pa.bool_(), "int": pa.int32(), "long": pa.int64(), "float": pa.float32(), "double": pa.float64()}
 
 
-def as_json(value: Any) -> Any:
+def to_json_value(value: Any) -> Any:
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
         return {"inf": "Infinity", "-inf": "-Infinity"}.get(repr(value), "NaN")
     return value
@@ -58,7 +58,7 @@ def test_key_in_json_equals_the_key_of_the_column(kind: str) -> None:
     other_values = [rng.choice([1, 2, None]) for _ in values]
     columns = [pa.array(values, ARROW.get(kind, pa.string())), pa.array(other_values, pa.int64())]
     expected = [keys_of(columns[0], kind), keys_of(columns[1], "long")]
-    rows = [list(row) for row in zip(map(as_json, values), other_values, strict=True)]
+    rows = [list(row) for row in zip(map(to_json_value, values), other_values, strict=True)]
     given_keys, request = keys_of_json(terms, rows)
     assert request is None
     for seed in (0, 1):
@@ -101,12 +101,12 @@ async def read(data: Path, limit_bytes: int, columns: list[int], rows: list[int]
     async with open_objects(settings, SystemClock()) as objects:
         reader = DataRows(objects, asyncio.get_running_loop(), None, limit_bytes, 64 << 20)
 
-        def values() -> list[int]:
+        def read_values() -> list[int]:
             spots = np.array(rows, dtype=np.int64)
             with reader.read(data.as_uri(), data.stat().st_size, records, columns, spots) as result:
                 return result[columns[0]].to_pylist()
 
-        return await asyncio.to_thread(values)
+        return await asyncio.to_thread(read_values)
 
 
 async def test_only_the_chunks_with_the_rows_are_read_from_a_data_file(data: Path) -> None:
@@ -134,7 +134,7 @@ async def test_neither_of_two_ambiguous_columns_of_a_data_file_is_used(data: Pat
 async def stored_table(tmp_path: Path) -> Any:
     async with running(tmp_path) as server:
         table = await StoredTable.create(Api(server))
-        files = [table.data_file([(at // 20, "a", None, 1) for at in range(1000)]) for _ in range(2)]
+        files = [table.write_data_file([(at // 20, "a", None, 1) for at in range(1000)]) for _ in range(2)]
         await table.commit(files)
         await table.index("keys", "record", ["id"], files)
         yield table
@@ -150,7 +150,7 @@ async def test_keys_with_too_many_rows_are_rejected(stored_table: StoredTable, m
 async def test_key_with_too_many_rows_is_rejected_before_the_rows_are_collected(
     stored_table: StoredTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = [stored_table.data_file([(7, "a", None, 1)] * 3000)]
+    files = [stored_table.write_data_file([(7, "a", None, 1)] * 3000)]
     await stored_table.commit(files)
     await stored_table.index("keys", "record", ["id"], files)
     monkeypatch.setattr(locate, "ROWS_MAX", 1500)
@@ -165,12 +165,12 @@ async def test_rows_stay_undecided_when_delete_files_exceed_the_limit(
 ) -> None:
     paths = [file.path for file in stored_table.snapshots[-1].data]
     for path in paths:
-        await stored_table.commit(deletes=[stored_table.position_deletes([(path, 20)], has_path_bounds=True)])
+        await stored_table.commit(deletes=[stored_table.write_position_deletes([(path, 20)], has_path_bounds=True)])
     assert len(decode_found_rows(await ask(stored_table.api, [1], index="keys"))) == 38
     monkeypatch.setattr(delete_files, "FILE_LIMIT_BYTES", 10)
     new_answer = await ask(stored_table.api, [1], index="keys")
     assert new_answer["undecided"] == 0, "a delete file that was read before stays cached"
-    position_deletes = stored_table.position_deletes([(paths[0], 21)], has_path_bounds=True)
+    position_deletes = stored_table.write_position_deletes([(paths[0], 21)], has_path_bounds=True)
     await stored_table.commit(deletes=[position_deletes])
     doubtful = await ask(stored_table.api, [1], index="keys")
     assert {row["file-path"] for row in doubtful["rows"] if row.get("undecided")} == {paths[0]}

@@ -71,7 +71,7 @@ async def build_views(lake: Lake, planner: Planner) -> list[tuple[TableMetadata,
     return results
 
 
-def paths(found_files: FoundFiles) -> list[str]:
+def list_paths(found_files: FoundFiles) -> list[str]:
     return [(path or b"").decode() for path in found_files.texts("file_path").values()]
 
 
@@ -85,7 +85,7 @@ def is_equal(left: Any, right: Any) -> bool:
     return left is right if left is None or right is None else left == right
 
 
-def random_prefix(rng: random.Random, lake: Lake, files: Sequence[ContentFile]) -> dict[str, Any]:
+def draw_prefix(rng: random.Random, lake: Lake, files: Sequence[ContentFile]) -> dict[str, Any]:
     """Return some fields of the partition of some file, by name; sometimes with a value of another file."""
     file = rng.choice(files)
     fields = lake.specs[file.spec_id]
@@ -112,7 +112,7 @@ def find_files_of_partition(lake: Lake, expected: dict[str, Any], files: Sequenc
     return results
 
 
-def prefix_json(lake: Lake, expected: dict[str, Any]) -> str:
+def format_prefix(lake: Lake, expected: dict[str, Any]) -> str:
     """Return the values as JSON in the specification's form."""
     document: dict[str, Any] = {}
     for name, value in expected.items():
@@ -133,14 +133,16 @@ async def judge_prefixes(seed: int, folder: Path, planner: Planner, counts: Coun
             (snapshot.data_files, view),
             (snapshot.delete_files, TableView(view.delete_manifests, view.delete_blocks)),
         ):
-            assert paths(lookup(expected_files)) == [file.path for file in files], f"seed {seed}"
+            assert list_paths(lookup(expected_files)) == [file.path for file in files], f"seed {seed}"
             for _ in range(6 if files else 0):
-                expected = random_prefix(rng, lake, files)
-                text = prefix_json(lake, expected)
+                expected = draw_prefix(rng, lake, files)
+                text = format_prefix(lake, expected)
                 context = f"seed {seed}, snapshot {snapshot.id}, prefix {text}, {expected}"
                 lookup_result = lookup(expected_files, parse_prefix(text, metadata))
-                assert paths(lookup_result) == find_files_of_partition(lake, expected, files), context
-                assert paths(files_at(expected_files, lookup_result.entry_ids())) == paths(lookup_result), context
+                assert list_paths(lookup_result) == find_files_of_partition(lake, expected, files), context
+                assert list_paths(files_at(expected_files, lookup_result.entry_ids())) == list_paths(lookup_result), (
+                    context
+                )
                 counts["prefixes"] += 1
                 counts["narrowing"] += 0 < lookup_result.files < len(files)
 
@@ -165,7 +167,7 @@ async def test_partition_prefixes_find_their_files_in_many_random_tables(tmp_pat
 # Columns
 
 
-def stats_value(kind: str, actual: Any, row: int) -> Any:
+def read_bound(kind: str, actual: Any, row: int) -> Any:
     """Return one bound from the array that has it."""
     if isinstance(actual, Strings):
         raw = actual.values()[row]
@@ -200,7 +202,7 @@ async def judge_stats(seed: int, folder: Path, planner: Planner, outcomes: Count
                 block, row = view.locate(int(lookup_result.entry_ids()[file_number]))
                 for side, bounds in sides.items():
                     bound = block.get_bound(side, column.id, row)
-                    assert is_equal(stats_value(column.kind, bounds, file_number), bound), f"{context}: {side}"
+                    assert is_equal(read_bound(column.kind, bounds, file_number), bound), f"{context}: {side}"
                     outcomes[f"{column.kind.partition('(')[0].partition('[')[0]} bounds"] += bound is not None
 
 
@@ -222,9 +224,9 @@ async def test_slice_of_a_lookup_result_equals_the_slice_of_its_columns(tmp_path
                 all_results = lookup(view)
                 picked = np.flatnonzero([rng.random() < 0.6 for _ in range(all_results.files)])
                 files = files_at(view, all_results.entry_ids()[picked])
-                assert paths(files) == [paths(all_results)[at] for at in picked]
+                assert list_paths(files) == [list_paths(all_results)[at] for at in picked]
                 start, end = sorted(rng.randint(0, files.files + 2) for _ in range(2))
-                assert paths(files.part(start, end)) == paths(files)[start:end]
+                assert list_paths(files.part(start, end)) == list_paths(files)[start:end]
                 assert files.part(start, end).entry_ids().tolist() == files.entry_ids()[start:end].tolist()
 
 
@@ -247,7 +249,7 @@ async def test_partition_totals_equal_the_sums_over_their_files(tmp_path: Path) 
 # Partitions as they were before their columns changed
 
 
-def a_view(folder: Path, parts: Sequence[tuple[str, Sequence[Any]]]) -> TableView:
+def build_view(folder: Path, parts: Sequence[tuple[str, Sequence[Any]]]) -> TableView:
     """Return a view with a manifest for each (type, values): files partitioned by the identity of column 1."""
     style = Style(shuffled=False, sparse=False, codec="null", old_names=False, summaries=False, seed=0)
     manifests, blocks = [], []
@@ -277,7 +279,7 @@ def a_view(folder: Path, parts: Sequence[tuple[str, Sequence[Any]]]) -> TableVie
     return TableView(decode_manifest_list(listing, "file:///list"), blocks)
 
 
-def metadata_of_one_column(metadata: TableMetadata, kind: str) -> TableMetadata:
+def build_metadata_of_one_column(metadata: TableMetadata, kind: str) -> TableMetadata:
     """Return metadata partitioned by identity of the one column, which now has this type."""
     schema = msgspec.convert(
         {"type": "struct", "schema-id": 0, "fields": [{"id": 1, "name": "c", "required": False, "type": kind}]},
@@ -296,12 +298,12 @@ def test_date_promoted_to_a_timestamp_is_found_by_its_midnight(
 ) -> None:
     day_us = 86_400_000_000
     times = [None if day is None else day * day_us for day in [*days, 19_723]]
-    view = a_view(tmp_path, [("date", days), ("timestamp", times), ("timestamp", [19_723 * day_us + 1])])
+    view = build_view(tmp_path, [("date", days), ("timestamp", times), ("timestamp", [19_723 * day_us + 1])])
     text = json.dumps({"p": None if wanted_day is None else wanted_day * day_us})
-    lookup_result = lookup(view, parse_prefix(text, metadata_of_one_column(metadata, "timestamp")))
+    lookup_result = lookup(view, parse_prefix(text, build_metadata_of_one_column(metadata, "timestamp")))
     expected = [f"0-{at}" for at, day in enumerate(days) if day == wanted_day]
     expected += [f"1-{at}" for at, day in enumerate([*days, 19_723]) if day == wanted_day]
-    assert paths(lookup_result) == expected
+    assert list_paths(lookup_result) == expected
     values = [
         group_by_partition(lookup_result).partitions[number].fields[0].value
         for number in group_by_partition(lookup_result).numbers.tolist()
@@ -322,10 +324,10 @@ def test_promoted_partition_value_equals_the_original_value(
     metadata: TableMetadata, tmp_path: Path, kinds: tuple[str, str], values: tuple[Any, Any]
 ) -> None:
     other = values[0] + 3
-    view = a_view(tmp_path, [(kinds[0], [values[0], other, None]), (kinds[1], [None, values[1], other])])
+    view = build_view(tmp_path, [(kinds[0], [values[0], other, None]), (kinds[1], [None, values[1], other])])
     text = json.dumps({"p": render(kinds[1], values[1], "spec")})
-    lookup_result = lookup(view, parse_prefix(text, metadata_of_one_column(metadata, kinds[1])))
-    assert paths(lookup_result) == ["0-0", "1-1"]
+    lookup_result = lookup(view, parse_prefix(text, build_metadata_of_one_column(metadata, kinds[1])))
+    assert list_paths(lookup_result) == ["0-0", "1-1"]
 
 
 # Invalid prefixes
@@ -445,14 +447,14 @@ def test_rows_outside_a_block_are_rejected() -> None:
     layout[0, 4] = 5
     none: Any = np.empty(0, dtype=np.int64)
 
-    def longs(layout: Any, segments: Any, picks: Any) -> Any:
+    def count_and_read_longs(layout: Any, segments: Any, picks: Any) -> Any:
         return _lookup.longs((layout,), segments, picks)
 
     def check_layout(layout: Any, segments: Any, picks: Any) -> Any:
         rows = max(0, int(segments[0, 2]))
         return _lookup.write_integers(layout, segments, picks, np.zeros(rows * 8, np.uint8), 8, np.zeros(0, np.uint8))
 
-    for read_part in (longs, check_layout, _lookup.rows, _lookup.doubles, _lookup.strings):
+    for read_part in (count_and_read_longs, check_layout, _lookup.rows, _lookup.doubles, _lookup.strings):
         for segment in ([1, 0, 1, -1], [0, 3, 3, -1], [0, -1, 2, -1], [0, 0, 1, 0], [0, 0, -1, -1]):
             with pytest.raises(IndexError):
                 read_part(layout, np.array([segment], dtype=np.int64), none)

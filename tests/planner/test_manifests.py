@@ -24,7 +24,7 @@ from seamark.formats.iceberg.types.values import Value
 from seamark.formats.index.packing import Form, key_of
 from seamark.metaserver.planner.pruning import manifest_pruning as manifests
 from seamark.metaserver.planner.pruning.manifest_pruning import ManifestSummaries
-from tests.iceberg.expressions.predicates import VALUES, expressions, matches, order_like_java, order_like_python
+from tests.iceberg.expressions.predicates import VALUES, draw_expression, matches, order_like_java, order_like_python
 from tests.planner.lakes.kinds import to_bytes
 from tests.planner.lakes.tables import Table, open_test_planner, plan_file_numbers
 from tests.seeds import examples
@@ -56,7 +56,7 @@ def build_manifest(summaries: Sequence[FieldSummary] | None, spec_id: int = 3) -
     )
 
 
-def summary(kind: str, values: Sequence[Any], *, javas: bool, terse: bool) -> FieldSummary:
+def compute_summary(kind: str, values: Sequence[Any], *, javas: bool, terse: bool) -> FieldSummary:
     """Return the summary of one field in Java's order or Python's; NaN and null are not in the bounds.
 
     Args:
@@ -88,12 +88,12 @@ PARTITIONS = st.lists(
 
 
 @settings(max_examples=examples(600))
-@given(expression=expressions(KINDS, terms=False), partitions=PARTITIONS, javas=st.booleans(), terse=st.booleans())
+@given(expression=draw_expression(KINDS, terms=False), partitions=PARTITIONS, javas=st.booleans(), terse=st.booleans())
 def test_manifest_with_a_file_that_satisfies_the_expression_is_kept(
     expression: Expression, partitions: list[Mapping[int, Any]], javas: bool, terse: bool
 ) -> None:
     summaries = [
-        summary(kind, [partition[field] for partition in partitions], javas=javas, terse=terse)
+        compute_summary(kind, [partition[field] for partition in partitions], javas=javas, terse=terse)
         for field, kind in KINDS.items()
     ]
     for order in (order_like_java, order_like_python):
@@ -123,7 +123,7 @@ def test_manifest_whose_summary_excludes_the_expression_is_pruned(data: st.DataO
     for op, allowed in kept_files.items():
         literals = tuple(sorted({literal, other})) if op is Op.IN else (literal,)
         bound = Bound(op, field, f"p{field}", kind, "identity", kind, literals)
-        is_kept = is_needed(bound, *before, summary(kind, values, javas=True, terse=False))
+        is_kept = is_needed(bound, *before, compute_summary(kind, values, javas=True, terse=False))
         assert is_kept == (bool(present_values) and allowed()), op
 
 
@@ -180,7 +180,9 @@ def test_manifests_together_are_pruned_as_each_alone(data: st.DataObject) -> Non
     for _ in range(data.draw(st.integers(0, 12))):
         spec_id = data.draw(st.sampled_from([3, 3, 4, 5]))
         rows = data.draw(PARTITIONS)
-        summaries = [summary(kind, [row[field] for row in rows], javas=True, terse=False) for field, kind in kinds]
+        summaries = [
+            compute_summary(kind, [row[field] for row in rows], javas=True, terse=False) for field, kind in kinds
+        ]
         if spec_id == 4:
             summaries.reverse()
         field_count = data.draw(st.sampled_from([len(kinds), len(kinds), len(kinds) // 2, None]))
@@ -190,7 +192,7 @@ def test_manifests_together_are_pruned_as_each_alone(data: st.DataObject) -> Non
     together = ManifestSummaries(listed_manifests)
     for _ in range(4):
         by_spec = {
-            spec_id: data.draw(expressions(KINDS, terms=False))
+            spec_id: data.draw(draw_expression(KINDS, terms=False))
             for spec_id in data.draw(st.sets(st.sampled_from([3, 4])))
         }
         single_manifests = [

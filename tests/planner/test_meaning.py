@@ -34,7 +34,7 @@ SETS = [Op.IN, Op.NOT_IN]
 ORDERED = [Op.LT, Op.LT_EQ, Op.GT, Op.GT_EQ]
 
 
-def predicate(op: Op, kind: str, *values: Any) -> Bound:
+def build_predicate(op: Op, kind: str, *values: Any) -> Bound:
     return Bound(op, 1, "c", kind, "identity", kind, values)
 
 
@@ -87,20 +87,22 @@ def matches(bound: Bound, value: Any, *, java: bool) -> bool:
     raise AssertionError(op)
 
 
-def predicates_of_kind(kind: str) -> list[Bound]:
+def list_predicates(kind: str) -> list[Bound]:
     literals = [value for value in VALUES[kind] if value == value and value not in (math.inf, -math.inf)]
-    predicates = [predicate(op, kind) for op in (Op.IS_NULL, Op.NOT_NULL)]
+    predicates = [build_predicate(op, kind) for op in (Op.IS_NULL, Op.NOT_NULL)]
     if kind in ("float", "double"):
-        predicates += [predicate(op, kind) for op in (Op.IS_NAN, Op.NOT_NAN)]
+        predicates += [build_predicate(op, kind) for op in (Op.IS_NAN, Op.NOT_NAN)]
     ordered = [] if kind in ("uuid", "boolean") else ORDERED
-    predicates += [predicate(op, kind, value) for op in (*POINTS, *ordered) for value in literals]
+    predicates += [build_predicate(op, kind, value) for op in (*POINTS, *ordered) for value in literals]
     rng = random.Random(kind)
     for op in SETS * 6:
         some_literals = rng.sample(literals, min(len(literals), rng.randint(2, 4)))
         if len(set(some_literals)) == len(some_literals):
-            predicates.append(predicate(op, kind, *sorted(some_literals)))
+            predicates.append(build_predicate(op, kind, *sorted(some_literals)))
     if kind == "string":
-        predicates += [predicate(op, kind, value) for op in (Op.STARTS_WITH, Op.NOT_STARTS_WITH) for value in literals]
+        predicates += [
+            build_predicate(op, kind, value) for op in (Op.STARTS_WITH, Op.NOT_STARTS_WITH) for value in literals
+        ]
     return predicates
 
 
@@ -114,7 +116,7 @@ def is_in_ranges(ranges: KeyRanges, kind: str, value: Any) -> bool:
 
 @pytest.mark.parametrize("kind", VALUES)
 def test_comparison_semantics_match_the_answers_of_their_clients(kind: str) -> None:
-    for bound in predicates_of_kind(kind):
+    for bound in list_predicates(kind):
         for value in (*VALUES[kind], None):
             java, ieee = matches(bound, value, java=True), matches(bound, value, java=False)
             expected = {
@@ -130,16 +132,19 @@ def test_comparison_semantics_match_the_answers_of_their_clients(kind: str) -> N
 
 @pytest.mark.parametrize("op", ORDERED)
 def test_uuid_comparisons_are_left_to_the_reader(op: Op) -> None:
-    assert key_ranges(predicate(op, "uuid", bytes(16)), "uuid", ComparisonSemantics.POSSIBLE) is None
+    assert key_ranges(build_predicate(op, "uuid", bytes(16)), "uuid", ComparisonSemantics.POSSIBLE) is None
 
 
 def test_value_outside_a_narrower_key_type_decides_nothing() -> None:
-    assert key_ranges(predicate(Op.LT, "decimal(38, 0)", 10**30), "decimal(9, 0)", ComparisonSemantics.POSSIBLE) is None
+    assert (
+        key_ranges(build_predicate(Op.LT, "decimal(38, 0)", 10**30), "decimal(9, 0)", ComparisonSemantics.POSSIBLE)
+        is None
+    )
 
 
 def test_literal_of_a_promoted_type_finds_keys_of_the_older_type() -> None:
     keys = keys_of(pa.array([1.5, 2.5], pa.float32()), "float")
-    ranges = key_ranges(predicate(Op.EQ, "double", 2.5), "float", ComparisonSemantics.POSSIBLE)
+    ranges = key_ranges(build_predicate(Op.EQ, "double", 2.5), "float", ComparisonSemantics.POSSIBLE)
     assert ranges is not None
     assert keys.codes is not None
     assert [ranges.contains(int(code)) for code in keys.codes] == [False, True]

@@ -29,7 +29,7 @@ from seamark.metaserver.planner.plan.planner import Planner, open_planner
 from seamark.metaserver.planner.scan.request import ScanRequest
 from seamark.metaserver.settings.settings import Settings
 from tests.planner.lakes.cases import Case, draw_cases
-from tests.planner.lakes.entries import Record, assert_same, entries, read_data_files, read_manifest_list
+from tests.planner.lakes.entries import Record, assert_same, read_data_files, read_entries, read_manifest_list
 from tests.planner.lakes.history import write_random_lake
 from tests.planner.lakes.lake import DataFile
 from tests.planner.lakes.lake import Snapshot as KnownSnapshot
@@ -101,7 +101,7 @@ async def check_case(tables: Tables, case: Case) -> tuple[str, set[str], Counter
     for path, entry in data_files.items():
         assert_same(entry, originals[path], f"{path}\n{note}")
     for row in new_manifests:
-        rows = list(entries(row["path"]))
+        rows = list(read_entries(row["path"]))
         assert {entry["status"] for entry in rows} == {0}, note
         assert (row["added"], row["existing"], row["deleted"]) == (0, len(rows), 0), note
         assert row["existing_rows"] == sum(entry["record_count"] for entry in rows), note
@@ -150,8 +150,8 @@ async def run_campaign(seeds: Sequence[int], per_lake: int, folder: Path, java: 
             queries = []
             for case, (location, _, written_plan) in zip(random_cases, results, strict=True):
                 counts += written_plan
-                request = with_plan_options(case.java_request(), snapshot_id=case.snapshot.id)
-                queries += [request, with_plan_options(request, metadata=location)]
+                request = change_plan_options(case.build_java_request(), snapshot_id=case.snapshot.id)
+                queries += [request, change_plan_options(request, metadata=location)]
             answers = java.plan(queries)
             for case, (_, paths, _), table, plan in zip(
                 random_cases, results, answers[::2], answers[1::2], strict=True
@@ -160,7 +160,7 @@ async def run_campaign(seeds: Sequence[int], per_lake: int, folder: Path, java: 
     return counts
 
 
-def with_plan_options(request: PlanRequest, **options: Any) -> PlanRequest:
+def change_plan_options(request: PlanRequest, **options: Any) -> PlanRequest:
     return PlanRequest(**{**request.__dict__, **options})
 
 
@@ -187,7 +187,7 @@ async def tables(tmp_path: Path) -> AsyncIterator[Tables]:
         yield Tables(planner, PlanWriter(objects, budget_bytes=0, limit_bytes=1 << 30))
 
 
-def some_cases(folder: Path, version: int, count: int = 30) -> list[Case]:
+def draw_lake_cases(folder: Path, version: int, count: int = 30) -> list[Case]:
     """Return cases of one lake of this format version."""
     for seed in range(500, 600):
         if write_random_lake(seed, folder / "look" / str(seed)).version == version:
@@ -195,7 +195,7 @@ def some_cases(folder: Path, version: int, count: int = 30) -> list[Case]:
     raise AssertionError(f"no lake has format version {version}")
 
 
-def metadata_of(case: Case) -> TableMetadata:
+def read_metadata(case: Case) -> TableMetadata:
     location = case.lake.metadata_location
     return decode_table(Path(location.removeprefix("file://")).read_bytes(), location)
 
@@ -204,8 +204,8 @@ async def test_version_1_snapshot_without_a_manifest_list_gets_one_in_the_plan_t
     tables: Tables, tmp_path: Path
 ) -> None:
     planned_count = 0
-    for case in some_cases(tmp_path, 1):
-        metadata = metadata_of(case)
+    for case in draw_lake_cases(tmp_path, 1):
+        metadata = read_metadata(case)
         paths = tuple(row["path"] for row in read_manifest_list(case.snapshot.json["manifest-list"]))
         snapshots = tuple(
             msgspec.structs.replace(snapshot, manifest_list=None, manifests=paths)
@@ -231,8 +231,8 @@ async def test_version_1_snapshot_without_a_manifest_list_gets_one_in_the_plan_t
 
 async def test_files_from_before_an_upgrade_to_version_3_get_no_row_ids(tables: Tables, tmp_path: Path) -> None:
     planned_count = 0
-    for case in some_cases(tmp_path, 2):
-        upgraded = msgspec.structs.replace(metadata_of(case), format_version=3, next_row_id=0)
+    for case in draw_lake_cases(tmp_path, 2):
+        upgraded = msgspec.structs.replace(read_metadata(case), format_version=3, next_row_id=0)
         kept_manifests, plan_table, expected = await tables.plan(case, upgraded)
         assert plan_table.metadata.format_version == 3
         (snapshot,) = plan_table.metadata.snapshots
@@ -247,11 +247,11 @@ async def test_files_from_before_an_upgrade_to_version_3_get_no_row_ids(tables: 
 
 
 async def test_error_names_the_manifest_that_is_truncated_or_missing(tables: Tables, tmp_path: Path) -> None:
-    for case in some_cases(tmp_path, 2):
+    for case in draw_lake_cases(tmp_path, 2):
         kept_manifests, _, _ = await tables.plan(case)
         if kept_manifests.parts:
             break
-    metadata = metadata_of(case)
+    metadata = read_metadata(case)
     snapshot = metadata.snapshot(case.snapshot.id)
     assert snapshot is not None
     file = Path(kept_manifests.parts[0].manifest.manifest_path.removeprefix("file://"))
@@ -265,9 +265,9 @@ async def test_error_names_the_manifest_that_is_truncated_or_missing(tables: Tab
 
 
 async def test_plan_table_has_an_empty_location_that_nobody_cleans_or_writes(tables: Tables, tmp_path: Path) -> None:
-    case = some_cases(tmp_path, 2)[0]
+    case = draw_lake_cases(tmp_path, 2)[0]
     _, plan_table, _ = await tables.plan(case)
-    planned, metadata = plan_table.metadata, metadata_of(case)
+    planned, metadata = plan_table.metadata, read_metadata(case)
     assert planned.properties == {**metadata.properties, "gc.enabled": "false"}
     # Its location is empty, so engines that remove files which the table does not name find nothing.
     assert planned.location.startswith(f"{metadata.location}/_seamark/plans/")

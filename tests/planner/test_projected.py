@@ -23,12 +23,12 @@ from tests.planner.lakes.indexing import IndexedTable, create_namespace, open_pl
 from tests.planner.lakes.tables import Table
 
 
-def index_on(kind: str, term: str, index_kind: str = "bitmap") -> IndexDefinition:
+def build_index(kind: str, term: str, index_kind: str = "bitmap") -> IndexDefinition:
     """Return an index on a column `c` with id 1 that now has this type."""
     return define("i", index_kind, [term], Schema((Field(1, "c", False, kind),), schema_id=1))
 
 
-def equals(value: Any, kind: str, transform: str = "identity", column_id: int = 1) -> Bound:
+def build_equality(value: Any, kind: str, transform: str = "identity", column_id: int = 1) -> Bound:
     """Return an equality bound by a schema in which the column has this type."""
     result_kind = "int" if transform.startswith("bucket") else kind
     return Bound(Op.EQ, column_id, "c", kind, transform, result_kind, (value,))
@@ -51,14 +51,18 @@ def equals(value: Any, kind: str, transform: str = "identity", column_id: int = 
 def test_filter_with_an_older_type_uses_an_index_only_for_values_with_equal_keys(
     filter_kind: str, index_kind: str, term: str, serves: bool
 ) -> None:
-    project_result = project(equals("A" if filter_kind == "string" else 7, filter_kind), [index_on(index_kind, term)])
+    project_result = project(
+        build_equality("A" if filter_kind == "string" else 7, filter_kind), [build_index(index_kind, term)]
+    )
     assert (project_result is not None) == serves
 
 
 def test_composite_key_is_used_only_if_each_part_has_the_filters_type() -> None:
     schema = Schema((Field(1, "c", False, "timestamp"), Field(2, "d", False, "long")), schema_id=1)
     definition = define("i", "record", ["c", "d"], schema)
-    of_old, of_new = (all_of(equals(7, kind), equals(7, "int", column_id=2)) for kind in ("date", "timestamp"))
+    of_old, of_new = (
+        all_of(build_equality(7, kind), build_equality(7, "int", column_id=2)) for kind in ("date", "timestamp")
+    )
     assert project(of_old, [definition]) is None
     assert project(of_new, [definition]) is not None
 
@@ -67,7 +71,7 @@ def test_composite_key_with_many_zeros_is_not_expanded_into_signs() -> None:
     columns = range(1, 23)
     schema = Schema(tuple(Field(number, f"c{number}", False, "double") for number in columns), schema_id=1)
     definition = define("i", "record", [f"c{number}" for number in columns], schema)
-    projected = project(all_of(*(equals(0.0, "double", column_id=number) for number in columns)), [definition])
+    projected = project(all_of(*(build_equality(0.0, "double", column_id=number) for number in columns)), [definition])
     assert projected is not None
     view = TableView((), ())
     probe = Probe(view, projected, {definition.id: Coverage(file_ids_of(view), ())}, {})

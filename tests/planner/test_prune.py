@@ -16,16 +16,16 @@ from seamark.metaserver.index.blocks.encoding import encode_block
 from seamark.metaserver.planner.pruning.file_pruning import IN_LIMIT, narrow_by_stats
 from seamark.metaserver.planner.view.view import ColumnStatistics, PartitionValues, Selection, TableView
 from tests.api.plans.planned import STYLE, build_data_file
-from tests.planner.lakes.kinds import javas_uuid_order
+from tests.planner.lakes.kinds import compute_java_uuid_order
 from tests.planner.lakes.manifests import ADDED, Entry, build_manifest_bytes
 from tests.planner.lakes.metrics import ColumnMetrics
 from tests.planner.test_manifests import build_manifest
 
 ELEMENT = 4
-UUID_ORDERS: tuple[Callable[[bytes], Any], ...] = (bytes, javas_uuid_order)
+UUID_ORDERS: tuple[Callable[[bytes], Any], ...] = (bytes, compute_java_uuid_order)
 
 
-def schema(element: str) -> dict[str, Any]:
+def build_schema(element: str) -> dict[str, Any]:
     tags = {"type": "list", "element-id": ELEMENT, "element": element, "element-required": False}
     return {
         "type": "struct",
@@ -51,7 +51,7 @@ def build_view(*elements: ColumnMetrics, kind: str = "string") -> TableView:
         spec_id=0,
         fields=(),
         kinds={1: "long", 2: "string", ELEMENT: kind},
-        schema=schema(kind),
+        schema=build_schema(kind),
     )
     manifest_file: ManifestFile = build_manifest(None, spec_id=0)
     return TableView([manifest_file], [Block(b"".join(encode_block(decode_manifest(data, "file:///t/m.avro"))))])
@@ -86,7 +86,7 @@ class Uuids:
         self.rng = rng
         # Few values, so that files and literals share halves.
         self.halves = [bytes([first]) + rng.randbytes(7) for first in (0x00, 0x04, 0x05, 0x7F, 0x80, 0x81, 0xFF)]
-        self.held = [[self.any() for _ in range(rng.choice([1, 2, 5]))] for _ in range(300)]
+        self.held = [[self.draw_uuid() for _ in range(rng.choice([1, 2, 5]))] for _ in range(300)]
         metrics = []
         for values in self.held:
             order = rng.choice(UUID_ORDERS)
@@ -95,7 +95,7 @@ class Uuids:
             metrics.append(ColumnMetrics(len(values), 0, None, lower, upper))
         self.view = build_view(*metrics, kind="uuid")
 
-    def any(self) -> bytes:
+    def draw_uuid(self) -> bytes:
         return self.rng.choice(self.halves) + self.rng.choice(self.halves)
 
     def find_remaining(self, op: Op, *values: bytes) -> set[int]:
@@ -122,7 +122,7 @@ def test_uuid_bounds_in_either_order_keep_files_for_readers_of_the_other_order(
     files = Uuids(random.Random(op.value))
     dropped = 0
     for _ in range(40):
-        literal = files.any()
+        literal = files.draw_uuid()
         remaining_files = files.find_remaining(op, literal)
         for order in UUID_ORDERS:
             matching = {

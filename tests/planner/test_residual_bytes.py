@@ -22,7 +22,7 @@ from seamark.formats.iceberg.expressions.residuals import make_tautology, weaken
 from seamark.metaserver.planner.answer.answer import ScanTaskWriter, TaskForm
 from seamark.metaserver.planner.answer.content_files import JAVA, PYICEBERG, STANDARD, ClientDialect, dialect_of
 from tests.planner.lakes.manifests import PartitionField
-from tests.planner.test_answer import block, build_data_file, build_metadata, scan
+from tests.planner.test_answer import build_block, build_data_file, build_metadata, build_scan
 from tests.seeds import quick
 
 BUDGET = 1 << 20
@@ -33,28 +33,28 @@ PYTHON = Schema(
 JSON: TypeAdapter[Any] = TypeAdapter(BooleanExpression)
 
 
-def values(name: str, rng: random.Random, count: int) -> list[Any]:
+def draw_values(name: str, rng: random.Random, count: int) -> list[Any]:
     draw = {"c1": lambda: rng.randrange(10), "c2": lambda: rng.choice("abcdefgh"), "c13": lambda: rng.randrange(9) / 2}
     return [draw[name]() for _ in range(count)]
 
 
-def random_expression(rng: random.Random, depth: int = 0) -> Any:
+def draw_expression(rng: random.Random, depth: int = 0) -> Any:
     if depth < 3 and rng.random() < 0.4:
-        sides = {"left": random_expression(rng, depth + 1), "right": random_expression(rng, depth + 1)}
+        sides = {"left": draw_expression(rng, depth + 1), "right": draw_expression(rng, depth + 1)}
         return {"type": rng.choice(["and", "or"]), **sides}
     name = rng.choice(["c1", "c2", "c13"])
     op = rng.choice(["eq", "not-eq", "lt", "lt-eq", "gt", "gt-eq", "in", "not-in", "is-null", "not-null"])
     document: dict[str, Any] = {"type": op, "term": name}
     if op in ("in", "not-in"):
-        return {**document, "values": values(name, rng, 4)}
-    return document if op.endswith("null") else {**document, "value": values(name, rng, 1)[0]}
+        return {**document, "values": draw_values(name, rng, 4)}
+    return document if op.endswith("null") else {**document, "value": draw_values(name, rng, 1)[0]}
 
 
 @pytest.mark.parametrize("seed", quick(range(8), 3))
 def test_weakened_residual_matches_every_row_of_the_residual_and_is_never_true(seed: int) -> None:
     rng = random.Random(seed)
     for _ in range(60):
-        where = random_expression(rng)
+        where = draw_expression(rng)
         bound = bind(parse_expression(where), TABLE.current_schema, TABLE.schemas, case_sensitive=True)
         if not predicates_of(bound):
             continue
@@ -68,16 +68,16 @@ def test_weakened_residual_matches_every_row_of_the_residual_and_is_never_true(s
             PYTHON, JSON.validate_python(expression_json(make_tautology(predicates_of(bound)[0]))), case_sensitive=True
         )
         for _ in range(40):
-            row = Record(*(rng.choice([None, values(name, rng, 1)[0]]) for name in ("c1", "c2", "c13")))
+            row = Record(*(rng.choice([None, draw_values(name, rng, 1)[0]]) for name in ("c1", "c2", "c13")))
             assert always(row)
             assert evaluator(row) or not strict(row)
 
 
-def answer_of_plan(
+def encode_plan(
     files: int, where: Any, dialect: ClientDialect, *, spec: tuple[PartitionField, ...] = (), exact: bool = False
 ) -> Any:
     entries = [build_data_file(f"f{number}", (number,) if spec else ()) for number in range(files)]
-    plan = scan(build_metadata(spec), [block(entries, 0, spec)], where=where)
+    plan = build_scan(build_metadata(spec), [build_block(entries, 0, spec)], where=where)
     answer = ScanTaskWriter(plan, dialect=dialect, form=TaskForm(residual_bytes=BUDGET, exact_residuals=exact))
     pieces = list(answer.tasks(plan.entry_ids))
     return json.loads(b"[" + b"".join(pieces) + b"]"), sum(map(len, pieces))
@@ -89,7 +89,7 @@ def build_in_filter(count: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("dialect", [STANDARD, JAVA, PYICEBERG])
 def test_residuals_of_all_files_stay_within_the_byte_limit(dialect: ClientDialect) -> None:
-    tasks, size = answer_of_plan(500, build_in_filter(20_000), dialect)
+    tasks, size = encode_plan(500, build_in_filter(20_000), dialect)
     assert size < BUDGET
     residuals = [task.get("residual-filter") for task in tasks]
     span = {
@@ -103,7 +103,7 @@ def test_residuals_of_all_files_stay_within_the_byte_limit(dialect: ClientDialec
 @pytest.mark.parametrize("dialect", [STANDARD, JAVA, PYICEBERG])
 def test_few_files_and_short_filters_keep_their_whole_residual(dialect: ClientDialect) -> None:
     for files, where in ((5, build_in_filter(20_000)), (500, build_in_filter(100))):
-        tasks, _ = answer_of_plan(files, where, dialect)
+        tasks, _ = encode_plan(files, where, dialect)
         assert [task["residual-filter"] for task in tasks] == [where] * files
 
 
@@ -114,31 +114,31 @@ def test_long_residuals_that_differ_by_partition_are_bounded_and_not_all_evaluat
     filter_json: Any = {"type": "eq", "term": "c1", "value": -1}
     for term in terms:
         filter_json = {"type": "or", "left": filter_json, "right": term}
-    tasks, size = answer_of_plan(500, filter_json, dialect, spec=spec)
+    tasks, size = encode_plan(500, filter_json, dialect, spec=spec)
     assert size < BUDGET
     assert all(("residual-filter" in task) is dialect.needs_residuals for task in tasks)
     assert not any(task.get("residual-filter") in (True, False) for task in tasks)
 
 
 def test_long_value_does_not_lengthen_a_required_residual() -> None:
-    tasks, _ = answer_of_plan(500, {"type": "gt", "term": "c2", "value": "x" * 100_000}, PYICEBERG)
+    tasks, _ = encode_plan(500, {"type": "gt", "term": "c2", "value": "x" * 100_000}, PYICEBERG)
     assert tasks[0]["residual-filter"] == {"type": "not-null", "term": "c2"}
 
 
 @pytest.mark.parametrize("dialect", quick([STANDARD, JAVA, PYICEBERG], 1))
 def test_exact_residuals_are_never_shortened(dialect: ClientDialect) -> None:
-    tasks, _ = answer_of_plan(500, build_in_filter(20_000), dialect, exact=True)
+    tasks, _ = encode_plan(500, build_in_filter(20_000), dialect, exact=True)
     assert [task["residual-filter"] for task in tasks] == [build_in_filter(20_000)] * 500
 
 
 @pytest.mark.parametrize("count", [10, 100, 1_000, 20_000, 190_000])
 def test_exact_residuals_of_one_answer_stay_within_the_byte_limit(count: int) -> None:
     table = build_metadata((), kinds={1: "long"})
-    plan = scan(table, [block([build_data_file("f")], 0)], where=build_in_filter(count))
+    plan = build_scan(table, [build_block([build_data_file("f")], 0)], where=build_in_filter(count))
     form = TaskForm(residual_bytes=BUDGET, exact_residuals=True)
     maximum = ScanTaskWriter(plan, dialect=JAVA, form=form).files_max
     if maximum is not None:
-        _, size = answer_of_plan(maximum, build_in_filter(count), JAVA, exact=True)
+        _, size = encode_plan(maximum, build_in_filter(count), JAVA, exact=True)
         json_size = len(json.dumps(build_in_filter(count), separators=(",", ":")))
         assert maximum == 1 or maximum * json_size <= BUDGET < (maximum + 1) * json_size
         assert size < max(BUDGET, json_size) + maximum * 1000
@@ -152,7 +152,7 @@ def test_unbindable_residual_is_true_for_java_whole_for_pyiceberg_and_else_omitt
     filter.
     """
     named_metadata = build_metadata((), kinds={1: "long"})
-    plan = scan(named_metadata, [block([build_data_file("f")], 0)], where=build_in_filter(3))
+    plan = build_scan(named_metadata, [build_block([build_data_file("f")], 0)], where=build_in_filter(3))
     [field] = named_metadata.current_schema.fields
     renamed_schema = replace(named_metadata.current_schema, fields=(replace(field, name="other"),))
     plan.metadata = replace(named_metadata, schemas=(renamed_schema,))

@@ -81,7 +81,7 @@ def matches(where: Any, row: dict[int, Any], names: dict[str, int]) -> bool:
     return bool({"eq": value == known_value, "lt": value < known_value, "gt-eq": value >= known_value}[where["type"]])
 
 
-def table(schemas: list[list[Column]], last_id: int) -> TableMetadata:
+def build_table(schemas: list[list[Column]], last_id: int) -> TableMetadata:
     """Return a table whose one snapshot has the first schema. The last schema is current."""
     document = {
         "format-version": 2,
@@ -128,7 +128,7 @@ def _check_reused_names(seed: int) -> None:
     for _ in range(rng.randint(1, 4)):
         columns, last_id = evolve_columns(rng, schemas[-1], last_id)
         schemas.append(columns)
-    metadata = table(schemas, last_id)
+    metadata = build_table(schemas, last_id)
     context = f"seed {seed}: {schemas}"
     for _ in range(10):
         meant = rng.choice([schemas[0], schemas[-1]])  # VERSION AS OF the snapshot, and the current table

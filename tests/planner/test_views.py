@@ -184,13 +184,13 @@ async def test_next_plan_starts_again_when_all_waiters_were_cancelled(tmp_path: 
 # The memory budget
 
 
-def blocks_alive(folder: Path) -> list[Block]:
+def list_live_blocks(folder: Path) -> list[Block]:
     """Return the live blocks of tables in this folder; servers of earlier tests may not be collected yet."""
     gc.collect()
     return [item for item in gc.get_objects() if isinstance(item, Block) and str(folder) in item.location]
 
 
-async def sizes(folder: Path, tables: list[Table]) -> list[int]:
+async def list_sizes_bytes(folder: Path, tables: list[Table]) -> list[int]:
     """Return the bytes of each table's blocks."""
     results = []
     async with open_test_planner(folder) as planner:
@@ -204,7 +204,7 @@ async def sizes(folder: Path, tables: list[Table]) -> list[int]:
 
 async def test_memory_stays_within_the_budget_and_answers_stay_right(tmp_path: Path) -> None:
     tables = [create_filled_table(tmp_path / f"t{n}", days=2 + n, per_day=40)[0] for n in range(6)]
-    expected = await sizes(tmp_path, tables)
+    expected = await list_sizes_bytes(tmp_path, tables)
     budget = max(expected) + sum(expected) // 3
     rng, decoded_count = random.Random(4), 0
     async with open_test_planner(tmp_path, plan_memory_bytes=budget) as planner:
@@ -228,7 +228,7 @@ async def test_memory_account_counts_the_blocks_that_are_alive(tmp_path: Path) -
     tables = [create_filled_table(tmp_path / f"t{n}", days=3)[0] for n in range(3)]
     async with open_test_planner(tmp_path) as planner:
         held_plans = [await plan_table(planner, table, make_between(1, 25)) for table in tables]
-        live_blocks = blocks_alive(tmp_path)
+        live_blocks = list_live_blocks(tmp_path)
         assert len(live_blocks) == planner.stats().blocks == 9
         assert sum(block.size_bytes for block in live_blocks) == planner.stats().live_bytes
         watch = [weakref.ref(block) for block in live_blocks]
@@ -244,7 +244,7 @@ async def test_memory_account_counts_the_blocks_that_are_alive(tmp_path: Path) -
 
 async def test_principal_that_plans_many_tables_evicts_its_own_views(tmp_path: Path) -> None:
     tables = [create_filled_table(tmp_path / f"t{n}", days=2, per_day=40)[0] for n in range(12)]
-    expected = await sizes(tmp_path, tables)
+    expected = await list_sizes_bytes(tmp_path, tables)
     rng = random.Random(5)
 
     async def plan_numbers(planner: Planner, principal: str, numbers_planned: list[int]) -> None:
@@ -301,7 +301,7 @@ async def test_adding_a_view_examines_no_other_view(tmp_path: Path, monkeypatch:
 
 async def test_single_principal_can_use_the_whole_budget(tmp_path: Path) -> None:
     tables = [create_filled_table(tmp_path / f"t{n}", days=2, per_day=40)[0] for n in range(8)]
-    expected = await sizes(tmp_path, tables)
+    expected = await list_sizes_bytes(tmp_path, tables)
     async with open_test_planner(tmp_path, plan_memory_bytes=2 * sum(expected)) as planner:
         for _ in range(2):
             for principal, table in zip("aaaaaaab", tables, strict=True):
@@ -323,7 +323,7 @@ async def test_view_larger_than_the_budget_is_planned_and_released(tmp_path: Pat
 async def test_snapshots_that_share_all_blocks_are_evicted_too(tmp_path: Path) -> None:
     """A view needs memory besides its blocks; a thousand snapshots of one table must not accumulate without limit."""
     table, manifests = create_filled_table(tmp_path / "t", days=40, per_day=2)
-    blocks = (await sizes(tmp_path, [table]))[0]
+    blocks = (await list_sizes_bytes(tmp_path, [table]))[0]
     for snapshot_id in range(2, 102):
         table.commit(snapshot_id, manifests)
     metadata = table.metadata
@@ -350,27 +350,27 @@ async def test_closed_planners_leave_no_thread_file_or_mapping(tmp_path: Path) -
     table, _ = create_filled_table(tmp_path / "t", days=1, per_day=8000)
     process = psutil.Process()
 
-    def mappings() -> int:
+    def count_mappings() -> int:
         return Path("/proc/self/maps").read_text().count(str(tmp_path))
 
-    def resources() -> tuple[int, set[str], int]:
+    def count_resources() -> tuple[int, set[str], int]:
         gc.collect()
         # The event loop's own threads stay.
         names = {thread.name for thread in threading.enumerate() if not thread.name.startswith("asyncio_")}
-        return process.num_fds(), names, mappings()
+        return process.num_fds(), names, count_mappings()
 
     async def cycle() -> int:
         async with open_test_planner(tmp_path, plan_disk_bytes=64 << 20) as planner:
             scan = await plan_table(planner, table, make_between(10, 20))
             assert list_file_numbers(scan) == list(range(10, 21))
             assert planner.stats().decoded in (0, 1)
-            return mappings()
+            return count_mappings()
 
     await cycle()
-    before = resources()
+    before = count_resources()
     mapping_counts = [await cycle() for _ in range(50)]
     assert min(mapping_counts) >= 1, "blocks from the folder are mapped"
-    after = resources()
+    after = count_resources()
     assert after[0] < before[0] + 25  # A leak grows each time; memory of other tests may be released meanwhile.
     assert after[1] <= before[1]
     assert after[2] == before[2]

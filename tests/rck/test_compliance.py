@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.rck.kit import DISABLED_BY_THE_KIT, run_kit
-from tests.services.java import java_fixture
+from tests.services.java import run_java_fixture
 from tests.services.seamark import Seamark
 
 # The kit creates its tables at file:/tmp/<namespace>/<table>, outside any warehouse. It also requires a report of a
@@ -39,7 +39,7 @@ def test_compliance_kit_passes_on_an_empty_server(
 @pytest.mark.timeout(900)
 def test_kit_runner_reports_the_known_failures_of_the_java_server(tmp_path: Path) -> None:
     """The Java server fails known tests, which shows that the runner reports failures."""
-    with java_fixture(tmp_path / "warehouse", log=tmp_path / "java.log") as base_url:
+    with run_java_fixture(tmp_path / "warehouse", log=tmp_path / "java.log") as base_url:
         report = run_kit(base_url, tmp_path / "rck")
     assert report.tests == 157
     assert "Namespace does not exist: non-existing" in report.failed["tableCreationWithoutNamespace()"]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.recovery.test_recovery import contents_by_uuid, forget_database, rebuild, run
+from tests.recovery.test_recovery import forget_database, index_by_uuid, rebuild, run_command
 from tests.recovery.test_transfer import read_sqlite_content
 from tests.recovery.world import RandomCatalog, list_catalog
 from tests.seeds import examples, first_seed
@@ -37,7 +37,7 @@ def kill_command(folder: Path, delay_s: float, *arguments: str) -> bool:
         return process.wait(30) != 0
 
 
-def measure(action: Callable[[], Any]) -> float:
+def measure_s(action: Callable[[], Any]) -> float:
     begun_s = time.monotonic()
     action()
     return time.monotonic() - begun_s
@@ -55,27 +55,29 @@ def test_killed_rebuild_is_continued_by_the_next_run(catalog: tuple[Path, dict[s
     home, _ = catalog
     rng = random.Random(first_seed())
     forget_database(home)
-    lasts_s = measure(lambda: rebuild(home))
+    lasts_s = measure_s(lambda: rebuild(home))
     with Seamark(home) as server:
-        expected = contents_by_uuid(list_catalog(server.base_url))
+        expected = index_by_uuid(list_catalog(server.base_url))
     for _ in range(KILLS):
         forget_database(home)
         kill_command(tmp_path, rng.uniform(0, lasts_s), "rebuild", "--home", str(home))
         kill_command(tmp_path, rng.uniform(0, lasts_s), "rebuild", "--home", str(home))
         rebuild(home)
         with Seamark(home) as server:
-            assert contents_by_uuid(list_catalog(server.base_url)) == expected
+            assert index_by_uuid(list_catalog(server.base_url)) == expected
 
 
 def test_killed_restore_and_migration_leave_the_old_state(catalog: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     home, before = catalog
     database, file, target = home / "seamark.db", tmp_path / "backup", tmp_path / "target.db"
     rng = random.Random(first_seed())
-    lasts_s = measure(lambda: run(home, "backup", str(file)))
+    lasts_s = measure_s(lambda: run_command(home, "backup", str(file)))
     backed_up = read_sqlite_content(database)
     for _ in range(KILLS):
         with closing(sqlite3.connect(database)) as connection, connection:
-            connection.execute("INSERT OR IGNORE INTO grants VALUES ('after the backup', '', 'reader')")
+            connection.execute(
+                "INSERT OR IGNORE INTO grants VALUES ('after the backup', 'reader', '', 'namespace', '', 0)"
+            )
         later_content = read_sqlite_content(database)
         delay_s = rng.uniform(0, 1.5 * lasts_s)
         kill_command(tmp_path, delay_s, "restore", str(file), "--home", str(home), "--overwrite")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.recovery.many_tables import write_tables
-from tests.recovery.world import Listing, RandomCatalog, list_catalog, list_pointers, location_of, uuid_of
+from tests.recovery.world import Listing, RandomCatalog, get_location, get_uuid, list_catalog, list_pointers
 from tests.seeds import first_seed
 from tests.services.command import run_seamark
 from tests.services.s3 import S3
@@ -21,7 +21,7 @@ from tests.services.seamark import SHARED_KEY, Seamark
 ACTIONS = 60
 
 
-def run(home: Path, *arguments: str, code: int = 0, env: Mapping[str, str] | None = None) -> str:
+def run_command(home: Path, *arguments: str, code: int = 0, env: Mapping[str, str] | None = None) -> str:
     environment = {"SEAMARK_ENCRYPTION_KEY": SHARED_KEY, **(env or {})}
     completed = run_seamark(*arguments, "--home", str(home), env=environment)
     assert completed.returncode == code, completed.stdout + completed.stderr
@@ -34,7 +34,7 @@ def forget_database(home: Path) -> None:
 
 
 def rebuild(home: Path, *arguments: str) -> Any:
-    return json.loads(run(home, "rebuild", "--json", *arguments))
+    return json.loads(run_command(home, "rebuild", "--json", *arguments))
 
 
 def drop_locations(listing: Listing) -> Listing:
@@ -51,13 +51,13 @@ def test_backup_of_a_running_server_is_restored_equal(tmp_path: Path, seed: int)
     with Seamark(home) as server:
         world = RandomCatalog(server.base_url, seed)
         world.run(ACTIONS)
-        run(home, "backup", str(file))
+        run_command(home, "backup", str(file))
         before = list_catalog(server.base_url)
         world.run(ACTIONS)
     refusal = run_seamark("restore", str(file), "--home", str(home))
     assert refusal.returncode == 2
     assert "--overwrite" in refusal.stderr
-    run(home, "restore", str(file), "--overwrite")
+    run_command(home, "restore", str(file), "--overwrite")
     with Seamark(home) as server:
         assert list_catalog(server.base_url) == before
 
@@ -67,7 +67,7 @@ def test_restore_advances_pointers_and_rebuild_adds_later_tables(tmp_path: Path,
     with Seamark(home) as server:
         world = RandomCatalog(server.base_url, seed)
         world.run(ACTIONS)
-        run(home, "backup", str(file))
+        run_command(home, "backup", str(file))
         before = list_catalog(server.base_url)
         for _ in range(ACTIONS):
             world.commit()
@@ -78,12 +78,12 @@ def test_restore_advances_pointers_and_rebuild_adds_later_tables(tmp_path: Path,
         name for kind in ("table", "view") for name in before[kind] if before[kind][name] != after[kind][name]
     }
     assert changed_names
-    report = json.loads(run(home, "restore", str(file), "--overwrite", "--json"))
+    report = json.loads(run_command(home, "restore", str(file), "--overwrite", "--json"))
     assert {later["name"] for later in report["later"]} == changed_names
     assert not any(later["is-advanced"] for later in report["later"])
     with Seamark(home) as server:
         assert list_catalog(server.base_url) == before
-    advanced = json.loads(run(home, "restore", str(file), "--overwrite", "--advance", "--json"))
+    advanced = json.loads(run_command(home, "restore", str(file), "--overwrite", "--advance", "--json"))
     assert {later["name"] for later in advanced["later"] if later["is-advanced"]} == changed_names
     assert not advanced["findings"]
     rebuild(home)
@@ -99,10 +99,10 @@ def test_migration_to_postgres_and_back_keeps_the_catalog(tmp_path: Path, seed: 
         refusal = run_seamark("migrate", "--to", postgres_url, "--home", str(home))
         assert refusal.returncode == 2
         assert "Another server runs" in refusal.stderr
-    run(home, "migrate", "--to", postgres_url)
+    run_command(home, "migrate", "--to", postgres_url)
     with Seamark(home, database=postgres_url) as server:
         assert list_catalog(server.base_url) == before
-    run(home, "migrate", "--database", postgres_url, "--to", restored)
+    run_command(home, "migrate", "--database", postgres_url, "--to", restored)
     with Seamark(home, database=restored) as server:
         assert list_catalog(server.base_url) == before
         RandomCatalog(server.base_url, seed + 1)
@@ -123,8 +123,8 @@ def test_rebuild_finds_the_catalog_in_the_warehouse(tmp_path: Path, seed: int) -
     }
     with Seamark(home) as server:
         after = list_catalog(server.base_url)
-    rebuilt = contents_by_uuid(after)
-    for uuid, content in contents_by_uuid(before).items():
+    rebuilt = index_by_uuid(after)
+    for uuid, content in index_by_uuid(before).items():
         assert rebuilt[uuid] == content
     assert after["namespace"].keys() <= before["namespace"].keys()
     assert rebuild(home)["registered"] == []
@@ -137,7 +137,7 @@ def test_rebuild_with_chosen_names_restores_the_catalog(tmp_path: Path, seed: in
         world.run(3 * ACTIONS)
         before = list_catalog(server.base_url)
     names = {
-        location_of(kind, content): name for kind in ("table", "view") for name, content in before[kind].items()
+        get_location(kind, content): name for kind in ("table", "view") for name, content in before[kind].items()
     } | {row["metadata-location"]: None for row in before["dropped"].values()}
     (tmp_path / "names.json").write_text(json.dumps(names))
     database = (home / "seamark.db").read_bytes()
@@ -151,9 +151,9 @@ def test_rebuild_with_chosen_names_restores_the_catalog(tmp_path: Path, seed: in
         assert after[kind] == before[kind]
 
 
-def contents_by_uuid(listing: Listing) -> dict[str, Any]:
+def index_by_uuid(listing: Listing) -> dict[str, Any]:
     return {
-        uuid_of(kind, content): content for kind in ("table", "view", "function") for content in listing[kind].values()
+        get_uuid(kind, content): content for kind in ("table", "view", "function") for content in listing[kind].values()
     }
 
 
@@ -161,11 +161,11 @@ def test_rebuild_after_a_lost_home_needs_only_the_warehouse(tmp_path: Path, seed
     home, warehouse = tmp_path / "home", f"file://{tmp_path / 'lake'}"
     with Seamark(home, warehouse=warehouse) as server:
         RandomCatalog(server.base_url, seed).run(ACTIONS)
-        before = contents_by_uuid(list_catalog(server.base_url))
+        before = index_by_uuid(list_catalog(server.base_url))
     shutil.rmtree(home)
-    run(home, "rebuild", "--warehouse", warehouse)
+    run_command(home, "rebuild", "--warehouse", warehouse)
     with Seamark(home, warehouse=warehouse) as server:
-        after = contents_by_uuid(list_catalog(server.base_url))
+        after = index_by_uuid(list_catalog(server.base_url))
     assert {uuid: after[uuid] for uuid in before} == before
 
 
@@ -176,10 +176,10 @@ def test_ten_thousand_tables_are_rebuilt_copied_and_restored(tmp_path: Path, pos
     rebuild_report = rebuild(home)
     assert {each["name"]: each["location"] for each in rebuild_report["registered"]} == expected
     assert rebuild_report["findings"] == []
-    run(home, "migrate", "--to", postgres_url)
-    run(home, "backup", str(file), "--database", postgres_url)
+    run_command(home, "migrate", "--to", postgres_url)
+    run_command(home, "backup", str(file), "--database", postgres_url)
     forget_database(home)
-    assert json.loads(run(home, "restore", str(file), "--json"))["later"] == []
+    assert json.loads(run_command(home, "restore", str(file), "--json"))["later"] == []
     for database in ("", postgres_url):
         with Seamark(home, database=database) as server:
             assert list_pointers(server.base_url) == expected
@@ -187,12 +187,12 @@ def test_ten_thousand_tables_are_rebuilt_copied_and_restored(tmp_path: Path, pos
 
 @pytest.mark.slow
 def test_rebuild_finds_the_catalog_in_a_bucket(tmp_path: Path, seed: int, s3: S3, s3_bucket: str) -> None:
-    home, warehouse, env = tmp_path / "home", f"s3://{s3_bucket}/lake", s3.seamark_env()
+    home, warehouse, env = tmp_path / "home", f"s3://{s3_bucket}/lake", s3.build_seamark_env()
     with Seamark(home, warehouse=warehouse, env=env) as server:
         RandomCatalog(server.base_url, seed).run(ACTIONS)
-        before = contents_by_uuid(list_catalog(server.base_url))
+        before = index_by_uuid(list_catalog(server.base_url))
     forget_database(home)
-    run(home, "rebuild", "--warehouse", warehouse, env=env)
+    run_command(home, "rebuild", "--warehouse", warehouse, env=env)
     with Seamark(home, warehouse=warehouse, env=env) as server:
-        after = contents_by_uuid(list_catalog(server.base_url))
+        after = index_by_uuid(list_catalog(server.base_url))
     assert {uuid: after[uuid] for uuid in before} == before

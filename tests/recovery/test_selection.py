@@ -26,7 +26,7 @@ def has_folder_of_its_uuid(file: FoundFile) -> bool:
     return file.table_location.endswith(file.uuid.replace("-", ""))
 
 
-def overlap(location: FoundFile, other: FoundFile) -> bool:
+def is_overlapping(location: FoundFile, other: FoundFile) -> bool:
     first, second = f"{location.table_location}/", f"{other.table_location}/"
     return first.startswith(second) or second.startswith(first)
 
@@ -46,9 +46,9 @@ def test_selected_locations_never_overlap_and_own_folders_win(round_: int) -> No
         files.append(make_file(location, table_uuid))
     selected = [candidate.file for candidate in select(files, WAREHOUSE, {}).candidates]
     for file in selected:
-        assert not any(overlap(file, other) for other in selected if other is not file), (file, selected)
+        assert not any(is_overlapping(file, other) for other in selected if other is not file), (file, selected)
     for file in files:
-        rivals = [other for other in files if other is not file and overlap(file, other)]
+        rivals = [other for other in files if other is not file and is_overlapping(file, other)]
         if not rivals:
             assert file in selected
         if has_folder_of_its_uuid(file) and not any(

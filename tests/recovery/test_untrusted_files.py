@@ -39,7 +39,7 @@ class Warehouse:
     def root(self) -> Path:
         return self.home / "warehouse"
 
-    def metadata(self, name: str) -> Json:
+    def read_metadata(self, name: str) -> Json:
         return json.loads(self.file(name).read_bytes())
 
     def file(self, name: str) -> Path:
@@ -70,15 +70,15 @@ class Warehouse:
             unnamed = {row[0] for row in connection.execute("SELECT uuid FROM retained")}
         for name in self.tables:
             folder, own_uuid = f"file://{self.folder(name)}", self.tables[name]["metadata"]["table-uuid"]
-            owners = {owner for owner, location in claims if overlap(location, folder)}
+            owners = {owner for owner, location in claims if is_overlapping(location, folder)}
             assert owners, f"{name} has no claim"
             assert owners <= {own_uuid, *unnamed}, (name, owners)
 
-    def registered_locations(self, rebuild_report: Json) -> dict[str, str]:
+    def list_registered_locations(self, rebuild_report: Json) -> dict[str, str]:
         return {each["name"]: each["location"] for each in rebuild_report["registered"]}
 
 
-def overlap(location: str, other: str) -> bool:
+def is_overlapping(location: str, other: str) -> bool:
     return f"{location}/".startswith(f"{other}/") or f"{other}/".startswith(f"{location}/")
 
 
@@ -103,18 +103,20 @@ def list_reasons(rebuild_report: Json, location: str) -> list[str]:
 
 
 def write_uuid_of_another_table(warehouse: Warehouse) -> str:
-    metadata = warehouse.metadata("theirs.u") | {"table-uuid": warehouse.metadata("ours.t")["table-uuid"]}
+    metadata = warehouse.read_metadata("theirs.u") | {"table-uuid": warehouse.read_metadata("ours.t")["table-uuid"]}
     return warehouse.write(
-        warehouse.folder("theirs.u") / "x" / "metadata", metadata | {"location": location_in_other_folder(warehouse)}, 9
+        warehouse.folder("theirs.u") / "x" / "metadata",
+        metadata | {"location": build_location_in_other_folder(warehouse)},
+        9,
     )
 
 
-def location_in_other_folder(warehouse: Warehouse) -> str:
+def build_location_in_other_folder(warehouse: Warehouse) -> str:
     return f"file://{warehouse.folder('theirs.u')}/x"
 
 
 def write_location_of_another_table(warehouse: Warehouse) -> str:
-    metadata = warehouse.metadata("theirs.u") | {
+    metadata = warehouse.read_metadata("theirs.u") | {
         "location": f"file://{warehouse.folder('ours.t')}",
         "table-uuid": NOWHERE_UUID,
     }
@@ -122,7 +124,7 @@ def write_location_of_another_table(warehouse: Warehouse) -> str:
 
 
 def write_location_around_all_tables(warehouse: Warehouse) -> str:
-    metadata = warehouse.metadata("theirs.u") | {
+    metadata = warehouse.read_metadata("theirs.u") | {
         "location": f"file://{warehouse.root}/ours",
         "table-uuid": NOWHERE_UUID,
     }
@@ -130,25 +132,25 @@ def write_location_around_all_tables(warehouse: Warehouse) -> str:
 
 
 def write_path_of_another_table(warehouse: Warehouse) -> str:
-    metadata = warehouse.metadata("theirs.u")
+    metadata = warehouse.read_metadata("theirs.u")
     metadata["properties"] |= {"write.data.path": f"file://{warehouse.folder('ours.t')}/data"}
     return warehouse.write(warehouse.folder("theirs.u") / "metadata", metadata, 99)
 
 
 def write_path_of_a_future_table(warehouse: Warehouse) -> str:
-    metadata = warehouse.metadata("theirs.u")
+    metadata = warehouse.read_metadata("theirs.u")
     metadata["properties"] |= {"write.metadata.path": f"file://{warehouse.root}/ours/later"}
     return warehouse.write(warehouse.folder("theirs.u") / "metadata", metadata, 99)
 
 
 def write_table_inside_a_table(warehouse: Warehouse) -> str:
     inside = f"{warehouse.folder('theirs.u')}/evil-{NOWHERE_UUID.replace('-', '')}"
-    metadata = warehouse.metadata("theirs.u") | {"location": f"file://{inside}", "table-uuid": NOWHERE_UUID}
+    metadata = warehouse.read_metadata("theirs.u") | {"location": f"file://{inside}", "table-uuid": NOWHERE_UUID}
     return warehouse.write(Path(inside) / "metadata", metadata, 0)
 
 
 def write_location_outside_the_warehouse(warehouse: Warehouse) -> str:
-    metadata = warehouse.metadata("theirs.u") | {"location": "file:///etc", "table-uuid": NOWHERE_UUID}
+    metadata = warehouse.read_metadata("theirs.u") | {"location": "file:///etc", "table-uuid": NOWHERE_UUID}
     return warehouse.write(warehouse.folder("theirs.u") / "metadata", metadata, 99)
 
 
@@ -168,53 +170,59 @@ def test_written_file_does_not_take_files_of_another_table(
 ) -> None:
     location = write(warehouse)
     rebuild_report = warehouse.rebuild()
-    assert warehouse.registered_locations(rebuild_report)["ours.t"] == warehouse.tables["ours.t"]["metadata-location"]
-    assert location not in warehouse.registered_locations(rebuild_report).values()
+    assert (
+        warehouse.list_registered_locations(rebuild_report)["ours.t"] == warehouse.tables["ours.t"]["metadata-location"]
+    )
+    assert location not in warehouse.list_registered_locations(rebuild_report).values()
     assert list_reasons(rebuild_report, location)
 
 
 def test_copied_uuid_is_reported_and_a_choice_solves_it(warehouse: Warehouse, tmp_path: Path) -> None:
     location, own_table = write_uuid_of_another_table(warehouse), warehouse.tables["ours.t"]["metadata-location"]
     rebuild_report = warehouse.rebuild()
-    assert "ours.t" not in warehouse.registered_locations(rebuild_report)
+    assert "ours.t" not in warehouse.list_registered_locations(rebuild_report)
     assert "Several folders" in list_reasons(rebuild_report, location)[0]
     assert "Several folders" in list_reasons(rebuild_report, own_table)[0]
     (tmp_path / "names").write_text(json.dumps({own_table: "ours.t", location: None}))
     rebuild_report = rebuild(warehouse.home, "--names", str(tmp_path / "names"))
-    assert warehouse.registered_locations(rebuild_report) == {"ours.t": own_table}
+    assert warehouse.list_registered_locations(rebuild_report) == {"ours.t": own_table}
     warehouse.check_claims()
 
 
 def test_rebuild_reports_two_newest_files_and_registers_neither(warehouse: Warehouse) -> None:
     newest = warehouse.tables["ours.t"]["metadata-location"]
-    metadata = warehouse.metadata("ours.t")
+    metadata = warehouse.read_metadata("ours.t")
     metadata["properties"]["p"] = "another commit"
     location = warehouse.write(warehouse.folder("ours.t") / "metadata", metadata, 2)
     rebuild_report = warehouse.rebuild()
-    assert "ours.t" not in warehouse.registered_locations(rebuild_report)
+    assert "ours.t" not in warehouse.list_registered_locations(rebuild_report)
     assert "Several files may be the newest" in list_reasons(rebuild_report, location)[0]
     assert "Several files may be the newest" in list_reasons(rebuild_report, newest)[0]
     names = warehouse.home / "names"
     names.write_text(json.dumps({location: "ours.t", newest: None, f"{newest}x": "ours.x"}))
     rebuild_report = rebuild(warehouse.home, "--names", str(names))
-    assert warehouse.registered_locations(rebuild_report) == {"ours.t": location}
+    assert warehouse.list_registered_locations(rebuild_report) == {"ours.t": location}
     assert [finding["location"] for finding in rebuild_report["findings"]] == [f"{newest}x"]
 
 
 def test_rebuild_leaves_out_an_orphan_with_an_earlier_number(warehouse: Warehouse) -> None:
-    metadata = warehouse.metadata("ours.t") | {"last-updated-ms": warehouse.metadata("ours.t")["last-updated-ms"] - 1}
+    metadata = warehouse.read_metadata("ours.t") | {
+        "last-updated-ms": warehouse.read_metadata("ours.t")["last-updated-ms"] - 1
+    }
     warehouse.write(warehouse.folder("ours.t") / "metadata", metadata | {"metadata-log": []}, 1)
     rebuild_report = warehouse.rebuild()
-    assert warehouse.registered_locations(rebuild_report)["ours.t"] == warehouse.tables["ours.t"]["metadata-location"]
+    assert (
+        warehouse.list_registered_locations(rebuild_report)["ours.t"] == warehouse.tables["ours.t"]["metadata-location"]
+    )
 
 
 def test_commit_after_a_registered_older_file_is_not_overlooked(warehouse: Warehouse) -> None:
     """The number of such a commit is lower than that of the newest file, and only its time is later."""
-    metadata = warehouse.metadata("ours.t") | {
-        "last-updated-ms": warehouse.metadata("ours.t")["last-updated-ms"] + 1000
+    metadata = warehouse.read_metadata("ours.t") | {
+        "last-updated-ms": warehouse.read_metadata("ours.t")["last-updated-ms"] + 1000
     }
     warehouse.write(warehouse.folder("ours.t") / "metadata", metadata | {"metadata-log": []}, 1)
-    assert "ours.t" not in warehouse.registered_locations(warehouse.rebuild())
+    assert "ours.t" not in warehouse.list_registered_locations(warehouse.rebuild())
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"table-uuid": "x"}', b"\x1f\x8b" + bytes(100), b"[" * 100_000])
@@ -222,7 +230,7 @@ def test_damaged_newest_file_is_reported(warehouse: Warehouse, content: bytes) -
     path = warehouse.folder("ours.t") / "metadata" / f"00007-{uuid.uuid4()}.metadata.json"
     path.write_bytes(content)
     rebuild_report = warehouse.rebuild()
-    assert "ours.t" not in warehouse.registered_locations(rebuild_report)
+    assert "ours.t" not in warehouse.list_registered_locations(rebuild_report)
     assert list_reasons(rebuild_report, f"file://{path}")
     assert (
         "A later file cannot be used"
@@ -233,15 +241,15 @@ def test_damaged_newest_file_is_reported(warehouse: Warehouse, content: bytes) -
 def test_folder_with_damaged_files_only_stays_claimed(warehouse: Warehouse) -> None:
     for path in (warehouse.folder("ours.t") / "metadata").iterdir():
         path.write_bytes(b"{")
-    assert set(warehouse.registered_locations(warehouse.rebuild())) == {"theirs.u"}
+    assert set(warehouse.list_registered_locations(warehouse.rebuild())) == {"theirs.u"}
     with closing(sqlite3.connect(warehouse.home / "seamark.db")) as connection:
         assert connection.execute("SELECT count(*) FROM retained").fetchone() == (1,)
 
 
 def test_overwritten_newest_file_is_reported(warehouse: Warehouse) -> None:
-    warehouse.file("ours.t").write_text(json.dumps(warehouse.metadata("theirs.u")))
+    warehouse.file("ours.t").write_text(json.dumps(warehouse.read_metadata("theirs.u")))
     rebuild_report = warehouse.rebuild()
-    assert "ours.t" not in warehouse.registered_locations(rebuild_report)
+    assert "ours.t" not in warehouse.list_registered_locations(rebuild_report)
     assert "was overwritten" in list_reasons(rebuild_report, warehouse.tables["ours.t"]["metadata-location"])[0]
 
 
@@ -252,7 +260,7 @@ def test_links_are_not_followed(warehouse: Warehouse) -> None:
     link = warehouse.folder("theirs.u") / "metadata" / "00009-link.metadata.json"
     os.symlink(warehouse.file("ours.t"), link)
     rebuild_report = warehouse.rebuild()
-    assert set(warehouse.registered_locations(rebuild_report)) == {"ours.t", "theirs.u"}
+    assert set(warehouse.list_registered_locations(rebuild_report)) == {"ours.t", "theirs.u"}
     assert rebuild_report["findings"] == []
 
 
@@ -263,13 +271,13 @@ def test_two_tables_with_one_name_are_reported(warehouse: Warehouse) -> None:
         status, second_table = client.create_table("t", "ours")
         assert status == 200
     rebuild_report = warehouse.rebuild()
-    assert set(warehouse.registered_locations(rebuild_report)) == {"theirs.u"}
+    assert set(warehouse.list_registered_locations(rebuild_report)) == {"theirs.u"}
     for location in (second_table["metadata-location"], warehouse.tables["ours.t"]["metadata-location"]):
         assert "Several tables, views or functions have this name" in list_reasons(rebuild_report, location)[0]
 
 
 def test_stream_table_is_registered_only_without_a_log(warehouse: Warehouse) -> None:
-    metadata = warehouse.metadata("ours.t")
+    metadata = warehouse.read_metadata("ours.t")
     snapshot = {
         "snapshot-id": 1,
         "sequence-number": 1,
@@ -286,7 +294,7 @@ def test_stream_table_is_registered_only_without_a_log(warehouse: Warehouse) -> 
     location = warehouse.write(warehouse.folder("ours.t") / "metadata", metadata, 3)
     (warehouse.home / "streams").mkdir(exist_ok=True)
     rebuild_report = warehouse.rebuild()
-    assert "ours.t" not in warehouse.registered_locations(rebuild_report)
+    assert "ours.t" not in warehouse.list_registered_locations(rebuild_report)
     assert "stream table" in list_reasons(rebuild_report, location)[0]
     (warehouse.home / "streams").rmdir()
-    assert warehouse.registered_locations(warehouse.rebuild())["ours.t"] == location
+    assert warehouse.list_registered_locations(warehouse.rebuild())["ours.t"] == location

@@ -45,7 +45,7 @@ class RandomCatalog:
                 )
             )()
 
-    def _call(self, method: str, path: str, body: Any = None) -> Any:
+    def _call_and_check(self, method: str, path: str, body: Any = None) -> Any:
         status, answer = self.client.call(method, path, body)
         assert status in (200, 204), (method, path, status, answer)
         return answer
@@ -57,26 +57,26 @@ class RandomCatalog:
     def create_namespace(self) -> None:
         parent = self._rng.choice([(), *self.namespaces]) if self.namespaces else ()
         path = (*parent, self._draw_name())[-3:] if len(parent) < 3 else (self._draw_name(),)
-        self._call("POST", "/v1/namespaces", {"namespace": list(path), "properties": {"owner": path[-1]}})
+        self._call_and_check("POST", "/v1/namespaces", {"namespace": list(path), "properties": {"owner": path[-1]}})
         self.namespaces.append(path)
 
     def create_table(self) -> None:
         path, name = self._rng.choice(self.namespaces), self._draw_name()
         body = {"name": name, "schema": SCHEMA, "properties": {"seamark.services.compact": "off"}}
-        answer = self._call("POST", f"{namespace_route(path)}/tables", body)
+        answer = self._call_and_check("POST", f"{build_namespace_route(path)}/tables", body)
         self._remember(self.tables, "table", answer["metadata"]["table-uuid"], path, name)
 
     def create_view(self) -> None:
         path, name = self._rng.choice(self.namespaces), self._draw_name()
         body = {"name": name, "schema": SCHEMA, "view-version": VIEW_VERSION, "properties": {}}
-        answer = self._call("POST", f"{namespace_route(path)}/views", body)
+        answer = self._call_and_check("POST", f"{build_namespace_route(path)}/views", body)
         self._remember(self.views, "view", answer["metadata"]["view-uuid"], path, name)
 
     def put_function(self) -> None:
         path, name, document = self._rng.choice(self.namespaces), self._draw_name(), build_function_document()
         for version in range(self._rng.randint(1, 3)):
             document["properties"] = {"version": str(version)}
-            self._call("PUT", f"/api/v1/functions/{encode(path)}/{name}", document)
+            self._call_and_check("PUT", f"/api/v1/functions/{encode(path)}/{name}", document)
         self.created[document["function-uuid"]] = ("function", ".".join((*path, name)))
 
     def _remember(self, live: dict[str, tuple[Path, str]], kind: str, uuid: str, path: Path, name: str) -> None:
@@ -87,8 +87,8 @@ class RandomCatalog:
         if not self.tables:
             return
         path, name = self._rng.choice(list(self.tables.values()))
-        route = f"{namespace_route(path)}/tables/{name}"
-        metadata = self._call("GET", f"{route}?snapshots=all")["metadata"]
+        route = f"{build_namespace_route(path)}/tables/{name}"
+        metadata = self._call_and_check("GET", f"{route}?snapshots=all")["metadata"]
         kind = self._rng.choice(("properties", "append", "append", "branch"))
         requirements: list[Any] = []
         updates: list[Any] = [{"action": "set-properties", "updates": {"p": str(self._rng.random())}}]
@@ -105,13 +105,15 @@ class RandomCatalog:
                 "snapshot-id": head,
             }
             updates = [branch]
-        self._call("POST", route, {"requirements": requirements, "updates": updates})
+        self._call_and_check("POST", route, {"requirements": requirements, "updates": updates})
 
     def replace_view(self) -> None:
         if self.views:
             path, name = self._rng.choice(list(self.views.values()))
             updates = [{"action": "set-properties", "updates": {"p": str(self._rng.random())}}]
-            self._call("POST", f"{namespace_route(path)}/views/{name}", {"requirements": [], "updates": updates})
+            self._call_and_check(
+                "POST", f"{build_namespace_route(path)}/views/{name}", {"requirements": [], "updates": updates}
+            )
 
     def rename(self) -> None:
         kind, live = self._rng.choice((("tables", self.tables), ("views", self.views)))
@@ -122,15 +124,15 @@ class RandomCatalog:
                 "source": {"namespace": list(path), "name": name},
                 "destination": {"namespace": list(target[0]), "name": target[1]},
             }
-            self._call("POST", f"/v1/{kind}/rename", body)
+            self._call_and_check("POST", f"/v1/{kind}/rename", body)
             live[uuid] = target
 
     def drop(self) -> None:
         if self.tables:
             uuid = self._rng.choice(list(self.tables))
             path, name = self.tables.pop(uuid)
-            self._call("DELETE", f"{namespace_route(path)}/tables/{name}")
-            rows = self._call("GET", "/api/v1/dropped")["dropped"]
+            self._call_and_check("DELETE", f"{build_namespace_route(path)}/tables/{name}")
+            rows = self._call_and_check("GET", "/api/v1/dropped")["dropped"]
             self.dropped[uuid] = next(row["id"] for row in rows if row["uuid"] == uuid)
 
     def undrop(self) -> None:
@@ -138,7 +140,7 @@ class RandomCatalog:
             uuid = self._rng.choice(list(self.dropped))
             target = (self._rng.choice(self.namespaces), self._draw_name())
             body = {"namespace": list(target[0]), "name": target[1]}
-            self._call("POST", f"/api/v1/dropped/{self.dropped.pop(uuid)}/undrop", body)
+            self._call_and_check("POST", f"/api/v1/dropped/{self.dropped.pop(uuid)}/undrop", body)
             self.tables[uuid] = target
 
 
@@ -146,7 +148,7 @@ def encode(path: Path) -> str:
     return quote(SEPARATOR.join(path), safe="")
 
 
-def namespace_route(path: Path) -> str:
+def build_namespace_route(path: Path) -> str:
     return f"/v1/namespaces/{encode(path)}"
 
 
@@ -167,7 +169,7 @@ def list_catalog(base_url: str) -> Listing:
         pending += map(tuple, children)
         if not path:
             continue
-        route = namespace_route(path)
+        route = build_namespace_route(path)
         listing["namespace"][".".join(path)] = get(route)["properties"]
         for kind in ("table", "view"):
             for identifier in get(f"{route}/{kind}s")["identifiers"]:
@@ -182,13 +184,13 @@ def list_catalog(base_url: str) -> Listing:
     return listing
 
 
-def uuid_of(kind: str, content: Any) -> str:
+def get_uuid(kind: str, content: Any) -> str:
     """Return the UUID of a table, view or function in a listing."""
     uuid: str = content["function-uuid"] if kind == "function" else content[1][f"{kind}-uuid"]
     return uuid
 
 
-def location_of(kind: str, content: Any) -> str:
+def get_location(kind: str, content: Any) -> str:
     """Return the metadata file of a table or view in a listing."""
     assert kind != "function"
     location: str = content[0]

@@ -54,7 +54,7 @@ class Logins:
         self.server = server
         self.secrets = secrets
 
-    def header(self, name: str) -> str:
+    def build_header(self, name: str) -> str:
         return f"Authorization: Bearer {self.secrets[name]}"
 
 
@@ -134,7 +134,16 @@ async def test_body_limit_is_small_for_ordinary_operations_and_large_for_lists(t
 
 
 MEDIUM = {
-    *("createTable", "updateTable", "commitTransaction", "createView", "replaceView", "planTableScan"),
+    *(
+        "createTable",
+        "updateTable",
+        "commitTransaction",
+        "createView",
+        "replaceView",
+        "putTable",
+        "putView",
+        "planTableScan",
+    ),
     *(
         "explain",
         "explainQuery",
@@ -152,7 +161,7 @@ LARGE = {"appendRows", "appendRowsToTables", "commitChange", "lookupKeys", "read
 
 def test_only_rows_file_commits_and_arrow_keys_take_large_bodies() -> None:
     settings = Settings()
-    limits = {described.operation: body_limit(described.body_size, settings) for _, _, described in descriptions()}
+    limits = {described.operation: body_limit(described.body_size, settings) for _, _, described in list_descriptions()}
     assert {operation for operation, limit in limits.items() if limit > 4 << 20} == LARGE
     assert {operation for operation, limit in limits.items() if limit > 1 << 20} == LARGE | MEDIUM
     assert limits["getToken"] == 16 << 10
@@ -190,7 +199,7 @@ async def test_cancelled_request_keeps_its_slot_until_its_thread_ends() -> None:
     """Otherwise a client that sends and disconnects repeatedly would occupy all threads."""
     turns, has_started, ended, running = FairLock(), threading.Event(), threading.Event(), [0, 0]
 
-    def work() -> int:
+    def return_one() -> int:
         running[0] += 1
         running[1] = max(running)
         has_started.set()
@@ -198,9 +207,9 @@ async def test_cancelled_request_keeps_its_slot_until_its_thread_ends() -> None:
         running[0] -= 1
         return 1
 
-    remaining_tasks = [asyncio.create_task(turns.run("eve", work)) for _ in range(3)]
+    remaining_tasks = [asyncio.create_task(turns.run("eve", return_one)) for _ in range(3)]
     assert await asyncio.to_thread(has_started.wait, 60)
-    other = asyncio.create_task(turns.run("ann", work))
+    other = asyncio.create_task(turns.run("ann", return_one))
     await asyncio.sleep(0)
     for task in remaining_tasks:
         task.cancel()
@@ -244,16 +253,19 @@ async def test_slow_clients_take_no_slot_of_others_and_are_disconnected(hurried_
         for _ in range(4):
             wire = await stack.enter_async_context(await RawConnection.open(logins.server))
             await wire.send(
-                build_head("POST", "/v1/namespaces/db/tables", logins.header("wendy"), "Content-Length: 1000") + b"{"
+                build_head("POST", "/v1/namespaces/db/tables", logins.build_header("wendy"), "Content-Length: 1000")
+                + b"{"
             )
             slow.append(wire)
         await asyncio.sleep(0.2)
         good = await stack.enter_async_context(await RawConnection.open(logins.server))
         for _ in range(5):
-            await good.send(build_head("GET", "/v1/namespaces/db/tables", logins.header("rita")))
+            await good.send(build_head("GET", "/v1/namespaces/db/tables", logins.build_header("rita")))
             assert (await good.answer())[0] == 200
         body = b'{"namespace":["db","n"]}'
-        await good.send(build_head("POST", "/v1/namespaces", logins.header("root"), f"Content-Length: {len(body)}"))
+        await good.send(
+            build_head("POST", "/v1/namespaces", logins.build_header("root"), f"Content-Length: {len(body)}")
+        )
         await good.send(body[:5])
         await asyncio.sleep(0.1)
         await good.send(body[5:])
@@ -270,7 +282,7 @@ async def test_one_principal_cannot_hold_all_bytes_of_bodies(logins: Logins) -> 
         statuses = []
         for number in range(8):
             wire = await stack.enter_async_context(await RawConnection.open(logins.server))
-            head = build_head("POST", "/v1/namespaces/db/tables", logins.header("wendy"), "Content-Length: 1000")
+            head = build_head("POST", "/v1/namespaces/db/tables", logins.build_header("wendy"), "Content-Length: 1000")
             await wire.send(head + b"{")
             if number >= 4:
                 statuses.append((await wire.answer())[0])
@@ -286,12 +298,12 @@ async def test_one_principal_cannot_hold_all_slots_and_others_are_answered(
     tables = type(logins.server.components.catalog.tables)
     before = tables.list
 
-    async def slow(self: object, namespace: tuple[str, ...], *rest: object) -> object:
+    async def wait_and_count(self: object, namespace: tuple[str, ...], *rest: object) -> object:
         if not go.is_set():
             await go.wait()
         return await before(self, namespace, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(tables, "list", slow)
+    monkeypatch.setattr(tables, "list", wait_and_count)
 
     async def ask(name: str, path: str) -> int:
         headers = {"Authorization": f"Bearer {logins.secrets[name]}"}
@@ -350,7 +362,7 @@ async def test_client_that_disconnects_before_its_body_causes_no_server_error(tm
     assert [event["status"] for event in events if event.get("operation") == "createNamespace"] == [499]
 
 
-def descriptions() -> list[tuple[str, str, Description]]:
+def list_descriptions() -> list[tuple[str, str, Description]]:
     """Return (method, template, description) of every route."""
     app = web.Application()
     add_routes(app, EXTENSIONS)
@@ -361,9 +373,9 @@ def descriptions() -> list[tuple[str, str, Description]]:
     ]
 
 
-def routes() -> list[tuple[str, str, str]]:
+def list_routes() -> list[tuple[str, str, str]]:
     """Return (method, template, operation) of every route that requires a login."""
-    return [(method, template, given.operation) for method, template, given in descriptions() if not given.public]
+    return [(method, template, given.operation) for method, template, given in list_descriptions() if not given.public]
 
 
 WITHOUT_NAMESPACE = {
@@ -383,7 +395,7 @@ NAMESPACE_IN_QUERY = {"removeGrant"}
 @pytest.mark.parametrize("principal", ["nobody", "stranger"])
 async def test_every_route_checks_rights_before_it_reads_the_body(logins: Logins, principal: str) -> None:
     """The body is announced and never sent: a server that waits for it does not answer in time."""
-    listed_routes = routes()
+    listed_routes = list_routes()
     assert len(listed_routes) > 60
     statuses = set()
     for method, template, operation in listed_routes:
@@ -395,7 +407,7 @@ async def test_every_route_checks_rights_before_it_reads_the_body(logins: Logins
             continue
         headers = ["Content-Length: 1000"] if method not in ("GET", "HEAD") else []
         if principal == "nobody":
-            headers.append(logins.header("nobody"))
+            headers.append(logins.build_header("nobody"))
         async with await RawConnection.open(logins.server) as wire:
             await wire.send(build_head(method, path, *headers))
             async with asyncio.timeout(60):
@@ -418,7 +430,7 @@ async def test_rights_for_changes_are_checked_before_the_body_of_a_reader(logins
         "/api/v1/dropped/x/undrop",
     ):
         async with await RawConnection.open(logins.server) as wire:
-            await wire.send(build_head("POST", path, logins.header("rita"), "Content-Length: 1000"))
+            await wire.send(build_head("POST", path, logins.build_header("rita"), "Content-Length: 1000"))
             async with asyncio.timeout(60):
                 assert (await wire.answer())[0] == 403
 

@@ -46,7 +46,7 @@ from seamark.metaserver.store.model import RegisteredIndexFile
 from tests.iceberg.manifests.test_manifest import SCHEMA, build_entry, build_manifest
 from tests.planner.lakes.indexing import build_part
 from tests.planner.lakes.tables import Table, open_test_planner, to_path
-from tests.server.test_memory_account import table_json
+from tests.server.test_memory_account import build_table_json
 
 Fill = Callable[[], Awaitable[object]]
 """A function that fills a cache.
@@ -60,15 +60,15 @@ ATTEMPTS = 3
 CASES: list[tuple[str, Callable[[Path], AbstractAsyncContextManager[Fill]]]] = []
 
 
-def case(cache: str) -> Callable[[Callable[[Path], AsyncIterator[Fill]]], None]:
+def register_case(cache: str) -> Callable[[Callable[[Path], AsyncIterator[Fill]]], None]:
     def add(make: Callable[[Path], AsyncIterator[Fill]]) -> None:
         CASES.append((cache, asynccontextmanager(make)))
 
     return add
 
 
-@case("manifest-lists")
-async def manifest_lists(folder: Path) -> AsyncIterator[Fill]:
+@register_case("manifest-lists")
+async def open_manifest_lists(folder: Path) -> AsyncIterator[Fill]:
     table = Table(folder / "t")
     manifests = [table.manifest(f"m{number}", [number]) for number in range(40)]
     for snapshot in range(1, 9):
@@ -84,7 +84,7 @@ async def manifest_lists(folder: Path) -> AsyncIterator[Fill]:
         yield fill
 
 
-@case("commits")
+@register_case("commits")
 async def fill_decoded_manifests_of_commits(folder: Path) -> AsyncIterator[Fill]:
     table = Table(folder / "t")
     new_manifests = [table.manifest(f"m{number}", range(500 * number, 500 * number + 500)) for number in range(6)]
@@ -100,7 +100,7 @@ async def fill_decoded_manifests_of_commits(folder: Path) -> AsyncIterator[Fill]
         yield fill
 
 
-@case("commits")
+@register_case("commits")
 async def fill_decoded_manifests_of_wide_tables(folder: Path) -> AsyncIterator[Fill]:
     """Yield manifests of 200 columns with statistics."""
     by_column = [{"key": column, "value": column} for column in range(1, 201)]
@@ -134,7 +134,7 @@ async def fill_decoded_manifests_of_wide_tables(folder: Path) -> AsyncIterator[F
         yield fill
 
 
-@case("commits")
+@register_case("commits")
 async def fill_written_manifests_of_commits(folder: Path) -> AsyncIterator[Fill]:
     settings = Settings(home=folder / "home", warehouse=folder.as_uri())
     async with open_objects(settings, SystemClock()) as objects:
@@ -151,7 +151,7 @@ async def fill_written_manifests_of_commits(folder: Path) -> AsyncIterator[Fill]
         yield fill
 
 
-@case("delete-files")
+@register_case("delete-files")
 async def delete_files(folder: Path) -> AsyncIterator[Fill]:
     paths = [f"{folder.as_uri()}/data/{number:06d}.parquet" for number in range(100)]
     rows = pa.table({"file_path": pa.array(paths * 50).sort(), "pos": pa.array([*range(50)] * 100, pa.int64())})
@@ -173,8 +173,8 @@ async def delete_files(folder: Path) -> AsyncIterator[Fill]:
         yield fill
 
 
-def index_files(folder: Path, kind: str, files: int, keys: int) -> list[RegisteredIndexFile]:
-    metadata = decode_table(table_json(5, 1), "t")
+def write_index_files(folder: Path, kind: str, files: int, keys: int) -> list[RegisteredIndexFile]:
+    metadata = decode_table(build_table_json(5, 1), "t")
     metadata = msgspec.structs.replace(metadata, properties={"seamark.index.i": f"{kind}(column_1)"})
     (definition,) = read_definitions(metadata).enabled
     new_index_files = []
@@ -210,7 +210,7 @@ def index_files(folder: Path, kind: str, files: int, keys: int) -> list[Register
 
 def fill_index(kind: str, files: int, keys: int, *, remote: bool) -> Callable[[Path], AsyncIterator[Fill]]:
     async def make(folder: Path) -> AsyncIterator[Fill]:
-        encoded_files = index_files(folder, kind, files, keys)
+        encoded_files = write_index_files(folder, kind, files, keys)
         settings = Settings(home=folder / "home", warehouse=folder.as_uri(), index_disk_bytes=0)
         clock = SimulatedClock(seed=1)
         async with (
@@ -233,14 +233,14 @@ def fill_index(kind: str, files: int, keys: int, *, remote: bool) -> Callable[[P
 
 
 for _kind in ("bloom", "bitmap", "record"):
-    case("indexes")(fill_index(_kind, 100, 1000, remote=False))
+    register_case("indexes")(fill_index(_kind, 100, 1000, remote=False))
 for _kind in ("bloom", "record"):  # The bitmap of a remote index is in mapped memory, which tracemalloc does not count.
-    case("remote-indexes")(fill_index(_kind, 400, 100, remote=True))
+    register_case("remote-indexes")(fill_index(_kind, 400, 100, remote=True))
 
 
-@case("index-headers")
-async def index_headers(folder: Path) -> AsyncIterator[Fill]:
-    files = index_files(folder, "bloom", 300, 10)
+@register_case("index-headers")
+async def open_index_headers(folder: Path) -> AsyncIterator[Fill]:
+    files = write_index_files(folder, "bloom", 300, 10)
     settings = Settings(home=folder / "home", warehouse=folder.as_uri())
     async with open_objects(settings, SystemClock()) as objects:
 
@@ -279,8 +279,8 @@ class _Entry(msgspec.Struct):
     index_version: int
 
 
-@case("index-registry")
-async def index_registry(folder: Path) -> AsyncIterator[Fill]:
+@register_case("index-registry")
+async def open_index_registry(folder: Path) -> AsyncIterator[Fill]:
     async def fill() -> object:
         registry: Any = Registry(_IndexListing(), SimulatedClock(seed=1))  # type: ignore[arg-type]
         for number in range(5):
@@ -290,8 +290,8 @@ async def index_registry(folder: Path) -> AsyncIterator[Fill]:
     yield fill
 
 
-@case("gateway-records")
-async def gateway_records(folder: Path) -> AsyncIterator[Fill]:
+@register_case("gateway-records")
+async def open_gateway_records(folder: Path) -> AsyncIterator[Fill]:
     versions = WriteVersions(folder / "versions", SystemClock())
     with ThreadPoolExecutor(1) as executor:
 
@@ -315,8 +315,8 @@ async def gateway_records(folder: Path) -> AsyncIterator[Fill]:
     versions.close()
 
 
-@case("gateway-blocks")
-async def gateway_blocks(folder: Path) -> AsyncIterator[Fill]:
+@register_case("gateway-blocks")
+async def open_gateway_blocks(folder: Path) -> AsyncIterator[Fill]:
     with ThreadPoolExecutor(1) as executor:
 
         async def fill() -> object:
@@ -332,7 +332,7 @@ async def gateway_blocks(folder: Path) -> AsyncIterator[Fill]:
         yield fill
 
 
-@case("partition-prefixes")
+@register_case("partition-prefixes")
 async def partition_prefixes(folder: Path) -> AsyncIterator[Fill]:
     table = Table(folder / "t")
     table.commit(1, [table.manifest("m", [1])])

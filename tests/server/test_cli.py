@@ -21,7 +21,7 @@ from tests.services.process import free_port, is_http_ok
 from tests.services.seamark import Seamark
 
 
-def run(*arguments: str, env: dict[str, str] | None = None) -> tuple[int, str]:
+def run_command(*arguments: str, env: dict[str, str] | None = None) -> tuple[int, str]:
     """Run the command, and return (exit code, everything printed)."""
     result = CliRunner().invoke(cli, arguments, env=env, prog_name="seamark")
     assert not isinstance(result.exception, Exception) or isinstance(result.exception, SystemExit), result.exception
@@ -29,7 +29,7 @@ def run(*arguments: str, env: dict[str, str] | None = None) -> tuple[int, str]:
 
 
 def test_help_names_the_commands_and_shows_how_to_begin() -> None:
-    code, text = run("--help")
+    code, text = run_command("--help")
     assert code == 0
     assert "seamark serve --home" in text
     for command in ("serve", "version"):
@@ -37,7 +37,7 @@ def test_help_names_the_commands_and_shows_how_to_begin() -> None:
 
 
 def test_every_setting_is_a_flag_with_its_description_and_variable() -> None:
-    _, text = run("serve", "--help")
+    _, text = run_command("serve", "--help")
     text_on_one_line = re.sub(r"\s+", " ", text)
     for name, field in FIELDS.items():
         assert flag_name(name) in text
@@ -46,16 +46,16 @@ def test_every_setting_is_a_flag_with_its_description_and_variable() -> None:
 
 
 def test_help_shows_no_secret_default_and_no_environment_value() -> None:
-    _, text = run("serve", "--help", env={"SEAMARK_WEBHOOK_SECRET": "hunter2"})
+    _, text = run_command("serve", "--help", env={"SEAMARK_WEBHOOK_SECRET": "hunter2"})
     assert "hunter2" not in text
 
 
 def test_version_equals_that_of_the_distribution() -> None:
-    code, text = run("version")
+    code, text = run_command("version")
     assert code == 0
     match = re.fullmatch(r"seamark (\d+\.\d+\.\d+) \(Python (3\.\d+\S*)\)\n", text)
     assert match is not None, text
-    code, text = run("version", "--json")
+    code, text = run_command("version", "--json")
     assert (code, json.loads(text)) == (0, {"seamark": match[1], "python": match[2]})
 
 
@@ -144,7 +144,7 @@ def test_misspelled_command_gets_a_suggestion() -> None:
         (("index", "bild"), "Did you mean build?"),
         (("zzz",), "No such command 'zzz'.\n"),
     ):
-        code, text = run(*words)
+        code, text = run_command(*words)
         assert code == 2
         assert expected in text
 
@@ -160,39 +160,39 @@ def test_every_command_can_print_json() -> None:
     """This includes commands that list and commands that change, but not those that run until they are
     stopped, or print text.
     """
-    for path, command in commands("", cli):
+    for path, command in list_commands("", cli):
         if not path.startswith(tuple(f" {name}" for name in (*ENDLESS, *TEXTS))):
             assert any("--json" in option.opts for option in command.params), path
 
 
 def test_every_command_that_lists_or_shows_can_print_json() -> None:
-    listing = {path: command for path, command in commands("", cli) if path.split()[-1] in COMMANDS_WITH_URL}
+    listing = {path: command for path, command in list_commands("", cli) if path.split()[-1] in COMMANDS_WITH_URL}
     assert len(listing) > len(COMMANDS_WITH_URL)
     for path, command in listing.items():
         assert any("--json" in option.opts for option in command.params), path
 
 
-def commands(path: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
+def list_commands(path: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
     """Yield all commands below a group that are not groups, with their words."""
     for name, subcommand in list_subcommands(command).items():
         if isinstance(subcommand, click.Group):
-            yield from commands(f"{path} {name}", subcommand)
+            yield from list_commands(f"{path} {name}", subcommand)
         else:
             yield f"{path} {name}", subcommand
 
 
 def test_tokens_and_grants_are_listed_as_json(tmp_path: Path) -> None:
     home = ("--home", str(tmp_path / "home"))
-    assert run("token", "create", "ann", "--role", "reader", *home)[0] == 0
-    (token,) = json.loads(run("token", "list", "--json", *home)[1])
+    assert run_command("token", "create", "ann", "--role", "reader", *home)[0] == 0
+    (token,) = json.loads(run_command("token", "list", "--json", *home)[1])
     assert (token["name"], token["state"], token["expires"]) == ("ann", "live", "never")
-    assert json.loads(run("grant", "list", "--json", *home)[1]) == [
+    assert json.loads(run_command("grant", "list", "--json", *home)[1]) == [
         {"principal": "ann", "role": "reader", "namespace": "(the whole catalog)"}
     ]
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "https://127.0.0.1:1"])
 def test_server_that_does_not_answer_is_reported_in_one_line(url: str) -> None:
-    code, text = run("table", "list", "--url", url)
+    code, text = run_command("table", "list", "--url", url)
     todo = "start the server, or set --url to the address that it printed"
     assert (code, text) == (1, f"Error: No answer from {url}: Connection refused; {todo}\n")

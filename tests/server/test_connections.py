@@ -49,7 +49,7 @@ class RawConnection:
         self.writer.write(data)
         await self.writer.drain()
 
-    async def rest(self) -> bytes:
+    async def read_rest(self) -> bytes:
         """Read until the server closes the connection."""
         try:
             async with asyncio.timeout(60):
@@ -64,7 +64,7 @@ class RawConnection:
             length = int(head.partition("content-length: ")[2].partition("\r\n")[0])
             return int(head.split()[1]), await self.reader.readexactly(length)
 
-    async def healthy(self) -> bool:
+    async def is_healthy(self) -> bool:
         await self.send(HEALTH)
         return (await self.answer())[0] == 200
 
@@ -75,7 +75,7 @@ class RawConnection:
         self.writer.transport.abort()
 
 
-def error_of(raw: bytes) -> dict[str, Any]:
+def parse_error(raw: bytes) -> dict[str, Any]:
     error: dict[str, Any] = json.loads(raw)["error"]
     return error
 
@@ -94,9 +94,9 @@ def capture_all_logs(capfd: pytest.CaptureFixture[str]) -> Iterator[list[str]]:
 async def test_header_that_does_not_arrive_in_time_ends_the_connection(tmp_path: Path, first_bytes: bytes) -> None:
     async with running(tmp_path, header_timeout_s=0.2) as server, await RawConnection.open(server) as wire:
         await wire.send(first_bytes)
-        remaining_bytes = await wire.rest()
+        remaining_bytes = await wire.read_rest()
         assert b"HTTP/1.1 408 " in remaining_bytes
-        assert error_of(remaining_bytes.rpartition(b"\r\n\r\n")[2])["code"] == 408
+        assert parse_error(remaining_bytes.rpartition(b"\r\n\r\n")[2])["code"] == 408
 
 
 async def test_header_that_arrives_slowly_has_the_same_time_limit(tmp_path: Path) -> None:
@@ -115,40 +115,40 @@ async def test_header_that_arrives_slowly_has_the_same_time_limit(tmp_path: Path
 
 async def test_connection_with_a_request_may_be_idle_longer_than_the_header_limit(tmp_path: Path) -> None:
     async with running(tmp_path, header_timeout_s=1.0) as server, await RawConnection.open(server) as wire:
-        assert await wire.healthy()
+        assert await wire.is_healthy()
         await asyncio.sleep(1.2)
-        assert await wire.healthy()
+        assert await wire.is_healthy()
 
 
 async def test_idle_connection_is_closed_after_its_time(tmp_path: Path) -> None:
     async with running(tmp_path, idle_timeout_s=1) as server, await RawConnection.open(server) as wire:
-        assert await wire.healthy()
-        assert await wire.rest() == b""
+        assert await wire.is_healthy()
+        assert await wire.read_rest() == b""
 
 
 async def test_silent_connections_are_closed_in_favour_of_active_ones(tmp_path: Path) -> None:
     async with running(tmp_path, connections_limit=8) as server, AsyncExitStack() as stack:
         old_connection = await stack.enter_async_context(await RawConnection.open(server))
-        assert await old_connection.healthy()
+        assert await old_connection.is_healthy()
         for number in range(30):
             await stack.enter_async_context(await RawConnection.open(server, f"127.0.0.{2 + number % 4}"))
         new_connection = await stack.enter_async_context(await RawConnection.open(server, "127.0.0.9"))
-        assert await new_connection.healthy()
-        assert await old_connection.healthy()
+        assert await new_connection.is_healthy()
+        assert await old_connection.is_healthy()
 
 
 async def test_address_has_a_connection_limit_and_its_idle_connections_are_closed_first(tmp_path: Path) -> None:
     async with running(tmp_path, connections_limit=100, connections_per_address=3) as server, AsyncExitStack() as stack:
         other = await stack.enter_async_context(await RawConnection.open(server, "127.0.0.2"))
-        assert await other.healthy()
+        assert await other.is_healthy()
         wires = [await stack.enter_async_context(await RawConnection.open(server)) for _ in range(3)]
         for wire in wires:
-            assert await wire.healthy()
+            assert await wire.is_healthy()
         fourth = await stack.enter_async_context(await RawConnection.open(server))
-        assert await fourth.healthy()
-        assert await wires[0].rest() == b""
-        assert await wires[2].healthy()
-        assert await other.healthy()
+        assert await fourth.is_healthy()
+        assert await wires[0].read_rest() == b""
+        assert await wires[2].is_healthy()
+        assert await other.is_healthy()
 
 
 async def test_accepting_a_connection_does_not_scan_thousands_of_idle_ones() -> None:
@@ -205,9 +205,9 @@ async def test_running_requests_are_never_cut_off_for_new_connections(tmp_path: 
         with structlog.testing.capture_logs() as events:
             third = await stack.enter_async_context(await RawConnection.open(server))
             status, body = await third.answer()
-            assert (status, error_of(body)["type"]) == (429, "TooManyRequestsException")
+            assert (status, parse_error(body)["type"]) == (429, "TooManyRequestsException")
             for _ in range(20):
-                await (await stack.enter_async_context(await RawConnection.open(server))).rest()
+                await (await stack.enter_async_context(await RawConnection.open(server))).read_rest()
         log_events = [event for event in events if event["event"] == "an address has too many connections"]
         assert len(log_events) == 1, "once, not per connection"
         server.components.timeline.drain()
@@ -218,13 +218,13 @@ async def test_running_requests_are_never_cut_off_for_new_connections(tmp_path: 
 async def test_body_that_arrives_while_its_request_starts_is_not_read_as_a_header() -> None:
     """aiohttp starts a task for each request from its queue; bytes may arrive before the task begins."""
 
-    async def slow(request: web.Request) -> web.Response:
+    async def answer_slowly(request: web.Request) -> web.Response:
         body = await request.read()
         await asyncio.sleep(0.6)  # Longer than the time limit of a header
         return web.Response(body=body)
 
     app = web.Application()
-    app.router.add_post("/", slow)
+    app.router.add_post("/", answer_slowly)
     limits = ConnectionLimits(
         connections=10, per_address=10, header_bytes=1000, header_timeout_s=0.2, send_timeout_s=60
     )
@@ -254,7 +254,7 @@ async def test_unread_answer_does_not_stay_in_memory(tmp_path: Path) -> None:
         running(tmp_path, send_timeout_s=2, log_level="error") as server,
         await RawConnection.open(server) as wire,
     ):
-        connections = _connections()
+        connections = _find_connections()
         wire.writer.transport.pause_reading()  # type: ignore[attr-defined]
         wire.writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * 3000)
         await until(lambda: connections.count == 1)
@@ -286,10 +286,10 @@ async def test_data_that_is_not_http_gets_a_standard_error_that_does_not_quote_i
     with capture_all_logs(capfd) as lines:
         async with running(tmp_path) as server, await RawConnection.open(server) as wire:
             await wire.send(raw)
-            answer = await wire.rest()
+            answer = await wire.read_rest()
     head, _, body = answer.partition(b"\r\n\r\n")
     assert int(head.split()[1]) == status
-    assert error_of(body)["code"] == status
+    assert parse_error(body)["code"] == status
     assert b"server: seamark\r\n" in head.lower() + b"\r\n"
     for text in (answer.decode(), caplog.text, *lines):
         assert "verysecret" not in text
@@ -304,13 +304,13 @@ async def test_empty_and_mixed_case_expect_headers_are_answered(tmp_path: Path, 
         if value:
             assert await wire.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
         assert (await wire.answer())[0] == 200
-        assert await wire.healthy()  # On the same connection
+        assert await wire.is_healthy()  # On the same connection
 
 
 async def test_requests_that_are_not_http_are_counted(tmp_path: Path) -> None:
     async with running(tmp_path) as server, await RawConnection.open(server) as wire:
         await wire.send(b"GET / HTTP/1.1\r\nno colon\r\n\r\n")
-        await wire.rest()
+        await wire.read_rest()
         assert b'seamark_requests_total{operation="unreadable",status="400"} 1.0' in server.components.metrics.render()
 
 
@@ -338,12 +338,12 @@ def test_connection_limit_leaves_file_descriptors_for_other_uses() -> None:
 
 
 async def test_connection_accepted_before_shutdown_is_closed() -> None:
-    async def never(request: web.BaseRequest) -> web.StreamResponse:
+    async def fail_if_called(request: web.BaseRequest) -> web.StreamResponse:
         raise AssertionError("no request was sent")
 
     answers = Answers(lambda status, kind, message: web.Response(status=status, text=message), lambda: None)
     limits = ConnectionLimits(connections=10, per_address=10, header_bytes=1000, header_timeout_s=60, send_timeout_s=60)
-    server = Connections(web.Server(never), limits, answers)
+    server = Connections(web.Server(fail_if_called), limits, answers)
     await server.shutdown(1)
     client_socket, server_socket = socket.socketpair()
     with server_socket:
@@ -355,7 +355,7 @@ async def test_connection_accepted_before_shutdown_is_closed() -> None:
         assert server.count == 0
 
 
-def _connections() -> Connections:
+def _find_connections() -> Connections:
     """Return the connections of this test's server; servers of earlier tests may not be collected yet."""
     loop = asyncio.get_running_loop()
     (connections,) = (one for one in gc.get_objects() if isinstance(one, Connections) and one._loop is loop)

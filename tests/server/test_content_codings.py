@@ -20,7 +20,7 @@ from tests.server.test_bodies import build_head, encode_chunk, make_tokens
 from tests.server.test_connections import RawConnection
 
 
-def raw_deflate(data: bytes) -> bytes:
+def deflate(data: bytes) -> bytes:
     packer = zlib.compressobj(wbits=-15)
     return packer.compress(data) + packer.flush()
 
@@ -39,7 +39,7 @@ def inflate_pieces(coding: str, packed: bytes, *, pieces: int = 1 << 20, step: i
 PACKERS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "gzip": ("gzip", gzip.compress),
     "zlib": ("deflate", zlib.compress),
-    "raw deflate": ("deflate", raw_deflate),
+    "raw deflate": ("deflate", deflate),
 }
 PACKER_CASES = [pytest.param(*one, id=name) for name, one in PACKERS.items()]
 
@@ -147,7 +147,7 @@ BODIES = {
     "gzip": ("gzip", gzip.compress(NAMESPACE), 200),
     "members": ("x-gzip, identity", gzip.compress(NAMESPACE[:9]) + gzip.compress(NAMESPACE[9:]), 200),
     "zlib": ("deflate", zlib.compress(NAMESPACE), 200),
-    "raw deflate": ("deflate", raw_deflate(NAMESPACE), 200),
+    "raw deflate": ("deflate", deflate(NAMESPACE), 200),
     "cut off": ("gzip", gzip.compress(NAMESPACE)[:-4], 400),
     "more than gzip": ("gzip", gzip.compress(NAMESPACE) + b"{}", 400),
     "no gzip": ("gzip", NAMESPACE, 400),

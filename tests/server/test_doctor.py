@@ -40,7 +40,7 @@ def examine(*arguments: str) -> tuple[int, dict[str, dict[str, object]]]:
     return result.exit_code, {str(finding["subject"]): finding for finding in json.loads(result.output)}
 
 
-def faults(findings: list[CheckResult]) -> list[str]:
+def list_faults(findings: list[CheckResult]) -> list[str]:
     return [finding.fix for finding in findings if finding.is_fault]
 
 
@@ -118,7 +118,7 @@ def test_printed_configurations_trust_a_private_authority() -> None:
 )
 def test_faulty_trino_catalog_gets_its_fix(tmp_path: Path, text: str, fix: str) -> None:
     (tmp_path / "sea.properties").write_text(text)
-    assert any(fix in each for each in faults(list(check_trino(tmp_path / "sea.properties", URL))))
+    assert any(fix in each for each in list_faults(list(check_trino(tmp_path / "sea.properties", URL))))
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_faulty_trino_catalog_gets_its_fix(tmp_path: Path, text: str, fix: str) 
 )
 def test_faulty_spark_catalog_gets_its_fix(key: str, value: str, fix: str) -> None:
     conf = catalog_conf("sea", URL) | {f"spark.sql.catalog.sea.{key}": value}
-    assert any(fix in each for each in faults(list(check_spark("a", SparkSetup(conf), URL))))
+    assert any(fix in each for each in list_faults(list(check_spark("a", SparkSetup(conf), URL))))
 
 
 def test_file_that_is_not_a_properties_file_is_a_fault(tmp_path: Path) -> None:
@@ -163,13 +163,13 @@ def test_completion_suggests_commands_and_options() -> None:
 def test_running_spark_is_checked_by_its_web_interface() -> None:
     conf = catalog_conf("sea", f"{URL}/v1") | {"spark.app.name": "x"}
     jars = [["/jars/iceberg-spark-runtime-3.5_2.12-1.12.0.jar", "System Classpath"]]
-    with spark_ui(conf, "4.1.1", jars) as url:
+    with serve_spark_ui(conf, "4.1.1", jars) as url:
         code, actual = examine("--url", URL, "--spark", url)
     assert code == 1
     texts = [finding.text for finding in check_spark("a", SparkSetup(conf, "4.1.1", (jars[0][0],)), URL)]
     assert "it is Spark 4.1, and Iceberg's jar is for Spark 3.5" in texts
     assert str(actual[f"Spark, {url}, catalog sea"]["text"]) in texts
-    with spark_ui({}, "4.1.1", []) as url:
+    with serve_spark_ui({}, "4.1.1", []) as url:
         code, actual = examine("--url", URL, "--spark", url)
     assert code == 1
     assert actual[f"Spark, {url}"]["text"] == "MERGE INTO, CALL and branches are not enabled", "the last of three"
@@ -183,12 +183,14 @@ def test_address_or_file_that_is_not_spark_is_reported(tmp_path: Path) -> None:
         code, actual = examine("--url", URL, "--spark", spark)
         assert code == 1
         assert reason in str(actual[spark]["text"])
-    with spark_ui({}, "4.1.1", [], answer=b"[]") as url:
+    with serve_spark_ui({}, "4.1.1", [], answer=b"[]") as url:
         assert "web interface" in str(examine("--url", URL, "--spark", url)[1][url]["text"])
 
 
 @contextmanager
-def spark_ui(conf: dict[str, str], version: str, jars: list[list[str]], answer: bytes | None = None) -> Iterator[str]:
+def serve_spark_ui(
+    conf: dict[str, str], version: str, jars: list[list[str]], answer: bytes | None = None
+) -> Iterator[str]:
     """Serve those parts of Spark's REST API that the doctor reads."""
     application = {"id": "local-1", "name": "x", "attempts": [{"appSparkVersion": version}]}
     environment = {"sparkProperties": [list(pair) for pair in conf.items()], "classpathEntries": jars}

@@ -182,14 +182,14 @@ async def test_requests_over_the_limit_are_rejected_at_once(tmp_path: Path, monk
     async with running(tmp_path, requests_limit=2) as server:
         go, begun = asyncio.Event(), 0
 
-        async def slow(*_: object) -> Any:
+        async def raise_not_found(*_: object) -> Any:
             nonlocal begun
             begun += 1
             await go.wait()
             raise web.HTTPNotFound
 
         monkeypatch.setattr(server.components.catalog.dropped, "_context", None)
-        monkeypatch.setattr(type(server.components.catalog.dropped), "list", slow)
+        monkeypatch.setattr(type(server.components.catalog.dropped), "list", raise_not_found)
         held_tasks = [asyncio.create_task(server.get("/api/v1/dropped")) for _ in range(2)]
         await until(lambda: begun == 2)
         async with server.http.get(f"{server.url}/api/v1/dropped") as answer:
@@ -202,11 +202,11 @@ async def test_requests_over_the_limit_are_rejected_at_once(tmp_path: Path, monk
         assert [status for status, _ in await asyncio.gather(*held_tasks)] == [404, 404]
 
 
-def all_errors(base: type[SeamarkError] = SeamarkError) -> list[type[SeamarkError]]:
-    return [base, *(found for child in base.__subclasses__() for found in all_errors(child))]
+def list_all_errors(base: type[SeamarkError] = SeamarkError) -> list[type[SeamarkError]]:
+    return [base, *(found for child in base.__subclasses__() for found in list_all_errors(child))]
 
 
-@pytest.mark.parametrize("kind", all_errors())
+@pytest.mark.parametrize("kind", list_all_errors())
 def test_every_error_class_has_its_own_code_and_type_in_answers(kind: type[SeamarkError]) -> None:
     answer = from_seamark_error(kind("what to do"))
     assert answer.status == kind.code

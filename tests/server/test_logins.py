@@ -36,7 +36,7 @@ async def server(tmp_path: Path, secrets: dict[str, str]) -> AsyncIterator[Runni
         yield first_server
 
 
-def bearer(secret: str) -> dict[str, str]:
+def build_bearer_header(secret: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {secret}"}
 
 
@@ -49,12 +49,12 @@ async def test_probes_and_the_openapi_document_need_no_login(server: RunningServ
 async def test_all_other_routes_need_a_login(server: RunningServer, secrets: dict[str, str]) -> None:
     cases: list[str] = ["/v1/config", "/v1/namespaces", "/api/v1/timeline", "/api/v1/dropped", "/metrics", "/x"]
     for path in cases:
-        for headers in ({}, bearer("smk_wrong"), {"Authorization": "Basic eDp5"}):
+        for headers in ({}, build_bearer_header("smk_wrong"), {"Authorization": "Basic eDp5"}):
             async with server.http.get(server.url + path, headers=headers) as answer:
                 assert answer.status == 401, path
                 assert answer.headers["WWW-Authenticate"].startswith("Bearer"), path
                 assert (await answer.json())["error"]["type"] == "NotAuthorizedException", path
-        async with server.http.get(server.url + path, headers=bearer(secrets["admin"])) as answer:
+        async with server.http.get(server.url + path, headers=build_bearer_header(secrets["admin"])) as answer:
             assert answer.status == (404 if path == "/x" else 200), path
 
 
@@ -74,7 +74,9 @@ async def test_routes_outside_the_standard_require_a_role(server: RunningServer,
         ("admin", "GET", "/api/v1/timeline", 200),
     ]
     for principal, method, path, status in cases:
-        async with server.http.request(method, server.url + path, headers=bearer(secrets[principal])) as answer:
+        async with server.http.request(
+            method, server.url + path, headers=build_bearer_header(secrets[principal])
+        ) as answer:
             assert answer.status == status, await answer.text()
 
 
@@ -83,12 +85,12 @@ async def test_changes_and_refused_requests_are_audited_with_their_principal(
 ) -> None:
     async def post(user: str) -> aiohttp.ClientResponse:
         body = {"namespace": ["made"], "properties": {}}
-        headers = {**bearer(secrets[user]), "X-Request-Id": f"by-{user}"}
+        headers = {**build_bearer_header(secrets[user]), "X-Request-Id": f"by-{user}"}
         return await server.http.post(f"{server.url}/v1/namespaces", json=body, headers=headers)
 
     for principal in ("reader", "admin"):
         (await post(principal)).close()
-    await server.get("/v1/namespaces", headers=bearer(secrets["admin"]))  # A read is not audited.
+    await server.get("/v1/namespaces", headers=build_bearer_header(secrets["admin"]))  # A read is not audited.
     await server.get("/v1/namespaces")  # A refused request is audited.
     await server.get("/nothing/here")
     await server.components.audit.flush()

@@ -31,7 +31,7 @@ REPORTED_BY_OWNER = {
 """Files whose caches have no name, because their owner reports them."""
 
 
-def caches() -> Iterator[tuple[str, str]]:
+def find_caches() -> Iterator[tuple[str, str]]:
     """Yield (file, name) of every cache that the server creates; the name is empty if the call gives none."""
     for path in sorted(
         path for package in ("formats", "metaserver", "commands") for path in (REPO / package).rglob("*.py")
@@ -51,7 +51,7 @@ def caches() -> Iterator[tuple[str, str]]:
 
 
 def test_every_cache_is_reported_and_documented() -> None:
-    actual_caches = list(caches())
+    actual_caches = list(find_caches())
     assert len(actual_caches) > 15
     assert {file for file, name in actual_caches if not name} == REPORTED_BY_OWNER
     page = (REPO / "docs/how-to/operate.md").read_text()
@@ -94,7 +94,7 @@ async def test_metrics_follow_the_caches(tmp_path: Path, monkeypatch: pytest.Mon
                 await asyncio.sleep(0.02)
 
 
-def table_json(columns: int, snapshots: int) -> bytes:
+def build_table_json(columns: int, snapshots: int) -> bytes:
     numbers = range(1, snapshots + 1)
     summary = {"operation": "append", "added-data-files": "12", "added-records": "120000", "total-records": "1200000"}
     summary |= {"total-data-files": "100", "spark.app.id": "application-2024-1", "added-files-size": "123456789"}
@@ -146,7 +146,7 @@ def load_metadata(document: bytes) -> TableMetadata:
     [(20, 1), (300, 100), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((20, 100), (300, 1), (20, 1000)))],
 )
 def test_decoded_metadata_is_accounted_with_its_memory(columns: int, snapshots: int) -> None:
-    document = table_json(columns, snapshots)
+    document = build_table_json(columns, snapshots)
     load_metadata(document)
     gc.collect()
     tracemalloc.start()

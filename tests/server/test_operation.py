@@ -123,12 +123,12 @@ async def test_readiness_requires_store_and_storage_and_liveness_does_not(
         async def fail() -> None:
             raise RetryLater("postgresql://db.internal is away")
 
-        async def hangs() -> None:
+        async def sleep_long() -> None:
             await asyncio.sleep(60)
 
         monkeypatch.setattr("seamark.metaserver.api.admin.health.PING_TIMEOUT_S", 0.1)
         monkeypatch.setattr(server.components.store, "ping", fail)
-        monkeypatch.setattr(server.components.objects, "ping", hangs)
+        monkeypatch.setattr(server.components.objects, "ping", sleep_long)
         status, body = await server.get("/readyz")
         assert status == 503
         assert body["checks"]["store"] == "failing"
@@ -234,10 +234,10 @@ async def test_openapi_document_describes_the_answers_of_the_routes(tmp_path: Pa
             check(body, response["content"]["application/json"]["schema"], document)
         _, body = await server.get("/api/v1/timeline?limit=x")
         check(body, {"$ref": "#/components/schemas/Error"}, document)
-    assert own_paths() == {path for path in document["paths"] if path.startswith("/api/")}
+    assert list_own_paths() == {path for path in document["paths"] if path.startswith("/api/")}
 
 
-def own_paths() -> set[str]:
+def list_own_paths() -> set[str]:
     """Return templates of every route below /api, described or not."""
     app = web.Application()
     add_routes(app, EXTENSIONS)

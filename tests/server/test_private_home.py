@@ -114,7 +114,7 @@ def test_tables_outside_the_home_stay_readable_for_engines_of_other_accounts(
         assert stat.S_IMODE(folder.stat().st_mode) == mode | 0o111 & ~int(umask or "027", 8)
 
 
-def settings_of(home: Path) -> Settings:
+def build_settings(home: Path) -> Settings:
     return Settings(home=home)
 
 
@@ -122,7 +122,7 @@ def test_home_that_is_a_symbolic_link_is_rejected_with_the_folder_to_use(tmp_pat
     (tmp_path / "real").mkdir()
     (tmp_path / "home").symlink_to(tmp_path / "real")
     with pytest.raises(ConfigError, match=f"symbolic link.*--home {tmp_path / 'real'}"):
-        prepare_home(settings_of(tmp_path / "home"))
+        prepare_home(build_settings(tmp_path / "home"))
 
 
 @pytest.mark.parametrize("name", ["seamark.db", "seamark.db-wal", "server.json", "server.lock", "encryption.key"])
@@ -155,7 +155,7 @@ def test_shared_folder_is_rejected_as_home(tmp_path: Path) -> None:
     shared.mkdir()
     shared.chmod(0o1777)
     with pytest.raises(ConfigError, match="shared with other programs"):
-        prepare_home(settings_of(shared))
+        prepare_home(build_settings(shared))
     assert stat.S_IMODE(shared.stat().st_mode) == 0o1777
 
 
@@ -165,7 +165,7 @@ def test_files_of_others_in_adjacent_folders_keep_their_modes(tmp_path: Path) ->
     script.parent.mkdir(parents=True)
     script.write_text("#!/bin/sh\n")
     script.chmod(0o755)
-    prepare_home(settings_of(home))
+    prepare_home(build_settings(home))
     assert stat.S_IMODE(script.stat().st_mode) == 0o755
     assert stat.S_IMODE(script.parent.stat().st_mode) == 0o700
 

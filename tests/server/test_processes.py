@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.services.process import is_http_ok, port_answers
+from tests.services.process import is_http_ok, is_port_open
 from tests.services.seamark import Seamark
 
 Start = Callable[..., Seamark]
@@ -39,7 +39,7 @@ def eventually(description: Callable[[], bool], timeout_s: float = 60) -> None:
         time.sleep(0.05)
 
 
-def slow_post(server: Seamark, body: bytes) -> socket.socket:
+def start_post(server: Seamark, body: bytes) -> socket.socket:
     """Start a POST without sending its body: a request that runs as long as the test needs."""
     sock = socket.create_connection(("127.0.0.1", server.port), timeout=60)
     head = f"POST /v1/namespaces HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -52,9 +52,9 @@ def slow_post(server: Seamark, body: bytes) -> socket.socket:
 def test_running_request_is_finished_before_the_server_ends(start_seamark: Start) -> None:
     server = start_seamark()
     body = json.dumps({"namespace": ["late"], "properties": {}}).encode()
-    with slow_post(server, body) as sock:
+    with start_post(server, body) as sock:
         os.kill(server.pid, signal.SIGTERM)
-        eventually(lambda: not port_answers(server.port))  # No new connection is accepted.
+        eventually(lambda: not is_port_open(server.port))  # No new connection is accepted.
         assert server.running()
         sock.sendall(body[5:])
         answer = sock.recv(65536)
@@ -65,7 +65,7 @@ def test_running_request_is_finished_before_the_server_ends(start_seamark: Start
 
 def test_request_that_never_ends_delays_the_drain_only_to_its_limit(start_seamark: Start) -> None:
     server = start_seamark(flags=("--drain-timeout-s", "1"))
-    with slow_post(server, b"x" * 100):
+    with start_post(server, b"x" * 100):
         before = time.monotonic()
         assert server.terminate(60) == 0
         assert time.monotonic() - before > 0.9
@@ -86,7 +86,7 @@ def test_long_polls_and_streams_end_at_once_when_the_server_drains(start_seamark
     assert answers == [(200, {"instants": [], "next-since": None})]
 
 
-def workers_of(server: Seamark) -> list[psutil.Process]:
+def list_workers(server: Seamark) -> list[psutil.Process]:
     """Return the child processes that serve, without multiprocessing's tracker and processes that have just ended."""
     serving = []
     for child in psutil.Process(server.pid).children():
@@ -99,10 +99,12 @@ def workers_of(server: Seamark) -> list[psutil.Process]:
 def test_crashed_worker_is_replaced_while_the_others_continue(start_seamark: Start) -> None:
     # With a prefix the server does not come from the fork server: it spawns its workers, as a user's server does.
     server = start_seamark(flags=("--workers", "2"), prefix=("env",))
-    eventually(lambda: len(workers_of(server)) == 2 and server.log.read_text().count('"event":"serving"') == 2)
-    victim, other = workers_of(server)
+    eventually(lambda: len(list_workers(server)) == 2 and server.log.read_text().count('"event":"serving"') == 2)
+    victim, other = list_workers(server)
     victim.kill()
-    eventually(lambda: len(workers_of(server)) == 2 and victim.pid not in {worker.pid for worker in workers_of(server)})
+    eventually(
+        lambda: len(list_workers(server)) == 2 and victim.pid not in {worker.pid for worker in list_workers(server)}
+    )
     eventually(lambda: server.log.read_text().count('"event":"serving"') == 3)
     assert other.is_running()
     for _ in range(20):
@@ -130,7 +132,7 @@ def test_workers_share_one_port_and_one_page_of_metrics(start_seamark: Start) ->
 def test_workers_do_not_outlive_a_killed_supervisor(start_seamark: Start) -> None:
     server = start_seamark(flags=("--workers", "2"))
     eventually(lambda: server.log.read_text().count('"event":"serving"') == 2)
-    workers = workers_of(server)
+    workers = list_workers(server)
     os.kill(server.pid, signal.SIGKILL)
     ended, live_workers = psutil.wait_procs(workers, timeout=60)
     assert not live_workers

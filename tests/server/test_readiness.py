@@ -23,11 +23,11 @@ async def test_server_is_not_ready_while_its_disk_is_full(tmp_path: Path, monkey
         tmp_path / "home", warehouse=f"file://{tmp_path}/warehouse", free_space_min_bytes=1 << 30
     ) as server:
 
-        def usage(folder: Any) -> Usage:
+        def read_usage(folder: Any) -> Usage:
             full = str(folder).startswith(str(tmp_path / "warehouse"))
             return Usage(100 << 30, 0, free[0] if full else 10 << 30)
 
-        monkeypatch.setattr(shutil, "disk_usage", usage)
+        monkeypatch.setattr(shutil, "disk_usage", read_usage)
         assert (await server.get("/readyz"))[0] == 200
         free[0] = (1 << 30) - 1
         status, body = await server.get("/readyz")
@@ -50,10 +50,10 @@ async def test_server_is_not_ready_when_its_database_takes_no_writes(
 ) -> None:
     async with running(tmp_path) as server:
 
-        async def refuses(_: Any) -> None:
+        async def refuse_write(_: Any) -> None:
             raise RetryLater("database or disk is full: /secret/path")
 
-        monkeypatch.setattr(server.components.store, "transact", refuses)
+        monkeypatch.setattr(server.components.store, "transact", refuse_write)
         status, body = await server.get("/readyz")
         assert (status, body["checks"]["writes"], body["checks"]["store"]) == (503, "failing", "ok")
         assert "secret" not in str(body)

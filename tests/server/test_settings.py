@@ -20,7 +20,7 @@ from seamark.metaserver.settings.sources import load
 NUMBERS = ("requests_limit", "page_limit", "commit_retries", "timeline_keep", "drain_timeout_s")
 
 
-def toml_of(values: dict[str, Any]) -> str:
+def format_toml(values: dict[str, Any]) -> str:
     return "".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items())
 
 
@@ -32,7 +32,7 @@ def test_setting_comes_from_flag_variable_file_or_default_in_this_order(
     tmp_path_factory: pytest.TempPathFactory, flags: dict[str, int], environment: dict[str, int], file: dict[str, int]
 ) -> None:
     config = tmp_path_factory.mktemp("config") / "seamark.toml"
-    config.write_text(toml_of(file))
+    config.write_text(format_toml(file))
     variables = {environment_name(name): str(value) for name, value in environment.items()}
     settings = load({name: str(value) for name, value in flags.items()}, variables, config)
     for name, field in FIELDS.items():

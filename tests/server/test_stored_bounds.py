@@ -118,22 +118,22 @@ async def test_withdrawn_plans_free_their_places_and_rejections_are_counted(tmp_
         path, headers = "/api/v1/tables/db/t", {"X-Seamark-Plans": "adapter"}
         headers["Authorization"] = f"Bearer {secrets['rita']}"
 
-        async def plan(number: int) -> int | None:
+        async def request_plan(number: int) -> int | None:
             answer = await api("POST", f"{path}/plan-tables", {"predicate": f"id < {number}"}, headers=headers)
             plan_snapshot_id: int | None = answer.json.get("plan-snapshot-id")
             return plan_snapshot_id
 
-        async def lease(ids: list[int | None], lease_s: int) -> int:
+        async def renew_lease(ids: list[int | None], lease_s: int) -> int:
             body = {"snapshot-ids": ids, "lease-s": lease_s}
             return (await api("POST", f"{path}/plan-snapshots", body, headers=headers)).status
 
         for round_number in range(4):
-            ids = [await plan(10 * number + 15 + round_number) for number in range(3)]
+            ids = [await request_plan(10 * number + 15 + round_number) for number in range(3)]
             assert None not in ids
-            assert await plan(5 + round_number) is None
-            assert await lease(ids, 600) == 200, "they are renewed where they are"
-            assert await lease([1, 2], 600) == 429
-            assert await lease(ids, 0) == 200
+            assert await request_plan(5 + round_number) is None
+            assert await renew_lease(ids, 600) == 200, "they are renewed where they are"
+            assert await renew_lease([1, 2], 600) == 429
+            assert await renew_lease(ids, 0) == 200
         refused_count = server.components.catalog.plan_tables.refused
         assert refused_count == {"leases of one principal": 8}
         for expected in (8.0, 8.0):

@@ -22,7 +22,7 @@ from seamark.commands.installation.doctor import check_server
 from seamark.commands.main import cli
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import ClientError
-from tests.services.authority import Authority, key_pem
+from tests.services.authority import Authority, encode_key_pem
 from tests.services.command import SEAMARK, run_seamark
 from tests.services.process import ManagedProcess, free_port
 
@@ -67,7 +67,7 @@ def tls_server(request: pytest.FixtureRequest, tmp_path: Path, authority: Author
         yield tls_server
 
 
-def name_presented(tls_server: TlsServer, authority: Authority) -> str:
+def read_presented_name(tls_server: TlsServer, authority: Authority) -> str:
     context = ssl.create_default_context(cafile=authority.file)
     with (
         socket.create_connection(("127.0.0.1", tls_server.port), 60) as plain_socket,
@@ -137,17 +137,17 @@ def test_old_tls_versions_and_plain_http_are_rejected(tls_server: TlsServer, aut
 def test_renewed_certificate_is_used_without_a_restart(
     tls_server: TlsServer, authority: Authority, expected: bool
 ) -> None:
-    assert name_presented(tls_server, authority) == "first"
+    assert read_presented_name(tls_server, authority) == "first"
     authority.issue("second")
     if expected:
         os.kill(tls_server.process.pid, signal.SIGHUP)
     tls_server.wait_until_logged(b"the certificate was loaded again")
-    assert {name_presented(tls_server, authority) for _ in range(8)} == {"second"}
+    assert {read_presented_name(tls_server, authority) for _ in range(8)} == {"second"}
     # A renewal of only one of the two files changes nothing.
     authority.issue("third", key_too=False)
     os.kill(tls_server.process.pid, signal.SIGHUP)
     tls_server.wait_until_logged(b"the new certificate cannot be used")
-    assert {name_presented(tls_server, authority) for _ in range(8)} == {"second"}
+    assert {read_presented_name(tls_server, authority) for _ in range(8)} == {"second"}
     assert tls_server.process.running()
 
 
@@ -161,7 +161,7 @@ def test_mismatched_certificate_and_key_stop_the_start_with_their_names(
         authority.certificate.write_text("hello")
     else:
         key = ec.generate_private_key(ec.SECP256R1())
-        authority.key.write_bytes(key_pem(key, b"secret" if broken == "passphrase" else None))
+        authority.key.write_bytes(encode_key_pem(key, b"secret" if broken == "passphrase" else None))
     arguments = ["--tls-cert", str(authority.certificate), "--tls-key", str(authority.key)]
     completed = run_seamark("serve", "--home", str(tmp_path / "home"), "--port", "0", *arguments)
     assert completed.returncode == 2

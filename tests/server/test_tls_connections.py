@@ -20,7 +20,7 @@ from tests.waits import until
 SILENT = 30
 
 
-def authority(folder: Path) -> tuple[Authority, dict[str, str]]:
+def create_authority(folder: Path) -> tuple[Authority, dict[str, str]]:
     """Return an authority, and the settings of a server with its certificate."""
     new_authority = Authority(folder)
     new_authority.issue("server")
@@ -33,12 +33,12 @@ async def connect_and_request(stack: AsyncExitStack, port: int, trusted: Authori
     async with asyncio.timeout(60):
         wire = RawConnection(*await asyncio.open_connection("127.0.0.1", port, ssl=context))
     await stack.enter_async_context(wire)
-    assert await wire.healthy()
+    assert await wire.is_healthy()
     return wire
 
 
 async def test_connections_count_before_their_tls_handshake(tmp_path: Path) -> None:
-    trusted, tls = authority(tmp_path)
+    trusted, tls = create_authority(tmp_path)
     async with running(tmp_path / "home", connections_limit=8, **tls) as server, AsyncExitStack() as stack:
         port = int(server.url.rpartition(":")[2])
         old_connection = await connect_and_request(stack, port, trusted)
@@ -54,29 +54,29 @@ async def test_connections_count_before_their_tls_handshake(tmp_path: Path) -> N
             for task in reading:
                 task.cancel()
             await asyncio.gather(*reading, return_exceptions=True)
-        assert await old_connection.healthy()
-        assert await new_connection.healthy()
+        assert await old_connection.is_healthy()
+        assert await new_connection.is_healthy()
 
 
 async def test_tls_handshake_that_does_not_end_in_time_closes_the_connection(tmp_path: Path) -> None:
-    _, tls = authority(tmp_path)
+    _, tls = create_authority(tmp_path)
     async with running(tmp_path / "home", header_timeout_s=0.3, **tls) as server:
         for first_bytes in (b"", b"\x16\x03\x01", HEALTH):
             async with await RawConnection.open(server) as wire:
                 await wire.send(first_bytes)
-                await wire.rest()
+                await wire.read_rest()
 
 
 async def test_request_sent_with_the_end_of_the_handshake_is_answered(tmp_path: Path) -> None:
-    trusted, tls = authority(tmp_path)
+    trusted, tls = create_authority(tmp_path)
     async with running(tmp_path / "home", **tls) as server, AsyncExitStack() as stack:
         port = int(server.url.rpartition(":")[2])
         wires = await asyncio.gather(*(connect_and_request(stack, port, trusted) for _ in range(50)))
-        assert all(await asyncio.gather(*(wire.healthy() for wire in wires)))
+        assert all(await asyncio.gather(*(wire.is_healthy() for wire in wires)))
 
 
 async def test_server_with_64_files_answers_during_a_flood_without_handshakes(tmp_path: Path) -> None:
-    trusted, tls = authority(tmp_path)
+    trusted, tls = create_authority(tmp_path)
     port = free_port()
     command = [str(Path(sys.executable).parent / "seamark"), "serve", "--home", str(tmp_path / "home")]
     command += ["--port", str(port), "--tls-cert", tls["tls_cert"], "--tls-key", tls["tls_key"]]
@@ -94,7 +94,7 @@ async def test_server_with_64_files_answers_during_a_flood_without_handshakes(tm
                         await asyncio.sleep(0.2)
             for _ in range(300):
                 await stack.enter_async_context(RawConnection(*await asyncio.open_connection("127.0.0.1", port)))
-            assert await good.healthy()
+            assert await good.is_healthy()
             await connect_and_request(stack, port, trusted)
         await asyncio.sleep(0.1)  # The transports need time to close.
     finally:

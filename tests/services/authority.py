@@ -17,23 +17,23 @@ class Authority:
     """An authority that signs certificates for `names`: addresses and host names."""
 
     def __init__(self, folder: Path, names: Sequence[str] = ("127.0.0.1",)) -> None:
-        self._names = tuple(map(_general_name, names))
+        self._names = tuple(map(_build_general_name, names))
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test authority")])
         self.file = folder / "ca.pem"
-        self.file.write_bytes(_pem(self._certificate(self._name, self._key, is_authority=True)))
+        self.file.write_bytes(_encode_pem(self._build_certificate(self._name, self._key, is_authority=True)))
         self.certificate, self.key = folder / "server.pem", folder / "server.key"
 
     def issue(self, name: str, *, key_too: bool = True) -> None:
         """Write a new certificate and key to the files of the server."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        self.certificate.write_bytes(_pem(self._certificate(subject, key, is_authority=False)))
+        self.certificate.write_bytes(_encode_pem(self._build_certificate(subject, key, is_authority=False)))
         if key_too:
-            self.key.write_bytes(key_pem(key))
+            self.key.write_bytes(encode_key_pem(key))
             self.key.chmod(0o600)
 
-    def _certificate(
+    def _build_certificate(
         self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, *, is_authority: bool
     ) -> x509.Certificate:
         now = datetime.datetime.now(datetime.UTC)
@@ -58,17 +58,17 @@ class Authority:
         )
 
 
-def _general_name(name: str) -> x509.GeneralName:
+def _build_general_name(name: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:
         return x509.DNSName(name)
 
 
-def _pem(certificate: x509.Certificate) -> bytes:
+def _encode_pem(certificate: x509.Certificate) -> bytes:
     return certificate.public_bytes(serialization.Encoding.PEM)
 
 
-def key_pem(key: ec.EllipticCurvePrivateKey, passphrase: bytes | None = None) -> bytes:
+def encode_key_pem(key: ec.EllipticCurvePrivateKey, passphrase: bytes | None = None) -> bytes:
     kind = serialization.BestAvailableEncryption(passphrase) if passphrase else serialization.NoEncryption()
     return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, kind)

@@ -18,11 +18,11 @@ import structlog
 
 from seamark.metaserver.api.http.observability import logs
 from tests.services import fork_server
-from tests.services.java import java_fixture
-from tests.services.memory import folder_in_memory
-from tests.services.nats import Nats, nats_server
+from tests.services.java import run_java_fixture
+from tests.services.memory import find_folder_in_memory
+from tests.services.nats import Nats, run_nats
 from tests.services.postgres import Postgres, postgres_server
-from tests.services.s3 import S3, s3_server
+from tests.services.s3 import S3, run_s3
 from tests.services.seamark import Seamark
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Put the folders of `tmp_path` into memory unless `--basetemp` or PYTEST_DEBUG_TEMPROOT names another place."""
-    folder = folder_in_memory()
+    folder = find_folder_in_memory()
     if folder and not config.getoption("basetemp") and not hasattr(config, "workerinput"):
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(folder))
 
@@ -93,7 +93,7 @@ def postgres_url(postgres: Postgres, _postgres_database: str) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
     """A real S3-compatible server."""
-    with s3_server(tmp_path_factory.mktemp("s3")) as server:
+    with run_s3(tmp_path_factory.mktemp("s3")) as server:
         yield server
 
 
@@ -107,18 +107,18 @@ def s3_bucket(s3: S3) -> str:
 def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azurite]:
     """An emulator of Azure storage."""
     # The client library takes a while to import, which most test processes do not need.
-    from tests.services.clouds.azurite import azurite_server
+    from tests.services.clouds.azurite import run_azurite
 
-    with azurite_server(tmp_path_factory.mktemp("azurite")) as server:
+    with run_azurite(tmp_path_factory.mktemp("azurite")) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def google_storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GoogleStorage]:
     """An emulator of Google Cloud Storage."""
-    from tests.services.clouds.gcs import gcs_server
+    from tests.services.clouds.gcs import run_gcs
 
-    with gcs_server(tmp_path_factory.mktemp("gcs")) as server:
+    with run_gcs(tmp_path_factory.mktemp("gcs")) as server:
         yield server
 
 
@@ -135,7 +135,7 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
 @pytest.fixture(scope="session")
 def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nats]:
     """A server of NATS with JetStream."""
-    with nats_server(tmp_path_factory.mktemp("nats")) as server:
+    with run_nats(tmp_path_factory.mktemp("nats")) as server:
         yield server
 
 
@@ -143,7 +143,7 @@ def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nats]:
 def java_catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Yield the base URL of Iceberg's own Java REST server."""
     folder = tmp_path_factory.mktemp("java")
-    with java_fixture(folder / "warehouse", log=folder / "java.log") as base_url:
+    with run_java_fixture(folder / "warehouse", log=folder / "java.log") as base_url:
         yield base_url
 
 
@@ -151,10 +151,10 @@ def java_catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Yield the session's only Spark, without any catalog yet."""
     # PySpark takes a second to import, which most test processes do not need.
-    from tests.services.java import local_files
+    from tests.services.java import configure_local_files
     from tests.services.spark import INTERPRETED, spark_session
 
-    with spark_session(tmp_path_factory.mktemp("spark"), INTERPRETED | local_files()) as session:
+    with spark_session(tmp_path_factory.mktemp("spark"), INTERPRETED | configure_local_files()) as session:
         yield session
 
 

@@ -98,7 +98,7 @@ class ForkServer:
         self, argv: Sequence[str], env: Mapping[str, str], cwd: Path | None, output: int, errors: int
     ) -> ForkedProcess:
         ended, child_end = os.pipe()
-        wish = {"argv": list(argv), "env": dict(env), "cwd": str(cwd or Path.cwd()), "umask": _umask()}
+        wish = {"argv": list(argv), "env": dict(env), "cwd": str(cwd or Path.cwd()), "umask": _read_umask()}
         socket.send_fds(self._socket, [json.dumps(wish).encode()], [output, errors, child_end])
         os.close(child_end)
         pid = int(self._socket.recv(_MESSAGE_BYTES) or 0)
@@ -130,7 +130,7 @@ def fork(
     Its output goes to the file `output`, and its errors to `errors` if that is a different file.
     """
     global _server
-    if _environment is None or _foreign(env) != _foreign(_environment):
+    if _environment is None or _list_foreign_variables(env) != _list_foreign_variables(_environment):
         return None
     with _one_at_a_time:
         if _server is None:
@@ -139,11 +139,11 @@ def fork(
         return _server.fork(argv, env, cwd, output, output if errors is None else errors)
 
 
-def _foreign(env: Mapping[str, str]) -> dict[str, str]:
+def _list_foreign_variables(env: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if not name.startswith(_OWN) and name not in _SHELLS}
 
 
-def _umask() -> int:
+def _read_umask() -> int:
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("Umask:")).split()[1], 8)
 
@@ -258,10 +258,10 @@ def _run_worker(program: str, descriptors: Sequence[int]) -> NoReturn:
         code = int(ended.code or 0)
     except BaseException:  # noqa: BLE001 - it must not reach the frames of the supervisor
         traceback.print_exc()
-    _end(code)
+    _end_process(code)
 
 
-def _end(code: int) -> NoReturn:
+def _end_process(code: int) -> NoReturn:
     """End like an interpreter, but without the destruction of all objects.
 
     That would copy the pages that all children share, and take longer than the rest of a start and an end together.
@@ -286,8 +286,8 @@ def main() -> None:
         except SystemExit as ended:
             if isinstance(ended.code, str):
                 raise
-            _end(ended.code or 0)
-        _end(0)
+            _end_process(ended.code or 0)
+        _end_process(0)
 
 
 if __name__ == "__main__":

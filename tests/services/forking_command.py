@@ -40,11 +40,11 @@ sys.exit(code)
 
 
 @contextlib.contextmanager
-def forking_command(folder: Path) -> Iterator[None]:
+def install_forking_command(folder: Path) -> Iterator[None]:
     """Write the program to `folder` until the block ends; commands that still run then are killed."""
     with contextlib.ExitStack() as stack:
         # The path of a socket has at most 108 bytes, and a test's folder is longer.
-        home = Path(f"/proc/self/fd/{_folder(stack, folder)}")
+        home = Path(f"/proc/self/fd/{_open_folder(stack, folder)}")
         listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         listener.bind(str(home / "s"))
         listener.listen()
@@ -61,7 +61,7 @@ def forking_command(folder: Path) -> Iterator[None]:
                 _kill(pid)
 
 
-def _folder(exit_stack: contextlib.ExitStack, path: Path) -> int:
+def _open_folder(exit_stack: contextlib.ExitStack, path: Path) -> int:
     descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY)
     exit_stack.callback(os.close, descriptor)
     return descriptor
@@ -71,10 +71,10 @@ def _accept(listener: socket.socket, process_ids: set[int]) -> None:
     with contextlib.suppress(OSError):  # The block has ended.
         while True:
             request, _ = listener.accept()
-            threading.Thread(target=_run, args=(request, process_ids), daemon=True).start()
+            threading.Thread(target=_serve_request, args=(request, process_ids), daemon=True).start()
 
 
-def _run(requested_socket: socket.socket, process_ids: set[int]) -> None:
+def _serve_request(requested_socket: socket.socket, process_ids: set[int]) -> None:
     with requested_socket:
         message, outputs, _, _ = socket.recv_fds(requested_socket, _MESSAGE_BYTES, 2)
         request = json.loads(message)

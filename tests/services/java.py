@@ -69,7 +69,7 @@ def compile_java(source: Path, classpath: Sequence[str]) -> Path:
     return folder
 
 
-def local_files() -> dict[str, str]:
+def configure_local_files() -> dict[str, str]:
     """Return settings with which Spark starts no process for each local file that it creates.
 
     Raises:
@@ -83,7 +83,7 @@ def local_files() -> dict[str, str]:
     return {"spark.driver.extraClassPath": str(classes), "spark.hadoop.fs.file.impl": _LOCAL_FILES.stem}
 
 
-def rck_classpath() -> str:
+def read_rck_classpath() -> str:
     """Return the jars of the compliance kit and the fixture, which `make jars` lists in .cache/rck/classpath.txt."""
     resolved = CACHE / "rck" / "classpath.txt"
     if not resolved.exists():
@@ -92,7 +92,7 @@ def rck_classpath() -> str:
 
 
 @contextmanager
-def java_fixture(warehouse: Path, *, log: Path) -> Iterator[str]:
+def run_java_fixture(warehouse: Path, *, log: Path) -> Iterator[str]:
     """Run Iceberg's `RESTCatalogServer` over a JDBC catalog in SQLite, strict about namespaces; yield its base URL."""
     port = free_port()
     base_url = f"http://127.0.0.1:{port}"
@@ -102,7 +102,7 @@ def java_fixture(warehouse: Path, *, log: Path) -> Iterator[str]:
         *SHORT_LIVED,
         "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
         "-cp",
-        rck_classpath(),
+        read_rck_classpath(),
     ]
     env = {
         "CATALOG_REST_PORT": str(port),

@@ -35,7 +35,7 @@ class PlanRequest:
     names: str = "current"
     case_sensitive: bool = True
 
-    def line(self) -> bytes:
+    def encode_line(self) -> bytes:
         wire = {
             "metadata": self.metadata,
             "filter": json.loads(self.filter),
@@ -81,7 +81,7 @@ class JavaPlanner:
         stdin, stdout = self._child.stdin, self._child.stdout
         if stdin is None or stdout is None:
             raise ServiceFailed("the JVM was started without pipes")
-        sender = Thread(target=_send, args=(stdin, [request.line() for request in requests]))
+        sender = Thread(target=_send, args=(stdin, [request.encode_line() for request in requests]))
         sender.start()
         answers = []
         for _ in requests:
@@ -108,9 +108,9 @@ def _parse_plan(answer: dict[str, Any]) -> JavaPlan:
 
 
 @contextmanager
-def java_planner(log: Path) -> Iterator[JavaPlanner]:
+def run_java_planner(log: Path) -> Iterator[JavaPlanner]:
     """Compile the planner if necessary, start the JVM, and end it by closing its input."""
-    classpath = _classpath()
+    classpath = _build_classpath()
     classes = compile_java(SOURCE, classpath)
     argv = [find_java_17(), "-Xmx1g", *SHORT_LIVED, "-Diceberg.worker.num-threads=2"]
     argv += ["-cp", ":".join([str(classes), *classpath]), "JavaPlanner"]
@@ -128,7 +128,7 @@ def java_planner(log: Path) -> Iterator[JavaPlanner]:
                 child.kill()
 
 
-def _classpath() -> list[str]:
+def _build_classpath() -> list[str]:
     iceberg = sorted((CACHE / "jars").glob("iceberg-spark-runtime-*.jar"))
     if not iceberg:
         raise ServiceFailed(f"no Iceberg runtime in {CACHE / 'jars'}: run `make jars`")

@@ -40,7 +40,7 @@ class Kafka:
         """Return a prefix of topics that no other test uses."""
         return f"t{next(self._prefixes)}"
 
-    def answers(self) -> bool:
+    def is_answering(self) -> bool:
         """Return whether the broker serves requests."""
         with contextlib.suppress(KafkaException):
             client = AdminClient({"bootstrap.servers": self.address, "log_level": 0})
@@ -49,7 +49,7 @@ class Kafka:
 
     def start(self) -> None:
         """Start the broker, also after `kill`, with the files that it has."""
-        self.process.start(self.answers, timeout_s=60)
+        self.process.start(self.is_answering, timeout_s=60)
 
     def kill(self) -> None:
         """End the broker by SIGKILL."""

@@ -14,7 +14,7 @@ FREE_MIN_BYTES = 8 << 30
 """The least free space. A whole run needs 1 to 3 GiB at a time."""
 
 
-def folder_in_memory() -> Path | None:
+def find_folder_in_memory() -> Path | None:
     """Return a file system in memory, or None if the machine has no large one."""
     is_large = os.access(SHARED, os.W_OK) and shutil.disk_usage(SHARED).free >= FREE_MIN_BYTES
     return SHARED if is_large else None

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.services.process import ManagedProcess, free_port, port_answers
+from tests.services.process import ManagedProcess, free_port, is_port_open
 
 PROGRAM = Path(sysconfig.get_path("scripts")) / "nats-server"
 
@@ -23,7 +23,7 @@ class Nats:
 
     def start(self) -> None:
         """Start the server, also after `kill`, with the streams that it has."""
-        self.process.start(lambda: port_answers(self.port), timeout_s=30)
+        self.process.start(lambda: is_port_open(self.port), timeout_s=30)
 
     def kill(self) -> None:
         """End the server by SIGKILL."""
@@ -31,7 +31,7 @@ class Nats:
 
 
 @contextmanager
-def nats_server(folder: Path, *arguments: str) -> Iterator[Nats]:
+def run_nats(folder: Path, *arguments: str) -> Iterator[Nats]:
     """Start a server whose files are below `folder`, with further arguments; yield it."""
     port = free_port()
     argv = [str(PROGRAM), "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", str(folder / "data"), *arguments]

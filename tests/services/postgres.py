@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.services.memory import folder_in_memory
+from tests.services.memory import find_folder_in_memory
 from tests.services.process import CACHE, DEPLOY, ManagedProcess, ServiceFailed, free_port
 
 CONFIG = DEPLOY / "postgres" / "postgresql.conf"
@@ -26,7 +26,7 @@ USER = "seamark"
 PASSWORD = "seamark"
 
 
-def _binary(name: str) -> str:
+def _find_binary(name: str) -> str:
     """Return the path of a PostgreSQL program: in Debian's folder of the newest version, or on PATH.
 
     Debian's clients on PATH are a Perl script, which takes five times as much CPU time to start as psql itself.
@@ -38,7 +38,7 @@ def _binary(name: str) -> str:
     return program_path
 
 
-def _as_server_user(argv: list[str]) -> list[str]:
+def _run_as_server_user(argv: list[str]) -> list[str]:
     return ["setpriv", "--reuid=postgres", "--regid=postgres", "--init-groups", *argv] if os.geteuid() == 0 else argv
 
 
@@ -58,7 +58,18 @@ class Postgres:
 
     def sql(self, statement: str, database: str = "postgres") -> str:
         """Run `statement` with psql; return rows as text, one per line, with columns separated by |."""
-        argv = [_binary("psql"), "-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-c", statement, self.url(database)]
+        argv = [
+            _find_binary("psql"),
+            "-X",
+            "-q",
+            "-A",
+            "-t",
+            "-v",
+            "ON_ERROR_STOP=1",
+            "-c",
+            statement,
+            self.url(database),
+        ]
         completed = subprocess.run(argv, capture_output=True, text=True, timeout=60)
         if completed.returncode:
             raise ServiceFailed(f"{statement!r}: {completed.stderr.strip()}")
@@ -104,21 +115,21 @@ def _create_cluster(data: Path, password: Path) -> None:
     The first call stores a copy of them in `.cache`, because copying takes a tenth of the time of `initdb`. Two
     concurrent first calls both succeed.
     """
-    initdb = Path(_binary("initdb"))
+    initdb = Path(_find_binary("initdb"))
     # Only the user that created a cluster may read it.
     name = f"{initdb.resolve().parents[1].name}-{initdb.stat().st_mtime_ns}-{os.geteuid()}"
     cluster_folder = CACHE / "postgres-clusters" / name
     if cluster_folder.exists():
-        _copy(cluster_folder, data)
+        _copy_folder(cluster_folder, data)
         return
     argv = [str(initdb), "-D", str(data), "-U", USER, "--pwfile", str(password), "--auth=scram-sha-256"]
     argv += ["--no-sync", "--encoding=UTF8", "--locale=C.UTF-8", "--no-instructions"]
-    completed = subprocess.run(_as_server_user(argv), capture_output=True, text=True, cwd=data.parent, timeout=120)
+    completed = subprocess.run(_run_as_server_user(argv), capture_output=True, text=True, cwd=data.parent, timeout=120)
     if completed.returncode:
         raise ServiceFailed(f"initdb failed: {completed.stdout}{completed.stderr}")
     cluster_folder.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(dir=cluster_folder.parent))
-    _copy(data, fresh / "data")
+    _copy_folder(data, fresh / "data")
     try:
         (fresh / "data").rename(cluster_folder)
     except OSError:
@@ -126,7 +137,7 @@ def _create_cluster(data: Path, password: Path) -> None:
     fresh.rmdir()
 
 
-def _copy(source: Path, target: Path) -> None:
+def _copy_folder(source: Path, target: Path) -> None:
     """Copy a folder with the modes and owners of its files."""
     subprocess.run(["cp", "-a", str(source), str(target)], check=True, timeout=60)
 
@@ -134,7 +145,7 @@ def _copy(source: Path, target: Path) -> None:
 @contextmanager
 def postgres_server() -> Iterator[Postgres]:
     """Start a new cluster, which is ended and removed on exit."""
-    root = Path(tempfile.mkdtemp(prefix="seamark-pg-", dir=folder_in_memory()))
+    root = Path(tempfile.mkdtemp(prefix="seamark-pg-", dir=find_folder_in_memory()))
     try:
         data, config, password = root / "data", root / "postgresql.conf", root / "password"
         shutil.copyfile(CONFIG, config)  # A copy, because the server's user may not have access to the checkout
@@ -144,12 +155,12 @@ def postgres_server() -> Iterator[Postgres]:
                 shutil.chown(path, "postgres", "postgres")
         _create_cluster(data, password)
         port = free_port()
-        argv = [_binary("postgres"), "-D", str(data), "-p", str(port), "-k", str(root), "-h", "127.0.0.1"]
+        argv = [_find_binary("postgres"), "-D", str(data), "-p", str(port), "-k", str(root), "-h", "127.0.0.1"]
         process = ManagedProcess(
-            _as_server_user([*argv, "-c", f"config_file={config}"]), log=root / "postgres.log", cwd=root
+            _run_as_server_user([*argv, "-c", f"config_file={config}"]), log=root / "postgres.log", cwd=root
         )
         server = Postgres(port, process)
-        probe = [_binary("pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(port)]
+        probe = [_find_binary("pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(port)]
         try:
             process.start(lambda: subprocess.run(probe).returncode == 0, timeout_s=60)
             yield server

@@ -63,7 +63,7 @@ def free_port() -> int:
     raise ServiceFailed(f"no port of 127.0.0.1 is free from {_PORTS.start} on")
 
 
-def port_answers(port: int, host: str = "127.0.0.1") -> bool:
+def is_port_open(port: int, host: str = "127.0.0.1") -> bool:
     with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1):
         return True
     return False

@@ -20,7 +20,7 @@ import botocore.config
 import botocore.session
 
 from tests.services.java import SHORT_LIVED, find_java_17
-from tests.services.process import CACHE, DEPLOY, ManagedProcess, ServiceFailed, free_port, is_http_ok, port_answers
+from tests.services.process import CACHE, DEPLOY, ManagedProcess, ServiceFailed, free_port, is_http_ok, is_port_open
 
 CONFIG = DEPLOY / "s3" / "versitygw.env"
 
@@ -32,7 +32,7 @@ def read_env_file(path: Path) -> dict[str, str]:
 
 
 @cache
-def _session() -> botocore.session.Session:
+def _get_session() -> botocore.session.Session:
     """Return one session for all clients: reading the description of S3 takes a tenth of a second of CPU time."""
     return botocore.session.Session()
 
@@ -54,7 +54,7 @@ class S3:
 
     def client(self) -> Any:
         """Return a botocore client with path style and without retries, because tests check the first answer."""
-        return _session().create_client(
+        return _get_session().create_client(
             "s3",
             endpoint_url=self.endpoint,
             region_name=self.region,
@@ -73,7 +73,7 @@ class S3:
             client.close()
         return name
 
-    def seamark_env(self) -> dict[str, str]:
+    def build_seamark_env(self) -> dict[str, str]:
         """Return the `SEAMARK_…` variables with which a server uses this store."""
         return {
             "SEAMARK_S3_ENDPOINT": self.endpoint,
@@ -83,7 +83,7 @@ class S3:
             "SEAMARK_S3_PATH_STYLE": "true",
         }
 
-    def client_properties(self) -> dict[str, str]:
+    def build_client_properties(self) -> dict[str, str]:
         """Return the catalog properties with which Spark's S3FileIO and PyIceberg connect to this store themselves."""
         return {
             "s3.endpoint": self.endpoint,
@@ -95,18 +95,18 @@ class S3:
         }
 
 
-def versitygw_binary() -> str | None:
+def find_versitygw() -> str | None:
     gopath = Path(os.environ.get("GOPATH", Path.home() / "go")) / "bin" / "versitygw"
     places = [CACHE / "bin" / "versitygw", gopath]
     return next((str(p) for p in places if p.exists()), shutil.which("versitygw"))
 
 
-def _versitygw(binary: str, root: Path, port: int, settings: dict[str, str], log: Path) -> ManagedProcess:
+def _build_versitygw(binary: str, root: Path, port: int, settings: dict[str, str], log: Path) -> ManagedProcess:
     env = {**settings, "VGW_PORT": f"127.0.0.1:{port}"}
     return ManagedProcess([binary, "posix", str(root)], log=log, env=env, cwd=root.parent)
 
 
-def _s3proxy(root: Path, port: int, settings: dict[str, str], log: Path) -> ManagedProcess:
+def _build_s3proxy(root: Path, port: int, settings: dict[str, str], log: Path) -> ManagedProcess:
     jars = CACHE / "s3proxy"
     if not any(jars.glob("s3proxy-*.jar")):
         raise ServiceFailed("no S3 server: neither versitygw nor .cache/s3proxy is there; run `make services`")
@@ -131,7 +131,7 @@ def _s3proxy(root: Path, port: int, settings: dict[str, str], log: Path) -> Mana
 
 
 @contextmanager
-def s3_server(folder: Path, *, keep_alive: bool = False) -> Iterator[S3]:
+def run_s3(folder: Path, *, keep_alive: bool = False) -> Iterator[S3]:
     """Start an S3 server whose objects are below `folder`; yield it.
 
     Create buckets with `create_bucket()`.
@@ -144,10 +144,12 @@ def s3_server(folder: Path, *, keep_alive: bool = False) -> Iterator[S3]:
     settings, port, log = read_env_file(CONFIG), free_port(), folder / "s3.log"
     if keep_alive:
         settings["VGW_KEEP_ALIVE"] = "true"
-    endpoint, binary = f"http://127.0.0.1:{port}", versitygw_binary()
-    process = _versitygw(binary, root, port, settings, log) if binary else _s3proxy(root, port, settings, log)
+    endpoint, binary = f"http://127.0.0.1:{port}", find_versitygw()
+    process = (
+        _build_versitygw(binary, root, port, settings, log) if binary else _build_s3proxy(root, port, settings, log)
+    )
     with process:
         health = f"{endpoint}{settings['VGW_HEALTH']}"
-        process.start(lambda: is_http_ok(health) if binary else port_answers(port), timeout_s=60)
+        process.start(lambda: is_http_ok(health) if binary else is_port_open(port), timeout_s=60)
         keys = settings["ROOT_ACCESS_KEY"], settings["ROOT_SECRET_KEY"]
         yield S3(endpoint, *keys, settings["VGW_REGION"], root, process)

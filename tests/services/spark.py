@@ -25,7 +25,7 @@ optimizing compiler, which would then discard code and compile it again.
 _numbers = itertools.count()
 
 
-def _result_socket(connection: Any) -> Any:
+def _read_result(connection: Any) -> Any:
     """Read a result and close its socket.
 
     PySpark leaves the socket to the garbage collector, whose warning would fail whichever test is running.
@@ -36,7 +36,7 @@ def _result_socket(connection: Any) -> Any:
     return file
 
 
-pyspark.util._create_local_socket = _result_socket  # type: ignore[assignment]
+pyspark.util._create_local_socket = _read_result  # type: ignore[assignment]
 
 
 @contextmanager

@@ -69,7 +69,7 @@ class Trino:
             connection.close()
 
 
-def _iceberg() -> Path:
+def _assemble_iceberg_plugin() -> Path:
     """Return the plugin's jars, with the service entry that Trino's archive would have."""
     folder = JARS / "plugin" / "iceberg"
     entry = folder / "seamark-service-entry.jar"
@@ -87,10 +87,10 @@ def _write_service_entry(jar: Path, plugin: str, classes: Path | None = None) ->
             file.write(item, item.name)
 
 
-def _plugins(folder: Path, home: Path, *, spooling: bool) -> Path:
+def _install_plugins(folder: Path, home: Path, *, spooling: bool) -> Path:
     plugins = folder / "plugin"
     plugins.mkdir()
-    (plugins / "iceberg").symlink_to(_iceberg())
+    (plugins / "iceberg").symlink_to(_assemble_iceberg_plugin())
     if spooling:
         classes = folder / "classes"
         argv = [str(home / "bin" / "javac"), "-d", str(classes), "-cp", f"{JARS / 'lib'}/*", str(SPOOLING)]
@@ -113,7 +113,7 @@ def _write_spooling(folder: Path) -> dict[str, str]:
     }
 
 
-def _catalogs(folder: Path, more_catalogs: Mapping[str, str], extra: Mapping[str, str], *, by_name: bool) -> Path:
+def _write_catalogs(folder: Path, more_catalogs: Mapping[str, str], extra: Mapping[str, str], *, by_name: bool) -> Path:
     """Write compose's catalog, and others that differ only in their name and the server's address.
 
     With `by_name`, each has a twin `{name}_by_name` without `X-Seamark-Plans`. `extra` replaces properties of all.
@@ -171,8 +171,8 @@ def trino_server(
         "config": str(ETC / "config.properties"),
         "log.levels-file": str(ETC / "log.properties"),
         "log.enable-console": "true",
-        "catalog.config-dir": str(_catalogs(folder, more_catalogs or {}, catalog or {}, by_name=by_name)),
-        "plugin.dir": str(_plugins(folder, home, spooling=spooling)),
+        "catalog.config-dir": str(_write_catalogs(folder, more_catalogs or {}, catalog or {}, by_name=by_name)),
+        "plugin.dir": str(_install_plugins(folder, home, spooling=spooling)),
         **(_write_spooling(folder) if spooling else {}),
     }
     if certificate:

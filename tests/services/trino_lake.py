@@ -38,12 +38,12 @@ class TrinoLake:
 def open_trino_lake(folder: Path, s3: S3, properties: Mapping[str, str]) -> Iterator[TrinoLake]:
     """Open both servers and Trino; `properties` are additional ones of Trino."""
     warehouse = f"s3://{s3.create_bucket()}/warehouse"
-    certificate, key = self_signed(folder)
+    certificate, key = create_self_signed(folder)
     pair = folder / "trino.pem"
     pair.write_text(key.read_text() + certificate.read_text())
     with (
         Seamark(folder / "local") as local,
-        Seamark(folder / "remote", warehouse=warehouse, env=s3.seamark_env()) as remote,
+        Seamark(folder / "remote", warehouse=warehouse, env=s3.build_seamark_env()) as remote,
         trino_server(
             folder / "trino",
             uri=local.base_url,
@@ -56,10 +56,10 @@ def open_trino_lake(folder: Path, s3: S3, properties: Mapping[str, str]) -> Iter
         ) as trino,
     ):
         servers = {CATALOG: local, REMOTE: remote}
-        yield TrinoLake(trino, servers, {CATALOG: {}, REMOTE: s3.client_properties()}, certificate)
+        yield TrinoLake(trino, servers, {CATALOG: {}, REMOTE: s3.build_client_properties()}, certificate)
 
 
-def self_signed(folder: Path) -> tuple[Path, Path]:
+def create_self_signed(folder: Path) -> tuple[Path, Path]:
     """Return a self-signed certificate for this machine, and its key."""
     certificate, key = folder / "certificate.pem", folder / "key.pem"
     kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2", "-subj", "/CN=localhost"]

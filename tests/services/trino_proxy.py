@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.services.process import ManagedProcess, free_port, is_http_ok, port_answers
+from tests.services.process import ManagedProcess, free_port, is_http_ok, is_port_open
 
 
 @dataclass
@@ -21,7 +21,7 @@ class TrinoProxy:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def statements(self, outcome: str) -> int:
+    def count_statements(self, outcome: str) -> int:
         """Return the number of statements so far with this outcome: "rewritten", "unchanged", or restarted as
         the "original".
         """
@@ -33,7 +33,7 @@ class TrinoProxy:
 
 
 @contextmanager
-def trino_proxy(folder: Path, *flags: str, seamark: str) -> Iterator[TrinoProxy]:
+def run_trino_proxy(folder: Path, *flags: str, seamark: str) -> Iterator[TrinoProxy]:
     """Run a proxy for Trino's catalog `seamark`, whose header shows counts.
 
     `flags` are arguments of the command, including the coordinators.
@@ -53,5 +53,5 @@ def trino_proxy(folder: Path, *flags: str, seamark: str) -> Iterator[TrinoProxy]
     with process:
         tls = "--tls-cert" in flags
         health = f"http://127.0.0.1:{port}/seamark/healthz"
-        process.start(lambda: port_answers(port) if tls else is_http_ok(health), timeout_s=60)
+        process.start(lambda: is_port_open(port) if tls else is_http_ok(health), timeout_s=60)
         yield TrinoProxy(port, process)

@@ -30,9 +30,9 @@ _states = st.sampled_from(InstantState)
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """A state machine whose subclass defines `fresh_url`: a new, empty database for each run."""
+    """A state machine whose subclass defines `create_url`: a new, empty database for each run."""
 
-    def fresh_url(self) -> str:
+    def create_url(self) -> str:
         raise NotImplementedError
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @initialize()
     def open(self) -> None:
-        opened_store = self.run(self.stack.enter_async_context(open_store(self.fresh_url(), clock=self.clock)))
+        opened_store = self.run(self.stack.enter_async_context(open_store(self.create_url(), clock=self.clock)))
         assert isinstance(opened_store, GeneratorStore)
         self.store = opened_store
 
@@ -60,7 +60,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.run(self.stack.aclose())
         self.runner.close()
 
-    def next_name(self, prefix: str) -> str:
+    def create_name(self, prefix: str) -> str:
         self.count += 1
         return f"{prefix}{self.count:05}"
 
@@ -73,11 +73,11 @@ class StoreMachine(RuleBasedStateMachine):
             actual = error.kind
         assert actual == expected, f"{operations}: the store says {actual}, the model {expected}"
 
-    def _some_entry(self, data: st.DataObject) -> Entry:
+    def _draw_entry(self, data: st.DataObject) -> Entry:
         return data.draw(st.sampled_from([*self.model.relations.values(), *self.model.functions.values()]))
 
-    def _entry(self, kind: EntryKind, path: tuple[str, ...], name: str) -> Entry:
-        table_id = self.next_name("")
+    def _build_entry(self, kind: EntryKind, path: tuple[str, ...], name: str) -> Entry:
+        table_id = self.create_name("")
         return Entry(kind, path, name, f"uuid{table_id}", f"file:///{table_id}", created_ms=self.clock.now_ms())
 
     @rule(path=_paths, properties=_properties)
@@ -94,44 +94,44 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(kind=_kinds, path=_paths, name=_names)
     def create_anywhere(self, kind: EntryKind, path: tuple[str, ...], name: str) -> None:
-        self.transact(operations.CreateEntry(self._entry(kind, path, name)))
+        self.transact(operations.CreateEntry(self._build_entry(kind, path, name)))
 
     @precondition(lambda self: self.model.namespaces)
     @rule(data=st.data(), kind=_kinds, name=_names)
     def create_entry(self, data: st.DataObject, kind: EntryKind, name: str) -> None:
         path = data.draw(st.sampled_from(list(self.model.namespaces)))
-        self.transact(operations.CreateEntry(self._entry(kind, path, name)))
+        self.transact(operations.CreateEntry(self._build_entry(kind, path, name)))
 
     @precondition(lambda self: self.model.relations or self.model.functions)
     @rule(data=st.data(), right_location=st.booleans(), right_uuid=st.booleans(), other_kind=st.booleans())
     def swap(self, data: st.DataObject, right_location: bool, right_uuid: bool, other_kind: bool) -> None:
-        entry = self._some_entry(data)
+        entry = self._draw_entry(data)
         swap = operations.SwapPointer(
             data.draw(_kinds) if other_kind else entry.kind,
             entry.namespace,
             entry.name,
             entry.uuid if right_uuid else "wrong",
             entry.metadata_location if right_location else "wrong",
-            self.next_name("file:///"),
+            self.create_name("file:///"),
             self.clock.now_ms(),
         )
-        self.transact(swap, operations.RecordInstant(make_instant(self.next_name("i"))))
+        self.transact(swap, operations.RecordInstant(make_instant(self.create_name("i"))))
 
     @precondition(lambda self: self.model.relations or self.model.functions)
     @rule(data=st.data(), path=_paths, name=_names, same_namespace=st.booleans())
     def rename(self, data: st.DataObject, path: tuple[str, ...], name: str, same_namespace: bool) -> None:
-        entry = self._some_entry(data)
+        entry = self._draw_entry(data)
         destination = entry.namespace if same_namespace else path
         self.transact(operations.RenameEntry(entry.kind, entry.namespace, entry.name, destination, name))
 
     @precondition(lambda self: self.model.relations or self.model.functions)
     @rule(data=st.data(), kept_ms=st.sampled_from([None, 0, 10, 1000]), expected=st.sampled_from(["", "right", "no"]))
     def drop(self, data: st.DataObject, kept_ms: int | None, expected: str) -> None:
-        entry = self._some_entry(data)
+        entry = self._draw_entry(data)
         keep = None
         if kept_ms is not None:
             now = self.clock.now_ms()
-            keep = DroppedEntry(self.next_name("d"), entry, data.draw(st.booleans()), now, now + kept_ms, "ann")
+            keep = DroppedEntry(self.create_name("d"), entry, data.draw(st.booleans()), now, now + kept_ms, "ann")
         location = {"": None, "right": entry.metadata_location, "no": "elsewhere"}[expected]
         self.transact(operations.DropEntry(entry.kind, entry.namespace, entry.name, location, keep))
 
@@ -153,12 +153,12 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.relations or self.model.functions)
     @rule(data=st.data(), producer=st.sampled_from(["p", "P"]), sequence=st.integers(0, 4), swapped=st.booleans())
     def advance(self, data: st.DataObject, producer: str, sequence: int, swapped: bool) -> None:
-        entry = self._some_entry(data)
+        entry = self._draw_entry(data)
         now = self.clock.now_ms()
         changes: list[Any] = [operations.AdvanceProducer(entry.uuid, producer, sequence, self.count, now)]
         if swapped:
             names = (entry.kind, entry.namespace, entry.name, entry.uuid, entry.metadata_location)
-            changes.insert(0, operations.SwapPointer(*names, self.next_name("file:///"), now))
+            changes.insert(0, operations.SwapPointer(*names, self.create_name("file:///"), now))
         self.transact(*changes)
 
     @precondition(lambda self: self.model.dropped)
@@ -169,7 +169,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(state=_states)
     def record(self, state: InstantState) -> None:
-        self.transact(operations.RecordInstant(make_instant(self.next_name("i"), state=state)))
+        self.transact(operations.RecordInstant(make_instant(self.create_name("i"), state=state)))
 
     @precondition(lambda self: self.model.instants)
     @rule(data=st.data(), state=_states, guess=_states, right=st.booleans())
@@ -200,7 +200,7 @@ class StoreMachine(RuleBasedStateMachine):
         await store.check_invariants()
         for parent in [(), *model.namespaces]:
             children = [path for path in model.namespaces if path[:-1] == parent]
-            pages = await _pages(
+            pages = await _read_pages(
                 lambda after, namespace=parent: store.namespaces(namespace, after, 2), lambda path: path[-1]
             )
             assert pages == sorted(children)
@@ -210,7 +210,7 @@ class StoreMachine(RuleBasedStateMachine):
             for kind in EntryKind:
                 names = model.functions if kind is EntryKind.FUNCTION else model.relations
                 entries = [entry for (at, _), entry in sorted(names.items()) if at == path and entry.kind is kind]
-                pages = await _pages(
+                pages = await _read_pages(
                     lambda after, at=path, of=kind: store.entries(of, at, after, 2), lambda entry: entry.name
                 )
                 assert pages == entries
@@ -225,13 +225,13 @@ class StoreMachine(RuleBasedStateMachine):
         uuids = {entry.uuid for entry in all_entries} | {item.entry.uuid for item in dropped_entries}
         for key in {(uuid, producer) for uuid in uuids for producer in ("p", "P")} | model.producers.keys():
             assert await store.producer(*key) == model.producers.get(key)
-        timeline = await _pages(
+        timeline = await _read_pages(
             lambda after: store.instants(InstantFilter(since=after), 3), lambda instant: instant.position
         )
         assert [(instant.id, instant.state) for instant in timeline] == list(model.instants.items())
 
 
-async def _pages(page: Any, key: Any) -> Sequence[Any]:
+async def _read_pages(page: Any, key: Any) -> Sequence[Any]:
     results: list[Any] = []
     while next_page := await page(key(results[-1]) if results else None):
         assert not results or key(next_page[0]) > key(results[-1]), "a page does not go on where the last one ended"

@@ -42,11 +42,11 @@ class Model:
             return str(error)
         return None
 
-    def _names(self, kind: EntryKind) -> dict[tuple[NamespacePath, str], Entry]:
+    def _get_names(self, kind: EntryKind) -> dict[tuple[NamespacePath, str], Entry]:
         return self.functions if kind == "function" else self.relations
 
     def _find(self, kind: EntryKind, namespace: NamespacePath, name: str) -> Entry:
-        entry = self._names(kind).get((namespace, name))
+        entry = self._get_names(kind).get((namespace, name))
         if entry is None or entry.kind != kind:
             raise ModelError(f"no_such_{kind}")
         return entry
@@ -54,7 +54,7 @@ class Model:
     def _add(self, entry: Entry) -> None:
         if entry.namespace not in self.namespaces:
             raise ModelError("no_such_namespace")
-        names = self._names(entry.kind)
+        names = self._get_names(entry.kind)
         if (entry.namespace, entry.name) in names:
             raise ModelError("already_exists")
         names[entry.namespace, entry.name] = entry
@@ -89,7 +89,7 @@ class Model:
         entry = self._find(op.kind, op.namespace, op.name)
         if entry.uuid != op.uuid or entry.metadata_location != op.expected_location:
             raise ModelError("commit_conflict")
-        self._names(op.kind)[op.namespace, op.name] = msgspec.structs.replace(
+        self._get_names(op.kind)[op.namespace, op.name] = msgspec.structs.replace(
             entry,
             metadata_location=op.new_location,
             previous_location=entry.metadata_location,
@@ -99,23 +99,23 @@ class Model:
 
     def do_RenameEntry(self, op: operations.RenameEntry) -> None:  # noqa: N802
         entry = self._find(op.kind, op.namespace, op.name)
-        del self._names(op.kind)[op.namespace, op.name]
+        del self._get_names(op.kind)[op.namespace, op.name]
         self._add(msgspec.structs.replace(entry, namespace=op.to_namespace, name=op.to_name))
 
     def do_DropEntry(self, op: operations.DropEntry) -> None:  # noqa: N802
         entry = self._find(op.kind, op.namespace, op.name)
         if op.expected_location not in (None, entry.metadata_location):
             raise ModelError("commit_conflict")
-        del self._names(op.kind)[op.namespace, op.name]
+        del self._get_names(op.kind)[op.namespace, op.name]
         if op.keep:
             self.dropped[op.keep.id] = msgspec.structs.replace(op.keep, entry=entry)
         self._forget_unnamed()
 
-    def _live(self) -> set[str]:
+    def _list_live_uuids(self) -> set[str]:
         return {entry.uuid for entry in [*self.relations.values(), *self.functions.values()]}
 
     def _forget_unnamed(self) -> None:
-        live = self._live() | {kept_value.entry.uuid for kept_value in self.dropped.values()}
+        live = self._list_live_uuids() | {kept_value.entry.uuid for kept_value in self.dropped.values()}
         self.producers = {key: state for key, state in self.producers.items() if key[0] in live}
 
     def do_RestoreEntry(self, op: operations.RestoreEntry) -> None:  # noqa: N802
@@ -130,7 +130,7 @@ class Model:
         self._forget_unnamed()
 
     def do_AdvanceProducer(self, op: operations.AdvanceProducer) -> None:  # noqa: N802
-        if op.uuid not in self._live():
+        if op.uuid not in self._list_live_uuids():
             raise ModelError("no_such_table")
         last_sequence = self.producers.get((op.uuid, op.producer))
         if last_sequence is not None and last_sequence.sequence >= op.sequence:

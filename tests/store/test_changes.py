@@ -12,7 +12,7 @@ from seamark.metaserver.store.port import PointerStore
 from seamark.metaserver.store.sql.changes import watch
 
 
-async def _commit(store: PointerStore, name: str) -> None:
+async def _commit_grant(store: PointerStore, name: str) -> None:
     await store.transact([SaveGrant(grant=Grant(name, "reader"))])
 
 
@@ -26,7 +26,7 @@ async def test_number_changes_only_with_a_commit_of_any_client(tmp_path: Path) -
             assert changes.number() == number, "nothing was committed"
             await store.grants("somebody")
             assert changes.number() == number, "reading is no change"
-            await _commit(store, f"name-{count}")
+            await _commit_grant(store, f"name-{count}")
             assert changes.number() != number
             number = changes.number()
         changes.close()

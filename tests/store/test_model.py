@@ -18,7 +18,7 @@ from tests.store.machine import StoreMachine
 _TABLES = "namespaces, entries, dropped, instants, instants_archive, producers"
 
 
-def _run(machine: type[StoreMachine], runs: int, steps: int) -> None:
+def _run_machine(machine: type[StoreMachine], runs: int, steps: int) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
@@ -32,15 +32,15 @@ def _run(machine: type[StoreMachine], runs: int, steps: int) -> None:
 
 def _check_sqlite(tmp_path: Path, runs: int, steps: int) -> None:
     class Machine(StoreMachine):
-        def fresh_url(self) -> str:
+        def create_url(self) -> str:
             return f"sqlite:///{tempfile.mkdtemp(dir=tmp_path)}/seamark.db"
 
-    _run(Machine, runs, steps)
+    _run_machine(Machine, runs, steps)
 
 
 def _check_postgres(url: str, runs: int, steps: int) -> None:
     class Machine(StoreMachine):
-        def fresh_url(self) -> str:
+        def create_url(self) -> str:
             async def empty_database() -> None:
                 connection = await asyncpg.connect(url)
                 if await connection.fetchval("SELECT to_regclass('schema_version')"):
@@ -50,7 +50,7 @@ def _check_postgres(url: str, runs: int, steps: int) -> None:
             asyncio.run(empty_database())
             return url
 
-    _run(Machine, runs, steps)
+    _run_machine(Machine, runs, steps)
 
 
 def test_sqlite_equals_a_model_of_plain_dicts(tmp_path: Path) -> None:

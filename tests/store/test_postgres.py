@@ -24,7 +24,7 @@ from seamark.metaserver.store.sql.generator_store import GeneratorStore
 from seamark.metaserver.store.sql.postgres import open_postgres
 from seamark.metaserver.store.sql.statement import APPLICATION_NAME, POSTGRES
 from tests.services.postgres import Postgres, postgres_server
-from tests.services.process import port_answers
+from tests.services.process import is_port_open
 from tests.store.contract import PointerStoreContract
 from tests.store.samples import NS, TABLE, get_outcome, list_ids, make_entry, make_instant, make_swap
 
@@ -308,7 +308,7 @@ async def test_restarted_database_server_is_used_again() -> None:
                 await store.transact([CreateEntry(make_entry("t"))])
             with pytest.raises(RetryLater):
                 await store.ping()
-            await asyncio.to_thread(server.process.start, lambda: port_answers(server.port), timeout_s=60)
+            await asyncio.to_thread(server.process.start, lambda: is_port_open(server.port), timeout_s=60)
             while await get_outcome(store.transact([CreateEntry(make_entry("t"))])) == "retry_later":
                 await asyncio.sleep(0.05)  # It answers "starting up" for a moment.
             assert await store.entry(TABLE, NS, "t") == make_entry("t")

@@ -31,6 +31,7 @@ from seamark.connector.client.client import SeamarkClient
 from seamark.connector.streams.writer import StreamClosed
 from seamark.formats.protocol.wire import FRESH_FOLDER
 from seamark.formats.runtime.errors import CommitConflict, CommitUnknown
+from seamark.metaserver.log.segments import SegmentLog
 from seamark.metaserver.streams.catalog_tables import CatalogTables
 from seamark.metaserver.streams.stream_properties import ENABLED
 from tests.seeds import examples, first_seed
@@ -217,7 +218,7 @@ async def test_unknown_outcome_says_whether_a_repeat_is_safe(stream: Stream, mon
     async def fail(*arguments: Any) -> Any:
         raise CommitUnknown("Kafka did not answer. Repeat the request with the same sequence number")
 
-    monkeypatch.setattr(stream.server.components.streams, "append", fail)
+    monkeypatch.setattr(SegmentLog, "append", fail)
     advice = {"": "a repeat can store them twice", "?producer=p&sequence=0": "with the same sequence number"}
     for query, text in advice.items():
         status, answer = await stream.send(b'[{"id": 1}]', query=query)

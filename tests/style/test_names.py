@@ -24,7 +24,7 @@ COINED = re.compile(
 """Names of functions, classes, parameters and variables that no engine, specification or database uses."""
 
 
-def public_classes(source: str) -> Iterator[str]:
+def list_public_classes(source: str) -> Iterator[str]:
     for node in ast.parse(source).body:
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
             yield node.name
@@ -37,12 +37,12 @@ def find_repeated_classes(sources: Iterable[tuple[str, str]]) -> dict[str, list[
     """
     files: defaultdict[str, list[str]] = defaultdict(list)
     for file, source in sources:
-        for name in public_classes(source):
+        for name in list_public_classes(source):
             files[name].append(file)
     return {name: actual_file for name, actual_file in files.items() if len(actual_file) > 1}
 
 
-def names(source: str) -> Iterator[str]:
+def list_names(source: str) -> Iterator[str]:
     """Yield the names that `source` defines or binds."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -65,7 +65,7 @@ def test_names_are_terms_of_the_field() -> None:
     coined = [
         f"{path.relative_to(REPO)}: {name}"
         for path in FILES
-        for name in names(path.read_text(encoding="utf-8"))
+        for name in list_names(path.read_text(encoding="utf-8"))
         if COINED.fullmatch(name)
     ]
     assert coined == [], "use the terms of docs/glossary.md"
@@ -77,4 +77,4 @@ def test_checks_find_a_repeated_class_and_a_coined_name() -> None:
         "def f(told):\n    class _Part: ...\n    afar = told\nclass Part: ...",
     )
     assert find_repeated_classes([("a.py", text), ("b.py", other)]) == {"Part": ["a.py", "b.py"]}
-    assert {name for name in names(other) if COINED.fullmatch(name)} == {"told", "afar"}
+    assert {name for name in list_names(other) if COINED.fullmatch(name)} == {"told", "afar"}

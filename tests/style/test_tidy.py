@@ -39,7 +39,7 @@ def find_breaches(source: str, file: str) -> Iterator[str]:
             for inner in ast.walk(node):
                 if isinstance(inner, ast.Import | ast.ImportFrom):
                     yield f"{file}:{inner.lineno}: an import inside a function hides a cycle; mend the layer"
-        if file != TYPES_OWNER and isinstance(node, ast.Call) and _examines_a_type(node):
+        if file != TYPES_OWNER and isinstance(node, ast.Call) and _is_type_examination(node):
             yield f"{where}: a type is examined without a lock; take from_json, from_msgpack or from_values"
         if file not in CLOCK_OWNERS and not file.startswith(CLIENT_ROOMS):
             if isinstance(node, ast.Import) and any(alias.name in ("random", "secrets") for alias in node.names):
@@ -75,7 +75,7 @@ def _is_orphan_task(node: ast.AST) -> bool:
     return isinstance(called.value, ast.Name | ast.Call) and _spell(called.value) in ("asyncio", "loop", "call")
 
 
-def _examines_a_type(call: ast.Call) -> bool:
+def _is_type_examination(call: ast.Call) -> bool:
     """Return True if msgspec examines a type in the call.
 
     Two threads that examine a struct concurrently crash the process.
@@ -155,7 +155,7 @@ def parse_error_tree(text: str) -> dict[str, str]:
     return parents
 
 
-def real_tree() -> dict[str, str]:
+def read_real_tree() -> dict[str, str]:
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
     return {kind.__name__: kind.__bases__[0].__name__ for kind in kinds}
 
@@ -173,7 +173,7 @@ def test_no_folder_has_more_than_20_modules(package: str) -> None:
 
 def test_tree_drawn_in_the_errors_module_matches_the_classes() -> None:
     assert errors.__doc__ is not None
-    assert parse_error_tree(errors.__doc__) == real_tree()
+    assert parse_error_tree(errors.__doc__) == read_real_tree()
 
 
 def test_no_two_errors_share_a_kind() -> None:

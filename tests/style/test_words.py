@@ -16,43 +16,43 @@ import pytest
 from seamark.commands.main import cli
 from seamark.metaserver.settings.settings import Settings
 from tests.docs.commands import list_subcommands
-from tests.docs.pages import REPO, Page, all_pages
+from tests.docs.pages import REPO, Page, read_all_pages
 from tests.style.words import BANNED, find_banned, read_rules
 
 RULES = read_rules(BANNED.read_text())
 QUOTING = {"bad-inputs.md"}
 """Pages that quote messages of the server; other tests check the words of these messages."""
-PAGES = [page for page in all_pages() if page.path.name not in QUOTING]
+PAGES = [page for page in read_all_pages() if page.path.name not in QUOTING]
 _FENCED = re.compile(r"^\s*```\w*\s*$.*?^\s*```\s*$", re.MULTILINE | re.DOTALL)
 _FOREIGN = re.compile(r"\b(?:DESIGN|FIELD|FEATURES|STYLE)\.md\b|\bissue [0-9]")
 
 
-def _prose(page: Page) -> str:
+def _read_prose(page: Page) -> str:
     """Return the text outside of fenced blocks, with the same line numbers."""
     return _FENCED.sub(lambda block: "\n" * block[0].count("\n"), page.text)
 
 
-def _descriptions(node: object) -> Iterator[str]:
+def _list_descriptions(node: object) -> Iterator[str]:
     """Yield every summary of an operation in an OpenAPI document."""
     if isinstance(node, dict):
         if isinstance(summary := node.get("summary"), str):
             yield summary
         for value in node.values():
-            yield from _descriptions(value)
+            yield from _list_descriptions(value)
 
 
-def _help(command: click.Command) -> Iterator[str]:
+def _list_help(command: click.Command) -> Iterator[str]:
     yield command.help or ""
     for parameter in command.params:
         if isinstance(parameter, click.Option):
             yield parameter.help or ""
     for subcommand in list_subcommands(command).values():
-        yield from _help(subcommand)
+        yield from _list_help(subcommand)
 
 
 def test_pages_use_no_banned_word() -> None:
     assert PAGES
-    assert [(str(page), found) for page in PAGES for found in find_banned(_prose(page), RULES)] == []
+    assert [(str(page), found) for page in PAGES for found in find_banned(_read_prose(page), RULES)] == []
 
 
 def test_pages_refer_to_no_document_outside_of_the_repository() -> None:
@@ -67,28 +67,28 @@ def test_settings_use_no_banned_word() -> None:
 
 def test_summaries_of_routes_use_no_banned_word() -> None:
     document = json.loads((REPO / "docs" / "reference" / "openapi.json").read_text())
-    texts = list(_descriptions(document["paths"]))
+    texts = list(_list_descriptions(document["paths"]))
     assert len(texts) > 30
     assert list(find_banned("\n\n".join(texts), RULES)) == []
 
 
 def test_help_of_commands_uses_no_banned_word() -> None:
-    texts = list(_help(cli))
+    texts = list(_list_help(cli))
     assert len(texts) > 100
     assert list(find_banned("\n\n".join(texts), RULES)) == []
 
 
-def _statements(node: ast.AST) -> Iterator[ast.AST]:
+def _list_statements(node: ast.AST) -> Iterator[ast.AST]:
     """Yield all statements below `node`, without their expressions, which are most of a tree."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
             yield child
-            yield from _statements(child)
+            yield from _list_statements(child)
 
 
 def _list_raised_texts(source: str) -> Iterator[str]:
     """Yield the string literals of the raise statements; a value in an f-string is `…`."""
-    for statement in _statements(ast.parse(source)):
+    for statement in _list_statements(ast.parse(source)):
         if not isinstance(statement, ast.Raise) or statement.exc is None:
             continue
         parts = {
@@ -116,7 +116,7 @@ PLAIN = ("commands", "metaserver", "connector", "formats", "cache", "seamark", "
 _TEXT = re.compile(r'\s*[rR]?"""')
 
 
-def _comments(source: str) -> Iterator[str]:
+def _list_comments(source: str) -> Iterator[str]:
     """Yield the docstrings and comments of Python and Cython, which have the same tokens."""
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT or (token.type == tokenize.STRING and _TEXT.match(token.line)):
@@ -127,7 +127,7 @@ def _comments(source: str) -> Iterator[str]:
 def test_docstrings_and_comments_use_no_banned_word(package: str) -> None:
     actual = {}
     for path in sorted(path for path in (REPO / package).rglob("*") if path.suffix in (".py", ".pyx", ".pxd")):
-        if hits := list(find_banned("\n\n".join(_comments(path.read_text())), RULES)):
+        if hits := list(find_banned("\n\n".join(_list_comments(path.read_text())), RULES)):
             actual[str(path.relative_to(REPO))] = hits
     assert actual == {}
 

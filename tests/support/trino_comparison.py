@@ -24,7 +24,7 @@ from pyiceberg.io.pyarrow import _dataframe_to_data_files
 from bench.ssb.generate import TABLES, generate, get_table_path
 from tests.deploy.shop import connect
 from tests.services.trino_lake import TrinoLake
-from tests.services.trino_proxy import TrinoProxy, trino_proxy
+from tests.services.trino_proxy import TrinoProxy, run_trino_proxy
 
 SCALE = 0.01
 _FILES, _FILES_PER_MANIFEST = 20, 8
@@ -80,7 +80,7 @@ class TrinoAndProxy:
             schemas: The schema of the direct statement, and that of the proxy.
         """
         direct, proxied = self._threads.map(
-            lambda port, schema: _run(port, sql, parameters, schema=schema, **options), self._ports, schemas
+            lambda port, schema: _run_statement(port, sql, parameters, schema=schema, **options), self._ports, schemas
         )
         text = f"{sql}\n-- with {parameters} in {schemas}"
         assert proxied.error == direct.error, text
@@ -93,7 +93,7 @@ class TrinoAndProxy:
         return direct
 
 
-def _run(port: int, sql: str, parameters: Sequence[Any], **options: Any) -> StatementResult:
+def _run_statement(port: int, sql: str, parameters: Sequence[Any], **options: Any) -> StatementResult:
     connection = connect(port, timezone="UTC", **options)
     try:
         cursor = connection.cursor()
@@ -115,7 +115,7 @@ def open_both(folder: Path, lake: TrinoLake) -> Iterator[TrinoAndProxy]:
     The proxy waits for slow plans, and shows clients no error of a rewritten statement.
     """
     flags = ("--trino", lake.trino.base_url, "--budget-ms", "20000", "--hold", "30", "--trust-time-zone")
-    with trino_proxy(folder, *flags, seamark=lake.seamark.base_url) as proxy:
+    with run_trino_proxy(folder, *flags, seamark=lake.seamark.base_url) as proxy:
         rig = TrinoAndProxy(lake.trino.port, proxy)
         try:
             yield rig

@@ -20,14 +20,14 @@ import click
 from tests.services.kafka import kafka_broker
 from tests.services.postgres import postgres_server
 from tests.services.process import DEPLOY, ManagedProcess, ServiceFailed, free_port, is_http_ok
-from tests.services.s3 import S3, s3_server
+from tests.services.s3 import S3, run_s3
 from tests.services.seamark import Seamark
 
 BUCKET = "lake"
 
 
 @contextmanager
-def trino_over(seamark: Seamark, s3: S3, folder: Path, port: int) -> Iterator[str]:
+def run_trino_over(seamark: Seamark, s3: S3, folder: Path, port: int) -> Iterator[str]:
     """Start Trino by deploy/trino/run.sh, and yield its URL."""
     environment = {
         "SEAMARK_URI": seamark.base_url,
@@ -58,9 +58,9 @@ def run_services(port: int, kafka: bool, trino: bool) -> None:
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="seamark-up-")))
             database = stack.enter_context(postgres_server()).create_database("seamark")
-            s3 = stack.enter_context(s3_server(folder / "s3"))
+            s3 = stack.enter_context(run_s3(folder / "s3"))
             s3.create_bucket(BUCKET)
-            environment = {**s3.seamark_env(), "SEAMARK_SERVICES_WORKERS": "1"}
+            environment = {**s3.build_seamark_env(), "SEAMARK_SERVICES_WORKERS": "1"}
             addresses = [("PostgreSQL", database), ("S3", f"{s3.endpoint}, keys in deploy/s3/versitygw.env")]
             if kafka:
                 broker = stack.enter_context(kafka_broker(folder / "kafka"))
@@ -76,7 +76,9 @@ def run_services(port: int, kafka: bool, trino: bool) -> None:
             stack.enter_context(server)
             addresses.append(("Seamark", server.base_url))
             if trino:
-                addresses.append(("Trino", stack.enter_context(trino_over(server, s3, folder / "trino", free_port()))))
+                addresses.append(
+                    ("Trino", stack.enter_context(run_trino_over(server, s3, folder / "trino", free_port())))
+                )
             for name, address in addresses:
                 click.echo(f"{name:<11} {address}")
             click.echo(f"Ready. Ctrl-C ends the services and removes their data. Logs: {folder}")

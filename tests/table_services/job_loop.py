@@ -21,7 +21,7 @@ from seamark.connector.write.compaction import CompactionPolicy, compact
 TARGET_BYTES = 3000
 
 
-def run(kind: str, url: str, table: str, log: str, readable_ms: int, yields: bool) -> None:
+def run_jobs(kind: str, url: str, table: str, log: str, readable_ms: int, yields: bool) -> None:
     """Run jobs until the process is killed.
 
     Append each [kind, counts] to the file `log`.

@@ -47,18 +47,18 @@ def no_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     credentials._make_chain.cache_clear()
 
 
-def settings(s3: S3, bucket: str, tmp_path: Path, **options: Any) -> Settings:
+def build_settings(s3: S3, bucket: str, tmp_path: Path, **options: Any) -> Settings:
     return Settings(
         home=tmp_path, warehouse=f"s3://{bucket}/lake", s3_endpoint=s3.endpoint, s3_region=s3.region, **options
     )
 
 
-def keys(s3: S3) -> dict[str, str]:
+def build_key_settings(s3: S3) -> dict[str, str]:
     return {"s3_access_key_id": s3.access_key, "s3_secret_access_key": s3.secret_key}
 
 
 async def test_workers_use_the_keys_of_the_settings(s3: S3, s3_bucket: str, tmp_path: Path) -> None:
-    server_settings = settings(s3, s3_bucket, tmp_path, s3_client_access="signing", **keys(s3))
+    server_settings = build_settings(s3, s3_bucket, tmp_path, s3_client_access="signing", **build_key_settings(s3))
     assert await storage_problem(server_settings, SystemClock(), JOB_WORKER) == ""
     client = s3.client()
     try:
@@ -80,26 +80,32 @@ async def test_workers_use_the_keys_of_the_servers_aws_profile(
     (tmp_path / "config").write_text(f"[profile lake]\ncredential_process = cat {tmp_path}/keys.json\n")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_PROFILE", "lake")
-    assert await storage_problem(settings(s3, s3_bucket, tmp_path), SystemClock(), JOB_WORKER) == ""
+    assert await storage_problem(build_settings(s3, s3_bucket, tmp_path), SystemClock(), JOB_WORKER) == ""
 
 
 async def test_missing_and_wrong_keys_are_reported(
     s3: S3, s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = SystemClock()
-    assert "The server has no S3 keys" in await storage_problem(settings(s3, s3_bucket, tmp_path), clock, JOB_WORKER)
-    wrong_settings = settings(s3, s3_bucket, tmp_path, s3_access_key_id=s3.access_key, s3_secret_access_key="wrong")
+    assert "The server has no S3 keys" in await storage_problem(
+        build_settings(s3, s3_bucket, tmp_path), clock, JOB_WORKER
+    )
+    wrong_settings = build_settings(
+        s3, s3_bucket, tmp_path, s3_access_key_id=s3.access_key, s3_secret_access_key="wrong"
+    )
     problem = await storage_problem(wrong_settings, clock, JOB_WORKER)
     assert f"cannot write and read an object in s3://{s3_bucket}/lake" in problem
     monkeypatch.setenv("AWS_PROFILE", "missing")
     credentials._make_chain.cache_clear()
-    assert "missing" in await storage_problem(settings(s3, s3_bucket, tmp_path), clock, JOB_WORKER)
+    assert "missing" in await storage_problem(build_settings(s3, s3_bucket, tmp_path), clock, JOB_WORKER)
 
 
 async def test_gateway_that_does_not_answer_is_reported(s3: S3, s3_bucket: str, tmp_path: Path) -> None:
     """Jobs get keys for one table there, so the server lends them none."""
     url = f"http://127.0.0.1:{free_port()}"
-    server_settings = settings(s3, s3_bucket, tmp_path, s3_client_access="gateway", gateway_url=url, **keys(s3))
+    server_settings = build_settings(
+        s3, s3_bucket, tmp_path, s3_client_access="gateway", gateway_url=url, **build_key_settings(s3)
+    )
     assert f"does not reach the objects gateway at {url}" in await storage_problem(
         server_settings, SystemClock(), JOB_WORKER
     )

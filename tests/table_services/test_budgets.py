@@ -12,7 +12,7 @@ from seamark.metaserver.services.job import Job
 DAY_S = 86_400
 
 
-def at(text: str) -> int:
+def to_milliseconds(text: str) -> int:
     """Return milliseconds since the epoch of a time on some day."""
     hour, minute = map(int, text.split(":"))
     return 1000 * (20_000 * DAY_S + 3600 * hour + 60 * minute)
@@ -32,7 +32,7 @@ def at(text: str) -> int:
     ],
 )
 def test_job_waits_until_its_window_begins(windows: str, now: str, wait_minutes: int) -> None:
-    assert wait_s(windows, at(now)) == 60 * wait_minutes
+    assert wait_s(windows, to_milliseconds(now)) == 60 * wait_minutes
 
 
 def test_random_windows_agree_with_a_walk_over_minutes() -> None:

@@ -45,14 +45,14 @@ def is_covered(client: IndexClient, table: str, files: int) -> bool:
     return (index.health, index.files, index.lag_files) == ("ok", files, 0)
 
 
-def metric(server: Seamark, name: str) -> float:
+def read_metric(server: Seamark, name: str) -> float:
     """Return the value of a metric, or -1 if the server does not show it."""
     with urlopen(f"{server.base_url}/metrics") as answer:
         lines = answer.read().decode().splitlines()
     return next((float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"{name} ")), -1.0)
 
 
-def worker_pids(server: Seamark) -> list[int]:
+def list_worker_pids(server: Seamark) -> list[int]:
     """Return the worker processes of the server, by their parent in /proc."""
     results = []
     for folder in Path("/proc").iterdir():
@@ -74,28 +74,28 @@ def test_index_defined_by_a_property_is_built_and_follows_commits(server: Seamar
     append(catalog, "db.t", 1, 2, 3)
     client = IndexClient(server.base_url)
     block_until(lambda: is_covered(client, "db.t", 3))
-    (pid,) = worker_pids(server)
+    (pid,) = list_worker_pids(server)
     append(catalog, "db.t", 4)
     block_until(lambda: is_covered(client, "db.t", 4))
-    assert worker_pids(server) == [pid]
+    assert list_worker_pids(server) == [pid]
     explained = client.explain("db.t", "name = 'name 3'")
     assert explained.files == 1
 
     # A killed worker is restarted for the next change.
-    block_until(lambda: metric(server, "seamark_service_queue") == 0)
+    block_until(lambda: read_metric(server, "seamark_service_queue") == 0)
     os.kill(pid, signal.SIGKILL)
     append(catalog, "db.t", 5)
     block_until(lambda: is_covered(client, "db.t", 5))
 
     # A table that is older than the server's start is examined, and the worker ends with the server.
     block_until(lambda: not any(build.state == "inflight" for build in client.timeline("db.t", action="indexing")))
-    pids = worker_pids(server)
+    pids = list_worker_pids(server)
     server.kill9()
     block_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
     server.start()
     append(catalog, "db.t", 6)
     block_until(lambda: is_covered(client, "db.t", 6))
-    block_until(lambda: metric(server, 'seamark_service_jobs_total{outcome="completed",service="indexing"}') >= 1)
+    block_until(lambda: read_metric(server, 'seamark_service_jobs_total{outcome="completed",service="indexing"}') >= 1)
     assert server.terminate() == 0
 
 
@@ -113,7 +113,7 @@ def test_worker_uses_its_own_token_and_has_no_secret_of_the_server(tmp_path: Pat
         append(catalog, "db.t", 1, 2)
         client = IndexClient(server.base_url, token=token)
         block_until(lambda: is_covered(client, "db.t", 2))
-        (pid,) = worker_pids(server)
+        (pid,) = list_worker_pids(server)
         environment = Path(f"/proc/{pid}/environ").read_bytes()
         assert b"hunter" not in environment
         assert b"PATH=" in environment
@@ -150,7 +150,7 @@ def test_workers_that_cannot_work_are_reported_in_every_operators_view(tmp_path:
         catalog.create_namespace("db")
         catalog.create_table("db.t", SCHEMA, properties=INDEX)
         append(catalog, "db.t", 1, 2)
-        block_until(lambda: metric(server, "seamark_services_blocked") == 1)
+        block_until(lambda: read_metric(server, "seamark_services_blocked") == 1)
         reason = "Unreachable: No answer from http://127.0.0.1:"
         completed = run_seamark("services", "db.t", "--url", server.base_url)
         assert completed.stdout.startswith(f"Table services do not run: {reason}"), completed.stdout
@@ -175,8 +175,10 @@ def test_job_that_omits_files_counts_as_failed_until_a_run_succeeds(server: Seam
     path.write_bytes(b"no Parquet")
     with table.refresh().transaction() as transaction:
         transaction.set_properties(INDEX)
-    block_until(lambda: any("1 data files cannot be indexed" in run.summary.get("error", "") for run in runs(client)))
-    block_until(lambda: metric(server, 'seamark_service_failing_tables{service="indexing"}') == 1)
+    block_until(
+        lambda: any("1 data files cannot be indexed" in run.summary.get("error", "") for run in list_runs(client))
+    )
+    block_until(lambda: read_metric(server, 'seamark_service_failing_tables{service="indexing"}') == 1)
     (problem,) = client.health("db.t")["problems"]
     assert problem["problem"] == "failed job"
     assert path.name in problem["detail"]
@@ -201,7 +203,7 @@ def test_old_snapshots_expire_and_the_runs_are_listed(server: Seamark) -> None:
     with table.refresh().transaction() as transaction:
         transaction.set_properties({"seamark.compaction.enabled": "true", **policy})
     client = IndexClient(server.base_url)
-    block_until(lambda: {run.summary["service"] for run in runs(client)} == {"compaction", "expiration"})
+    block_until(lambda: {run.summary["service"] for run in list_runs(client)} == {"compaction", "expiration"})
     table.refresh()
     assert sorted(table.scan().to_arrow()["id"].to_pylist()) == list(range(8))
     assert len(table.metadata.snapshots) <= 2, "the compaction, and the snapshot that it replaced if that is young"
@@ -233,7 +235,7 @@ def test_old_snapshots_expire_and_the_runs_are_listed(server: Seamark) -> None:
     assert "did nothing to db.new yet" in run_services("db.new")
 
 
-def runs(client: IndexClient) -> list[TimelineInstant]:
+def list_runs(client: IndexClient) -> list[TimelineInstant]:
     return list(client.timeline("db.t", action="maintenance"))
 
 
@@ -242,13 +244,13 @@ def test_worker_has_lower_cpu_and_disk_priority_than_requests(server: Seamark) -
     catalog.create_namespace("db")
     catalog.create_table("db.t", SCHEMA, properties=INDEX)
     append(catalog, "db.t", 1)
-    block_until(lambda: worker_pids(server))
-    (pid,) = worker_pids(server)
+    block_until(lambda: list_worker_pids(server))
+    (pid,) = list_worker_pids(server)
 
-    def io_class() -> str:
+    def read_io_class() -> str:
         return subprocess.run(["ionice", "-p", str(pid)], capture_output=True, text=True, check=True).stdout.strip()
 
-    block_until(lambda: io_class() == "idle")  # The last variable that it sets
+    block_until(lambda: read_io_class() == "idle")  # The last variable that it sets
     assert os.sched_getscheduler(pid) == os.SCHED_BATCH
     assert os.getpriority(os.PRIO_PROCESS, pid) > os.getpriority(os.PRIO_PROCESS, server.pid)
     # In the server's session, its work would count as the server's.

@@ -19,7 +19,7 @@ from tests.connector.jobs.encrypted.test_encrypted_merges import (
     read_protections,
 )
 from tests.connector.jobs.test_file_merges import BY_PART, PROPERTIES, SCHEMA, build_rows
-from tests.connector.parquet.encrypted import CONFIGURATION, key_file
+from tests.connector.parquet.encrypted import CONFIGURATION, write_key_file
 from tests.services.seamark import Seamark
 from tests.waits import block_until
 
@@ -47,7 +47,7 @@ def enable(server: Seamark) -> None:
         change.set_properties({"seamark.compaction.enabled": "true", "seamark.index.ids": "bitmap(id)"})
 
 
-def errors(client: IndexClient) -> list[str]:
+def list_errors(client: IndexClient) -> list[str]:
     runs = client.timeline("db.t", action=MAINTENANCE)
     return [str(run.summary["error"]) for run in runs if run.summary.get("service") == "compaction"]
 
@@ -58,13 +58,15 @@ def test_worker_merges_and_indexes_encrypted_files_with_the_configured_key_servi
 
     Without them the table is unchanged, and the run reports the reason.
     """
-    env = {**KMS, "SEAMARK_PARQUET_KEY_FILE": key_file(tmp_path, "db"), "SEAMARK_SERVICES_WORKERS": "1"}
+    env = {**KMS, "SEAMARK_PARQUET_KEY_FILE": write_key_file(tmp_path, "db"), "SEAMARK_SERVICES_WORKERS": "1"}
     with Seamark(tmp_path / "home", env=env) as server:
         client = fill(server)
         before, files = read(client), list_paths(client)
         enable(server)
-        block_until(lambda: errors(client))
-        assert "SEAMARK_PARQUET_KMS is 'tests.connector.parquet.encrypted:ConfiguredKms', not " in errors(client)[0]
+        block_until(lambda: list_errors(client))
+        assert (
+            "SEAMARK_PARQUET_KMS is 'tests.connector.parquet.encrypted:ConfiguredKms', not " in list_errors(client)[0]
+        )
         assert sorted(list_paths(client)) == sorted(files)
     with Seamark(tmp_path / "home", env={**env, CONFIGURATION: "the service's address"}, port=server.port):
         block_until(lambda: len(list_paths(client)) < len(files))

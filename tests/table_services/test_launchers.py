@@ -52,27 +52,27 @@ def ignore(progress: JobProgress) -> None:
     pass
 
 
-def a_job(size_bytes: int, launcher: str = AUTO, service: str = "compaction") -> Job:
+def build_job(size_bytes: int, launcher: str = AUTO, service: str = "compaction") -> Job:
     return Job(service, ("db",), "t", "uuid", size_bytes=size_bytes, launcher=launcher)
 
 
-def choice(*names: str, spark_bytes: int = 100) -> LauncherChoice:
+def build_choice(*names: str, spark_bytes: int = 100) -> LauncherChoice:
     return LauncherChoice({name: RecordingLauncher() for name in names}, spark_bytes=spark_bytes)
 
 
 def test_large_rewrite_runs_on_the_cluster_or_local_spark_or_in_the_worker() -> None:
     for names, expected in (((WORKER, LOCAL, CLUSTER), CLUSTER), ((WORKER, LOCAL), LOCAL), ((WORKER,), WORKER)):
-        assert choice(*names).name_of(a_job(100)) == expected
-        assert choice(*names).name_of(a_job(99)) == WORKER
-        assert choice(*names, spark_bytes=0).name_of(a_job(1 << 50)) == WORKER
+        assert build_choice(*names).name_of(build_job(100)) == expected
+        assert build_choice(*names).name_of(build_job(99)) == WORKER
+        assert build_choice(*names, spark_bytes=0).name_of(build_job(1 << 50)) == WORKER
 
 
 def test_launcher_property_overrides_the_size_and_other_jobs_stay_in_the_worker() -> None:
-    launcher = choice(WORKER, LOCAL, CLUSTER)
-    assert launcher.name_of(a_job(1, launcher_of({"seamark.services.launcher": "local"}))) == LOCAL
-    assert launcher.name_of(a_job(1 << 40, launcher_of({"seamark.services.launcher": "worker"}))) == WORKER
-    assert launcher.name_of(a_job(1, launcher_of({"seamark.services.launcher": "nonsense"}))) == WORKER
-    assert launcher.name_of(a_job(1 << 40, CLUSTER, service="expiration")) == WORKER
+    launcher = build_choice(WORKER, LOCAL, CLUSTER)
+    assert launcher.name_of(build_job(1, launcher_of({"seamark.services.launcher": "local"}))) == LOCAL
+    assert launcher.name_of(build_job(1 << 40, launcher_of({"seamark.services.launcher": "worker"}))) == WORKER
+    assert launcher.name_of(build_job(1, launcher_of({"seamark.services.launcher": "nonsense"}))) == WORKER
+    assert launcher.name_of(build_job(1 << 40, CLUSTER, service="expiration")) == WORKER
 
 
 @pytest.mark.each_value
@@ -84,12 +84,12 @@ async def test_launcher_property_is_ignored_unless_the_server_permits_it(
     launchers = {name: RecordingLauncher() for name in permitted}
     runner = LauncherChoice(launchers, spark_bytes=100)
     for size_bytes in (1, 1000):
-        name = runner.name_of(a_job(size_bytes, launcher))
+        name = runner.name_of(build_job(size_bytes, launcher))
         is_ignored = why_ignored(launcher, permitted) is not None
         assert is_ignored == (launcher not in (AUTO, *permitted))
         if is_ignored:
-            assert name == runner.name_of(a_job(size_bytes))
-        await runner.run(a_job(size_bytes, launcher), ignore)
+            assert name == runner.name_of(build_job(size_bytes))
+        await runner.run(build_job(size_bytes, launcher), ignore)
         assert launchers[name].ran.pop() == "compaction"
         assert not any(launched.ran for launched in launchers.values())
 
@@ -121,7 +121,7 @@ async def test_each_process_of_a_local_job_inherits_the_memory_limit(
     login = JobLogin("http://127.0.0.1:1", None, (), 0o022)
     launcher = SparkSubmit("local[2]", "", login, dict(os.environ), SPARK_DRIVER, process_bytes=1 << 31)
     with pytest.raises(JobFailed, match=r"spark\.driver\.memory=1228m"):
-        await launcher.run(a_job(1), ignore)
+        await launcher.run(build_job(1), ignore)
     assert int((tmp_path / "child").read_text()) == 1 << 31
 
 
@@ -182,7 +182,7 @@ def _has_open(pid: int, path: Path) -> bool:
 
 
 def test_rewrite_counts_the_bytes_added_since_the_last_rewrite() -> None:
-    def metadata(*summaries: dict[str, str]) -> TableMetadata:
+    def build_metadata(*summaries: dict[str, str]) -> TableMetadata:
         snapshots = [
             {"snapshot-id": number, "sequence-number": number, "timestamp-ms": number, "manifest-list": "file:///l"}
             | {"summary": {"operation": "append", "total-files-size": "1000", **summary}}
@@ -209,6 +209,6 @@ def test_rewrite_counts_the_bytes_added_since_the_last_rewrite() -> None:
         return decode_table(json.dumps(document).encode(), "t")
 
     extra_summary = {"added-files-size": "100"}
-    assert bytes_since(metadata(extra_summary, extra_summary), COMPACTED_BY) == 1000
-    assert bytes_since(metadata(extra_summary, {COMPACTED_BY: "seamark", **extra_summary}), COMPACTED_BY) == 0
-    assert bytes_since(metadata({COMPACTED_BY: "seamark"}, extra_summary, extra_summary), COMPACTED_BY) == 200
+    assert bytes_since(build_metadata(extra_summary, extra_summary), COMPACTED_BY) == 1000
+    assert bytes_since(build_metadata(extra_summary, {COMPACTED_BY: "seamark", **extra_summary}), COMPACTED_BY) == 0
+    assert bytes_since(build_metadata({COMPACTED_BY: "seamark"}, extra_summary, extra_summary), COMPACTED_BY) == 200

@@ -138,7 +138,7 @@ def test_indexing_is_proposed_for_enabled_indexes_only() -> None:
     assert build_proposer(Indexing).propose(ENTRY, build_table({})) is None
 
 
-def with_snapshots(properties: dict[str, str], *times_ms: int, **ref: int) -> TableMetadata:
+def build_table_with_snapshots(properties: dict[str, str], *times_ms: int, **ref: int) -> TableMetadata:
     """Return a table of version 2 whose snapshots were committed at these times.
 
     Args:
@@ -168,15 +168,26 @@ EXPIRES = {"seamark.expiration.enabled": "true"}
 @pytest.mark.parametrize(
     ("table", "proposed"),
     [
-        (with_snapshots(EXPIRES, 1, 2, 20 * DAY_MS), True),
-        (with_snapshots(EXPIRES, 1, 16 * DAY_MS, 20 * DAY_MS), False),
-        (with_snapshots(EXPIRES, 1), False),
-        (with_snapshots({**EXPIRES, "gc.enabled": "false"}, 1, 2, 20 * DAY_MS), False),
-        (with_snapshots({}, 1, 2, 20 * DAY_MS), False),
-        (with_snapshots({**EXPIRES, "history.expire.max-snapshot-age-ms": "1000"}, 1, 19 * DAY_MS, 20 * DAY_MS), True),
-        (with_snapshots({**EXPIRES, "history.expire.min-snapshots-to-keep": "3"}, 1, 2, 20 * DAY_MS), False),
-        (with_snapshots({**EXPIRES, "history.expire.min-snapshots-to-keep": "many"}, 1, 2, 20 * DAY_MS), False),
-        (with_snapshots(EXPIRES, 1, 16 * DAY_MS, 20 * DAY_MS, max_snapshot_age_ms=1000), True),
+        (build_table_with_snapshots(EXPIRES, 1, 2, 20 * DAY_MS), True),
+        (build_table_with_snapshots(EXPIRES, 1, 16 * DAY_MS, 20 * DAY_MS), False),
+        (build_table_with_snapshots(EXPIRES, 1), False),
+        (build_table_with_snapshots({**EXPIRES, "gc.enabled": "false"}, 1, 2, 20 * DAY_MS), False),
+        (build_table_with_snapshots({}, 1, 2, 20 * DAY_MS), False),
+        (
+            build_table_with_snapshots(
+                {**EXPIRES, "history.expire.max-snapshot-age-ms": "1000"}, 1, 19 * DAY_MS, 20 * DAY_MS
+            ),
+            True,
+        ),
+        (
+            build_table_with_snapshots({**EXPIRES, "history.expire.min-snapshots-to-keep": "3"}, 1, 2, 20 * DAY_MS),
+            False,
+        ),
+        (
+            build_table_with_snapshots({**EXPIRES, "history.expire.min-snapshots-to-keep": "many"}, 1, 2, 20 * DAY_MS),
+            False,
+        ),
+        (build_table_with_snapshots(EXPIRES, 1, 16 * DAY_MS, 20 * DAY_MS, max_snapshot_age_ms=1000), True),
     ],
 )
 def test_expiration_is_proposed_when_it_may_find_old_snapshots(table: TableMetadata, proposed: bool) -> None:
@@ -225,7 +236,9 @@ def test_manifest_rewrite_is_proposed_after_a_change(
     assert job is None or (job.pause_s, job.idle_pause_s) == (600, 60)
 
 
-def a_history(*totals: dict[str, Any], statistics_of: int | None, columns: tuple[int, ...] = (1, 2)) -> TableMetadata:
+def build_history(
+    *totals: dict[str, Any], statistics_of: int | None, columns: tuple[int, ...] = (1, 2)
+) -> TableMetadata:
     """Return a table with a snapshot for each of `totals`; the snapshot with this id has statistics."""
     document = msgspec.json.decode(encode_table(build_table({}, total_records=1)))
     snapshot = document["snapshots"][0]
@@ -262,17 +275,17 @@ REWRITE_OF_SAME_ROWS = {"operation": "replace", "added_records": 100, "deleted_r
 @pytest.mark.parametrize(
     ("table", "proposed"),
     [
-        (a_history(FIRST_APPEND, statistics_of=None), True),
-        (a_history(FIRST_APPEND, statistics_of=1), False),
-        (a_history(FIRST_APPEND, statistics_of=1, columns=(1,)), True),
-        (a_history(FIRST_APPEND, SMALL_APPEND, statistics_of=1), False),
-        (a_history(FIRST_APPEND, SMALL_APPEND, statistics_of=2), False),
-        (a_history(FIRST_APPEND, LARGE_APPEND, statistics_of=1), True),
-        (a_history(FIRST_APPEND, SMALL_APPEND, SMALL_APPEND, SMALL_APPEND, statistics_of=1), True),
-        (a_history(FIRST_APPEND, GONE, statistics_of=1), True),
-        (a_history(FIRST_APPEND, REWRITE_OF_SAME_ROWS, statistics_of=1), True),
-        (a_history(FIRST_APPEND, SMALL_APPEND, REWRITE_OF_SAME_ROWS, statistics_of=1), False),
-        (a_history({"operation": "delete", "total_records": 0}, statistics_of=None), False),
+        (build_history(FIRST_APPEND, statistics_of=None), True),
+        (build_history(FIRST_APPEND, statistics_of=1), False),
+        (build_history(FIRST_APPEND, statistics_of=1, columns=(1,)), True),
+        (build_history(FIRST_APPEND, SMALL_APPEND, statistics_of=1), False),
+        (build_history(FIRST_APPEND, SMALL_APPEND, statistics_of=2), False),
+        (build_history(FIRST_APPEND, LARGE_APPEND, statistics_of=1), True),
+        (build_history(FIRST_APPEND, SMALL_APPEND, SMALL_APPEND, SMALL_APPEND, statistics_of=1), True),
+        (build_history(FIRST_APPEND, GONE, statistics_of=1), True),
+        (build_history(FIRST_APPEND, REWRITE_OF_SAME_ROWS, statistics_of=1), True),
+        (build_history(FIRST_APPEND, SMALL_APPEND, REWRITE_OF_SAME_ROWS, statistics_of=1), False),
+        (build_history({"operation": "delete", "total_records": 0}, statistics_of=None), False),
         (build_table({"seamark.statistics.changed-percent": "no"}, total_records=9), False),
     ],
 )

@@ -19,7 +19,7 @@ from tests.catalog.rig import SCHEMA
 from tests.server.rig import build_settings, running
 
 
-def state_of(*waiting: tuple[str, int]) -> str:
+def build_state(*waiting: tuple[str, int]) -> str:
     """Return the state that a replica publishes with this many waiting jobs in each namespace, in this order."""
     queue = JobQueue(lambda: 0.0, limit=20_000)
     for namespace, count in waiting:
@@ -39,17 +39,17 @@ def state_of(*waiting: tuple[str, int]) -> str:
 def test_list_is_complete_if_no_readable_job_is_omitted(
     waiting: tuple[tuple[str, int], ...], complete_of: dict[str, bool]
 ) -> None:
-    state = msgspec.json.decode(state_of(*waiting), type=JobsState)
+    state = msgspec.json.decode(build_state(*waiting), type=JobsState)
     assert {name: state.is_complete(lambda path, name=name: path == (name,)) for name in complete_of} == complete_of
     assert state.is_complete(lambda _: True) == all(complete_of.values())
 
 
 def test_list_is_never_complete_with_more_namespaces_than_are_published() -> None:
     names = [(f"n{number:04}", 1) for number in range(WAITING_LISTED + NAMESPACES_LISTED)]
-    state = msgspec.json.decode(state_of(*names), type=JobsState)
+    state = msgspec.json.decode(build_state(*names), type=JobsState)
     assert not state.more
     assert state.is_complete(lambda path: path == ("n0000",))
-    state = msgspec.json.decode(state_of(*names, ("other", 1)), type=JobsState)
+    state = msgspec.json.decode(build_state(*names, ("other", 1)), type=JobsState)
     assert state.more
     assert len(state.unlisted) == NAMESPACES_LISTED
     assert not state.is_complete(lambda path: path == ("n0000",))
@@ -68,7 +68,7 @@ async def test_list_of_a_table_does_not_reveal_waiting_jobs_of_other_namespaces(
         ) as response:
             assert response.status == 200, await response.text()
         lease = Lease(server.components.store, clock, SERVICES, "a replica", lasts_s=600)
-        await lease.hold(state_of(("a", WAITING_LISTED + 1)))
+        await lease.hold(build_state(("a", WAITING_LISTED + 1)))
 
         async def list_jobs(path: str, principal: str) -> tuple[int, bool]:
             status, answer = await server.get(path, headers=secrets[principal])

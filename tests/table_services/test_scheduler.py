@@ -346,7 +346,7 @@ async def test_sweep_over_many_tables_pauses(tmp_path: Path, monkeypatch: pytest
         names: list[str] = []
         slept: list[float] = []
 
-        def look(entry: Entry, metadata: TableMetadata) -> float:
+        def look_never(entry: Entry, metadata: TableMetadata) -> float:
             names.append(entry.name)
             return NEVER
 
@@ -360,7 +360,7 @@ async def test_sweep_over_many_tables_pauses(tmp_path: Path, monkeypatch: pytest
 
         monkeypatch.setattr(asyncio, "sleep", sleep)
         began_s = parts.clock.monotonic()
-        assert await tables.sweep(look) == 20
+        assert await tables.sweep(look_never) == 20
         busy_s = parts.clock.monotonic() - began_s
         assert len(names) == 20
         assert 0 < sum(slept) <= busy_s / watch._CPU_SHARE
@@ -388,11 +388,11 @@ async def test_sweep_repeats_only_changed_or_waiting_tables(tmp_path: Path) -> N
             names: set[str] = set()
             read_paths.clear()
 
-            def look(entry: Entry, metadata: TableMetadata) -> float:
+            def look_never(entry: Entry, metadata: TableMetadata) -> float:
                 names.add(entry.name)
                 return recheck_after_s.get(entry.name, NEVER)
 
-            assert await tables.sweep(look) == len(read_paths) == len(names)
+            assert await tables.sweep(look_never) == len(read_paths) == len(names)
             return names
 
         async def post(path: str, body: dict[str, Any]) -> None:

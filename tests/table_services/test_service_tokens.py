@@ -8,33 +8,34 @@ import pytest
 
 from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.errors import Unauthenticated
-from seamark.metaserver.access.authorizer import Authorizer
+from seamark.metaserver.access.authorizer import GrantAuthorizer
 from seamark.metaserver.access.keyring import Keyring, SigningKey
+from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.access.worker_tokens import ServiceTokens
 from tests.server.rig import OffsetClock
 
 PREFIX = ServiceTokens.prefix
 
 
-def a_keyring(root: bytes = b"r" * 32) -> Keyring:
+def build_keyring(root: bytes = b"r" * 32) -> Keyring:
     return Keyring([SigningKey(b"12345678", 0, root)], SystemClock())
 
 
-def test_service_token_is_a_writer_of_its_namespace_only() -> None:
-    tokens = ServiceTokens(a_keyring(), SystemClock())
+async def test_service_token_is_a_writer_of_its_namespace_only() -> None:
+    tokens = ServiceTokens(build_keyring(), SystemClock())
     principal, _ = tokens.principal(tokens.issue(("shop", "eu"), 60))
-    authorizer = Authorizer()
-    assert authorizer.allows(principal, "commitChange", ("shop", "eu"))
-    assert authorizer.allows(principal, "registerIndexFiles", ("shop", "eu", "deep"))
+    authorizer = GrantAuthorizer(None)
+    assert await authorizer.allows(principal, "commitChange", Securable(("shop", "eu"), "table", "t"))
+    assert await authorizer.allows(principal, "registerIndexFiles", Securable(("shop", "eu", "deep"), "table", "t"))
     for namespace in ((), ("shop",), ("shop", "us"), ("other",)):
-        assert not authorizer.allows(principal, "loadTable", namespace)
+        assert not await authorizer.allows(principal, "loadTable", Securable(namespace, "table", "t"))
     for operation in ("purgeDropped", "addGrant", "createToken", "registerTable"):
-        assert not authorizer.allows(principal, operation, ("shop", "eu"))
+        assert not await authorizer.allows(principal, operation, Securable(("shop", "eu")))
 
 
 def test_service_token_expires() -> None:
     clock = OffsetClock()
-    tokens = ServiceTokens(a_keyring(), clock)
+    tokens = ServiceTokens(build_keyring(), clock)
     token = tokens.issue(("shop",), 60)
     clock.ahead_ms = 59_000
     tokens.principal(token)
@@ -44,7 +45,7 @@ def test_service_token_expires() -> None:
 
 
 def test_other_text_is_not_accepted_as_a_service_token() -> None:
-    tokens = ServiceTokens(a_keyring(), SystemClock())
+    tokens = ServiceTokens(build_keyring(), SystemClock())
     token = tokens.issue(("shop",), 60)
     raw = base64.urlsafe_b64decode(token.removeprefix(PREFIX) + "==")
     forged_tokens = [raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :] for at in range(len(raw))]
@@ -61,4 +62,4 @@ def test_other_text_is_not_accepted_as_a_service_token() -> None:
         with pytest.raises(Unauthenticated):
             tokens.principal(text)
     with pytest.raises(Unauthenticated):
-        ServiceTokens(a_keyring(b"other" + b"r" * 27), SystemClock()).principal(token)
+        ServiceTokens(build_keyring(b"other" + b"r" * 27), SystemClock()).principal(token)

@@ -39,22 +39,22 @@ def create(server: Seamark, name: str, files: int, **properties: str) -> RestCat
     return catalog
 
 
-def ids_of(catalog: RestCatalog, name: str) -> list[int]:
+def read_ids(catalog: RestCatalog, name: str) -> list[int]:
     return sorted(catalog.load_table(f"db.{name}").scan().to_arrow()["id"].to_pylist())
 
 
-def files_of(catalog: RestCatalog, name: str) -> int:
+def count_files(catalog: RestCatalog, name: str) -> int:
     return len(list(catalog.load_table(f"db.{name}").scan().plan_files()))
 
 
-def run(*arguments: str) -> str:
+def run_job(*arguments: str) -> str:
     result = CliRunner().invoke(cli, ["run", *arguments], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
 
 
 @contextmanager
-def standalone_cluster(folder: Path) -> Iterator[str]:
+def run_standalone_cluster(folder: Path) -> Iterator[str]:
     """Start a master and a worker on loopback, and yield the URL of the master."""
     find_java_17()
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -92,16 +92,16 @@ def test_standalone_cluster_compacts_and_clusters(tmp_path: Path) -> None:
     with Seamark(tmp_path / "home", env={"SEAMARK_SERVICES_WORKERS": "0"}) as server:
         catalog = create(server, "t", 12)
         create(server, "c", 12, **{"seamark.clustering.columns": "id,country"})
-        before = ids_of(catalog, "t")
-        with standalone_cluster(tmp_path) as master:
+        before = read_ids(catalog, "t")
+        with run_standalone_cluster(tmp_path) as master:
             options = ["--url", server.base_url, "--on", "cluster", "--master", master, "--submit-options", SMALL_JVM]
-            assert "12 files" in run("compact", "db.t", *options)
-            assert "12 files" in run("cluster", "db.c", *options)
-        assert (files_of(catalog, "t"), files_of(catalog, "c")) == (1, 1)
-        assert ids_of(catalog, "t") == ids_of(catalog, "c") == before
+            assert "12 files" in run_job("compact", "db.t", *options)
+            assert "12 files" in run_job("cluster", "db.c", *options)
+        assert (count_files(catalog, "t"), count_files(catalog, "c")) == (1, 1)
+        assert read_ids(catalog, "t") == read_ids(catalog, "c") == before
 
 
-def drivers(home: Path) -> list[int]:
+def list_driver_pids(home: Path) -> list[int]:
     """Return the job processes that this server has started; their scratch folders are below `home`."""
     results = []
     for folder in Path("/proc").iterdir():
@@ -113,7 +113,7 @@ def drivers(home: Path) -> list[int]:
     return results
 
 
-def limits_of(pid: int) -> tuple[int, int]:
+def read_limits(pid: int) -> tuple[int, int]:
     """Return memory limit and priority."""
     return resource.prlimit(pid, resource.RLIMIT_DATA)[1], os.getpriority(os.PRIO_PROCESS, pid)
 
@@ -127,17 +127,17 @@ def test_server_runs_jobs_on_local_spark_and_its_death_ends_the_driver(tmp_path:
     policy = {"seamark.compaction.enabled": "true", "seamark.services.launcher": "local"}
     with Seamark(tmp_path / "home", env=env) as server:
         catalog = create(server, "t", 12, **policy)
-        before = ids_of(catalog, "t")
-        block_until(lambda: drivers(tmp_path), JVM_S)
-        block_until(lambda: all(limits_of(pid) == (1 << 30, 10) for pid in drivers(tmp_path)))
+        before = read_ids(catalog, "t")
+        block_until(lambda: list_driver_pids(tmp_path), JVM_S)
+        block_until(lambda: all(read_limits(pid) == (1 << 30, 10) for pid in list_driver_pids(tmp_path)))
         os.kill(server.pid, signal.SIGKILL)
-        block_until(lambda: not drivers(tmp_path), JVM_S)
+        block_until(lambda: not list_driver_pids(tmp_path), JVM_S)
     with Seamark(tmp_path / "home", env=env) as server:
         catalog = RestCatalog("s", uri=server.base_url)
-        assert ids_of(catalog, "t") == before
-        block_until(lambda: files_of(catalog, "t") == 1, JVM_S)
+        assert read_ids(catalog, "t") == before
+        block_until(lambda: count_files(catalog, "t") == 1, JVM_S)
         with closing(IndexClient(server.base_url)) as client:
             block_until(lambda: list(client.timeline("db.t", action="maintenance")))
             (instant,) = client.timeline("db.t", action="maintenance")
         assert instant.summary["launcher"] == "local"
-        assert ids_of(catalog, "t") == before
+        assert read_ids(catalog, "t") == before

@@ -112,7 +112,7 @@ class Appender(Writer):
         return [(self.first_id + STEP_ROWS * step + number, str(step)) for number in range(STEP_ROWS)]
 
 
-def table_of(rows: Sequence[tuple[int, str]]) -> pa.Table:
+def build_table(rows: Sequence[tuple[int, str]]) -> pa.Table:
     ids = [key for key, _ in rows]
     return pa.table({"id": ids, "part": [key % 3 for key in ids], "text": [text for _, text in rows]}, schema=ARROW)
 
@@ -130,7 +130,7 @@ class Storm:
         self.refused: list[str] = []
         """Why commits of the stock writer failed: only changes of the schema and the partitioning may be a reason."""
 
-    def goes_on(self) -> bool:
+    def is_running(self) -> bool:
         late_s = time.monotonic() - self.ends_s
         if late_s > LATE_S or (late_s > 0 and all(self.goals().values())):
             self.stop.set()
@@ -153,7 +153,7 @@ class Storm:
         rng, client = random.Random(seed), IndexClient(self.url)
         rows: dict[int, str] = {}
         step = 0
-        while self.goes_on():
+        while self.is_running():
             ids = rng.sample(range(writer.first_id + 1, writer.first_id + 40), rng.randint(1, 8))
             if rng.random() < 0.3:
                 for key in ids:
@@ -166,7 +166,7 @@ class Storm:
             writer.allowed[step].append(frozenset(rows.items()))
             strategy = "equality" if rng.random() < 0.15 else None
             mode = None if strategy else rng.choice(MODES)
-            table = table_of(list(changed_rows.items()))
+            table = build_table(list(changed_rows.items()))
             try:
                 upsert(client, "db.t", table, keys=["id"], mode=mode, strategy=strategy)
             except Unwritable:  # Once the table is partitioned by more than the key
@@ -177,8 +177,8 @@ class Storm:
 
     def append(self, writer: Appender) -> None:
         client, step = IndexClient(self.url), 0
-        while self.goes_on():
-            append(client, "db.t", table_of(writer.rows_of(step)))
+        while self.is_running():
+            append(client, "db.t", build_table(writer.rows_of(step)))
             writer.acknowledged = step
             step += 1
             time.sleep(0.02)
@@ -186,9 +186,9 @@ class Storm:
     def append_stock(self, writer: Appender) -> None:
         step = 0
         with contextlib.closing(RestCatalog("s", uri=self.url)) as catalog:
-            while self.goes_on():
+            while self.is_running():
                 table = catalog.load_table("db.t")
-                rows = table_of(writer.rows_of(step))
+                rows = build_table(writer.rows_of(step))
                 for name in table.schema().column_names[3:]:
                     rows = rows.append_column(name, pa.nulls(len(rows), pa.int64()))
                 try:
@@ -219,13 +219,13 @@ class Storm:
                         break
                     except CommitFailedException:
                         table.refresh()
-            while self.goes_on():
+            while self.is_running():
                 time.sleep(0.1)
 
     def read(self, seed: int) -> None:
         rng, client = random.Random(seed), IndexClient(self.url)
         with contextlib.closing(RestCatalog("s", uri=self.url)) as catalog:
-            while self.goes_on():
+            while self.is_running():
                 if rng.random() < 0.6:
                     least = [writer.acknowledged for writer in self.writers]
                     self.check(client, At(), least)
@@ -253,9 +253,9 @@ class Storm:
         assert not rows
         self.checked += 1
 
-    def age(self, folder: Path) -> None:
+    def age_files(self, folder: Path) -> None:
         """Make files look a month old some time after they were written, for the removal of orphan files."""
-        while self.goes_on():
+        while self.is_running():
             now = time.time()
             for path in folder.rglob("*"):
                 with contextlib.suppress(FileNotFoundError):
@@ -281,7 +281,7 @@ class Jobs:
         rng = random.Random(seed)
         running_jobs: dict[str, BaseProcess] = {kind: self._start(kind) for kind in KINDS}
         try:
-            while self._storm.goes_on():
+            while self._storm.is_running():
                 time.sleep(rng.uniform(0.1, 1.5))
                 kind = rng.choice(KINDS)
                 assert running_jobs[kind].is_alive(), f"the job {kind} has ended with {running_jobs[kind].exitcode}"
@@ -296,11 +296,11 @@ class Jobs:
 
     def _start(self, kind: str) -> BaseProcess:
         arguments = (kind, self._storm.url, "db.t", str(self._log), self._readable_ms, self._yields)
-        process = self._context.Process(target=job_loop.run, args=arguments, daemon=True)
+        process = self._context.Process(target=job_loop.run_jobs, args=arguments, daemon=True)
         process.start()
         return process
 
-    def totals(self) -> dict[str, Counter[str]]:
+    def sum_totals(self) -> dict[str, Counter[str]]:
         """Return the counts of jobs by kind, without runs that were killed."""
         results: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
         for line in self._log.read_text().splitlines() if self._log.exists() else ():
@@ -343,8 +343,8 @@ def test_services_never_change_rows_or_stop_a_writer(
     is_long = seconds > 60
     jobs = Jobs(storm, tmp_path / "jobs.jsonl", READABLE_LONG_S if is_long else READABLE_S, yields=is_long)
 
-    def goals() -> dict[str, bool]:
-        totals = jobs.totals()
+    def check_goals() -> dict[str, bool]:
+        totals = jobs.sum_totals()
         # Vectors of version 3 change with each upsert, and a compaction may lose all races.
         has_merged = totals["compaction"]["commits"] + totals["clustering"]["commits"] > 0 or version > 2
         return {
@@ -358,7 +358,7 @@ def test_services_never_change_rows_or_stop_a_writer(
             "files are rewritten": has_merged,
         }
 
-    storm.goals = goals
+    storm.goals = check_goals
     storm.run(
         lambda: storm.upsert(first, seed),
         lambda: storm.upsert(second, seed + 1),
@@ -366,17 +366,17 @@ def test_services_never_change_rows_or_stop_a_writer(
         lambda: storm.append_stock(stock) if version < 3 else storm.append(stock),  # PyIceberg cannot write version 3.
         lambda: storm.evolve(seconds / 6),
         lambda: storm.read(seed + 2),
-        lambda: storm.age(tmp_path / "home" / "warehouse"),
+        lambda: storm.age_files(tmp_path / "home" / "warehouse"),
         lambda: jobs.run(seed + 3),
     )
-    totals = jobs.totals()
+    totals = jobs.sum_totals()
     steps = [writer.acknowledged for writer in storm.writers]
     print(f"seed {seed}: steps {steps}, {storm.checked} reads, {storm.expired} expired, {jobs.killed} killed, {totals}")
     rewritten = totals["compaction"] + totals["clustering"] + totals["bucket-splitting"]
     wasted = rewritten["bytes_wasted"] / max(1, rewritten["bytes_read"])
     print(f"wasted work: {wasted:.0%} of {rewritten['bytes_read']:,} bytes that rewrites read")
     assert [error for error in storm.refused if "schema" not in error and "spec" not in error] == []
-    assert [goal for goal, is_reached in goals().items() if not is_reached] == []
+    assert [goal for goal, is_reached in check_goals().items() if not is_reached] == []
     if is_long and rewritten["commits"] + rewritten["conflicts"] >= REWRITES_MIN:
         assert wasted < WASTED_MAX
 

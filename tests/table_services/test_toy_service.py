@@ -80,11 +80,11 @@ def test_declaration_and_two_halves_make_a_table_service(tmp_path: Path) -> None
         catalog.load_table("db.t").append(pa.table({"id": [2]}, schema=SCHEMA))
         block_until(lambda: catalog.load_table("db.t").properties.get(LABEL) == "3")
 
-        def runs() -> list[dict[str, object]]:
+        def list_runs() -> list[dict[str, object]]:
             """Return the runs that the console lists."""
             with urlopen(f"{server.base_url}/api/v1/tables/db/t/timeline?action=maintenance") as answer:
                 return [instant["summary"] for instant in json.load(answer)["instants"]]
 
-        block_until(lambda: len(runs()) == 1)
-        (summary,) = runs()
+        block_until(lambda: len(list_runs()) == 1)
+        (summary,) = list_runs()
         assert (summary["service"], summary["totals"]) == ("labelling", {"files": 3})

@@ -28,7 +28,7 @@ SERVICES[LABELLING.name] = LABELLING
 object.__setattr__(EXTENSIONS, "job_worker", "tests.table_services.toy_halves")
 
 
-def wrong_label(metadata: TableMetadata) -> str | None:
+def find_wrong_label(metadata: TableMetadata) -> str | None:
     """Return the number of data files if the table has enough of them and a different label, else None."""
     snapshot = metadata.current_snapshot
     files = 0 if snapshot is None else count_of(snapshot.summary_map(), "total-data-files", 0)
@@ -40,10 +40,10 @@ class LabelProposer(JobProposer):
     service = LABELLING
 
     def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
-        return self.make_job(entry) if self.is_on(metadata) and wrong_label(metadata) else None
+        return self.make_job(entry) if self.is_on(metadata) and find_wrong_label(metadata) else None
 
     def find_problems(self, state: TableState) -> Iterator[Problem]:
-        if wrong_label(state.metadata):
+        if find_wrong_label(state.metadata):
             yield self.make_problem(state, "wrong label", "the label is not the number of files", "readers are misled")
 
 
@@ -53,7 +53,7 @@ PROPOSERS[LABELLING.name] = LabelProposer
 @table_job(LABELLING)
 def label_table(client: IndexClient, table: Table) -> dict[str, Any]:
     loaded_table = client.load_table(table)
-    label = wrong_label(decode_table(loaded_table.metadata, loaded_table.location))
+    label = find_wrong_label(decode_table(loaded_table.metadata, loaded_table.location))
     if label is None:
         return {}
     change_table_properties(client, table, {LABEL: label}, ())

@@ -52,7 +52,7 @@ def write_durations(durations: list[Duration], path: Path = DURATIONS_FILE) -> N
             out.writerow([place, tests, f"{wall_s:.1f}", f"{cpu_s:.1f}"])
 
 
-def _tree_cpu_s() -> float:
+def _read_tree_cpu_s() -> float:
     """Return the CPU seconds of this process and of all processes that it started, ended or not."""
     process = psutil.Process()
     cpu_times = process.cpu_times()
@@ -68,7 +68,7 @@ class Recorder:
     """A plugin for processes that run tests: it times each test, and reads the CPU time at the end of each file."""
 
     def __init__(self) -> None:
-        self._cpu_s = _tree_cpu_s()
+        self._cpu_s = _read_tree_cpu_s()
         self._open: list[Duration] = []
         self.found: dict[str, Duration] = {}
 
@@ -87,7 +87,7 @@ class Recorder:
 
     def _close_file(self, place: str) -> None:
         before = self.found.get(place, Duration(place, 0, 0.0, 0.0))
-        cpu_s = _tree_cpu_s()
+        cpu_s = _read_tree_cpu_s()
         wall_s = before.wall_s + sum(test.wall_s for test in self._open)
         # A child that ends without being awaited loses its CPU time.
         used_s = before.cpu_s + max(0.0, cpu_s - self._cpu_s)

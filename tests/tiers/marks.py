@@ -54,7 +54,7 @@ _started: list[str] = []
 
 
 @cache
-def tier_of_path(path: Path) -> str:
+def find_tier_of_path(path: Path) -> str:
     """Return the least tier of the tests in a file or folder below `tests/`."""
     if not path.is_relative_to(ROOT):
         return TIERS[0]
@@ -65,9 +65,9 @@ def tier_of_path(path: Path) -> str:
     return FOLDERS[max(folders, key=len)] if folders else TIERS[0]
 
 
-def tier_of(path: Path, fixtures: set[str], markers: set[str]) -> str:
+def find_tier(path: Path, fixtures: set[str], markers: set[str]) -> str:
     """Return the highest tier that the test's file, fixtures and markers require."""
-    queries = [tier_of_path(path), *(FIXTURES[name] for name in fixtures & FIXTURES.keys())]
+    queries = [find_tier_of_path(path), *(FIXTURES[name] for name in fixtures & FIXTURES.keys())]
     if markers & {"spark", "trino"}:
         queries.append("engines")
     return max(queries, key=TIERS.index)
@@ -82,7 +82,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if not expected or collection_path.suffix != ".py":
         return None
     highest = max(map(TIERS.index, expected))
-    return True if TIERS.index(tier_of_path(collection_path)) > highest else None
+    return True if TIERS.index(find_tier_of_path(collection_path)) > highest else None
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -91,7 +91,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     remaining_items: list[pytest.Item] = []
     for item in items:
         markers = {marker.name for marker in item.iter_markers()}
-        tier = tier_of(item.path, set(getattr(item, "fixturenames", ())), markers)
+        tier = find_tier(item.path, set(getattr(item, "fixturenames", ())), markers)
         item.add_marker(tier)
         if "slow" in markers and "timeout" not in markers:
             item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT_S))

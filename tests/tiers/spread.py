@@ -59,7 +59,7 @@ NEW_S, LONG_S = 1.0, 60.0
 LONG_UNITS = ("tests/bench/test_demo.py", "tests/faults/test_spark_tasks.py", "tests/rck/")
 
 
-def unit_of(nodeid: str) -> str:
+def find_unit(nodeid: str) -> str:
     """Return the unit of a test, whose tests run in one process."""
     for unit, files in UNITS.items():
         if nodeid.startswith(files):
@@ -71,27 +71,27 @@ def _guess_s(file: str) -> float:
     return LONG_S if file.startswith(LONG_UNITS) else NEW_S
 
 
-def order_of(nodeids: list[str]) -> list[int]:
+def compute_order(nodeids: list[str]) -> list[int]:
     """Return the positions of the tests in starting order: whole units, the longest first."""
     durations = read_durations()
     wall_s: dict[str, float] = {}
     for file in {nodeid.partition("::")[0] for nodeid in nodeids}:
-        unit = unit_of(file)
+        unit = find_unit(file)
         wall_s[unit] = wall_s.get(unit, 0.0) + (durations[file].wall_s if file in durations else _guess_s(file))
 
-    def key(place: int) -> tuple[bool, float, str]:
-        unit = unit_of(nodeids[place])
+    def compute_key(place: int) -> tuple[bool, float, str]:
+        unit = find_unit(nodeids[place])
         # Durations are stored for files: a unit with only some tests of a file may have none.
         return unit not in UNITS, -wall_s.get(unit, 0.0), unit
 
-    return sorted(range(len(nodeids)), key=key)
+    return sorted(range(len(nodeids)), key=compute_key)
 
 
 class Spread(LoadFileScheduling):
     """A scheduler of whole units, in the order of `pytest_collection_modifyitems`."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return unit_of(nodeid)
+        return find_unit(nodeid)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -109,7 +109,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     for item in items:
         for fixture in SESSIONS & set(getattr(item, "fixturenames", ())):
-            if unit_of(item.nodeid) not in UNITS:
+            if find_unit(item.nodeid) not in UNITS:
                 raise pytest.UsageError(f"{item.nodeid} uses {fixture!r}: add its file to tests/tiers/spread.py")
     if hasattr(config, "workerinput"):
-        items[:] = [items[place] for place in order_of([item.nodeid for item in items])]
+        items[:] = [items[place] for place in compute_order([item.nodeid for item in items])]

@@ -12,7 +12,7 @@ from tests import seeds
 from tests.services import fixtures, fork_server
 from tests.tiers import bytecode, grids, spread
 from tests.tiers.durations import Duration, read_durations, write_durations
-from tests.tiers.marks import FILES, FOLDERS, ROOT, tier_of
+from tests.tiers.marks import FILES, FOLDERS, ROOT, find_tier
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ from tests.tiers.marks import FILES, FOLDERS, ROOT, tier_of
 def test_folder_gives_the_least_tier_and_fixtures_and_markers_raise_it(
     path: str, fixtures: set[str], markers: set[str], tier: str
 ) -> None:
-    assert tier_of(ROOT / path, fixtures, markers) == tier
+    assert find_tier(ROOT / path, fixtures, markers) == tier
 
 
 def test_names_in_the_tiers_exist() -> None:
@@ -62,13 +62,13 @@ def test_engines_begin_first_then_the_longest_and_units_stay_whole(monkeypatch: 
     ]
     ids += ["tests/a.py::2", "tests/engines/test_x.py::2"]
     ids.append("tests/rck/test_compliance.py::1")
-    begun = [ids[place] for place in spread.order_of(ids)]
+    begun = [ids[place] for place in spread.compute_order(ids)]
     assert begun == [ids[4], ids[2], ids[6], ids[7], ids[3], ids[0], ids[5], ids[1]]
 
 
 def test_order_is_found_for_units_with_only_some_tests_of_a_file() -> None:
     ids = ["tests/gateway/test_engines.py::test_pyiceberg", "tests/gateway/test_engines.py::test_spark_writes"]
-    assert spread.order_of(ids) == [1, 0]
+    assert spread.compute_order(ids) == [1, 0]
 
 
 def test_durations_are_stored_with_the_longest_first(tmp_path: Path) -> None:

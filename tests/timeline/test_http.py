@@ -126,7 +126,7 @@ async def test_long_poll_ends_by_itself_with_the_position_to_continue(server: Ru
     assert (status, page) == (200, {"instants": [], "next-since": since})
 
 
-async def events_of(answer: aiohttp.ClientResponse, count: int) -> list[tuple[str, dict[str, Any]]]:
+async def read_events(answer: aiohttp.ClientResponse, count: int) -> list[tuple[str, dict[str, Any]]]:
     """Return (event id, data) of the next `count` events."""
     results: list[tuple[str, dict[str, Any]]] = []
     event_id = ""
@@ -148,16 +148,16 @@ async def test_event_stream_continues_after_the_last_event_of_the_client(server:
             assert stream.status == 200
             assert stream.headers["Content-Type"].startswith("text/event-stream")
             assert "X-Request-Id" in stream.headers
-            events = await events_of(stream, 2)
+            events = await read_events(stream, 2)
             ids.append((await server.record("c")).id)  # The other replica records this instant.
-            events += await events_of(stream, 1)
+            events += await read_events(stream, 1)
             ids.append((await other.record("d")).id)
-            events += await events_of(stream, 1)
+            events += await read_events(stream, 1)
         assert [data["id"] for _, data in events] == ids
         assert all(event_id == data["position"] for event_id, data in events)
         headers["Last-Event-ID"] = events[1][0]
         async with other.http.get(f"{other.url}/api/v1/tables/db/c/timeline", headers=headers) as stream:
-            ((_, data),) = await events_of(stream, 1)
+            ((_, data),) = await read_events(stream, 1)
             assert data["name"] == "c"
 
 
@@ -167,7 +167,7 @@ async def test_latest_streams_only_later_events(server: RunningServer) -> None:
     async with server.http.get(f"{server.url}/api/v1/timeline?since=latest", headers=headers) as stream:
         await until(lambda: server.components.timeline.watchers == 1)
         later_instant = await server.record("b")
-        ((_, data),) = await events_of(stream, 1)
+        ((_, data),) = await read_events(stream, 1)
     assert data["id"] == later_instant.id
 
 

@@ -18,7 +18,7 @@ from seamark.metaserver.timeline import delivery
 from seamark.metaserver.timeline.addresses import parse_topic
 from tests.server.rig import running
 from tests.services.kafka import Kafka
-from tests.timeline.test_webhooks import record
+from tests.timeline.test_webhooks import record_names
 from tests.waits import until
 
 PARTITIONS = 3
@@ -57,7 +57,7 @@ def read_topic(kafka: Kafka, topic: str, count: int) -> list[dict[str, Any]]:
     return records
 
 
-def first_positions(records: list[dict[str, Any]]) -> dict[str, list[str]]:
+def find_first_positions(records: list[dict[str, Any]]) -> dict[str, list[str]]:
     """Return the events of each table, each at its first record, in the order of their partition."""
     tables: dict[str, list[str]] = {}
     for event in (each["event"] for each in records):
@@ -69,10 +69,10 @@ def first_positions(records: list[dict[str, Any]]) -> dict[str, list[str]]:
 
 async def test_topic_receives_the_instants_of_each_table_in_order(tmp_path: Path, kafka: Kafka, topic: str) -> None:
     async with running(tmp_path, event_kafka=f"kafka://{kafka.address}/{topic}") as server:
-        await record(server, "abcdef" * 5)
+        await record_names(server, "abcdef" * 5)
         records = await asyncio.to_thread(read_topic, kafka, topic, 30)
     assert len(records) == 30
-    tables = first_positions(records)
+    tables = find_first_positions(records)
     assert tables.keys() == set("abcdef")
     assert all(positions == sorted(positions) and len(positions) == 5 for positions in tables.values())
     partitions = {(each["key"], each["partition"]) for each in records}
@@ -86,17 +86,17 @@ async def test_topic_receives_the_instants_of_each_table_in_order(tmp_path: Path
 async def test_events_wait_for_their_topic_and_outlast_a_killed_broker(tmp_path: Path, kafka: Kafka) -> None:
     name = f"{kafka.create_prefix()}.late"
     async with running(tmp_path, event_kafka=f"kafka://{kafka.address}/{name}") as server:
-        await record(server, "ab")
+        await record_names(server, "ab")
         metrics = server.components.metrics
         await until(lambda: b'seamark_event_failures_total{target="kafka"}' in metrics.render())
         admin = AdminClient({"bootstrap.servers": kafka.address})
         await asyncio.to_thread(admin.create_topics([NewTopic(name, PARTITIONS)])[name].result, 30)
         await asyncio.to_thread(read_topic, kafka, name, 2)
         await asyncio.to_thread(kafka.kill)
-        await record(server, "abab")
+        await record_names(server, "abab")
         await asyncio.to_thread(kafka.start)
         records = await asyncio.to_thread(read_topic, kafka, name, 6)
-    tables = first_positions(records)
+    tables = find_first_positions(records)
     assert {table: len(positions) for table, positions in tables.items()} == {"a": 3, "b": 3}
     assert all(positions == sorted(positions) for positions in tables.values())
 
@@ -105,15 +105,15 @@ async def test_two_replicas_and_a_restart_deliver_each_event(tmp_path: Path, kaf
     setting = f"kafka://{kafka.address}/{topic}"
     async with running(tmp_path, event_kafka=setting) as survivor:
         async with running(tmp_path, event_kafka=setting) as other:
-            await record(other, "ab")
-            await record(survivor, "ab")
+            await record_names(other, "ab")
+            await record_names(survivor, "ab")
             await asyncio.to_thread(read_topic, kafka, topic, 4)
-        await record(survivor, "ab")
+        await record_names(survivor, "ab")
         await asyncio.to_thread(read_topic, kafka, topic, 6)
     async with running(tmp_path, event_kafka=setting) as server:
-        await record(server, "ab")
+        await record_names(server, "ab")
         records = await asyncio.to_thread(read_topic, kafka, topic, 8)
-    tables = first_positions(records)
+    tables = find_first_positions(records)
     assert {table: len(positions) for table, positions in tables.items()} == {"a": 4, "b": 4}
     assert all(positions == sorted(positions) for positions in tables.values())
 

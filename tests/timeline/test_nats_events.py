@@ -16,8 +16,8 @@ from seamark.formats.runtime.errors import ConfigError
 from seamark.metaserver.timeline import delivery
 from seamark.metaserver.timeline.addresses import parse_subject
 from tests.server.rig import running
-from tests.services.nats import Nats, nats_server
-from tests.timeline.test_webhooks import record
+from tests.services.nats import Nats, run_nats
+from tests.timeline.test_webhooks import record_names
 from tests.waits import until
 
 
@@ -62,17 +62,17 @@ class Stream:
         ]
 
 
-def names_of(messages: list[dict[str, Any]]) -> list[str]:
+def list_names(messages: list[dict[str, Any]]) -> list[str]:
     return [message["event"]["data"]["name"] for message in messages]
 
 
 async def test_stream_receives_each_instant_in_order_as_a_cloud_event(tmp_path: Path, stream: Stream) -> None:
     await stream.create()
     async with running(tmp_path, event_nats=stream.setting) as server:
-        await record(server, "ab")
+        await record_names(server, "ab")
         await server.record("v", action="create")
         messages = await stream.read(3)
-    assert names_of(messages) == ["a", "b", "v"]
+    assert list_names(messages) == ["a", "b", "v"]
     first, last = messages[0], messages[-1]
     assert first["subject"] == f"{stream.subject}.table.commit"
     assert last["subject"] == f"{stream.subject}.table.create"
@@ -84,11 +84,11 @@ async def test_stream_receives_each_instant_in_order_as_a_cloud_event(tmp_path: 
 
 async def test_events_wait_until_a_stream_has_their_subject(tmp_path: Path, stream: Stream) -> None:
     async with running(tmp_path, event_nats=stream.setting) as server:
-        await record(server, "ab")
+        await record_names(server, "ab")
         metrics = server.components.metrics
         await until(lambda: b'seamark_event_failures_total{target="nats"}' in metrics.render())
         await stream.create()
-        assert names_of(await stream.read(2)) == ["a", "b"]
+        assert list_names(await stream.read(2)) == ["a", "b"]
 
 
 async def test_stream_has_each_event_once_after_the_server_of_nats_was_killed(
@@ -96,39 +96,39 @@ async def test_stream_has_each_event_once_after_the_server_of_nats_was_killed(
 ) -> None:
     await stream.create()
     async with running(tmp_path, event_nats=stream.setting) as server:
-        await record(server, "ab")
+        await record_names(server, "ab")
         await stream.read(2)
         nats.kill()
-        await record(server, "cd")
+        await record_names(server, "cd")
         nats.start()
         client = await nats_client.connect(nats.address)
         other_stream = Stream(client.jetstream(), nats, stream.subject)
-        assert names_of(await other_stream.read(4)) == ["a", "b", "c", "d"]
+        assert list_names(await other_stream.read(4)) == ["a", "b", "c", "d"]
         await client.close()
 
 
 async def test_restarted_server_continues_after_the_last_confirmed_event(tmp_path: Path, stream: Stream) -> None:
     await stream.create()
     async with running(tmp_path, event_nats=stream.setting) as server:
-        await record(server, "ab")
+        await record_names(server, "ab")
         await stream.read(2)
     async with running(tmp_path) as server:
-        await record(server, "cd")
+        await record_names(server, "cd")
     async with running(tmp_path, event_nats=stream.setting) as server:
-        await record(server, "e")
-        assert names_of(await stream.read(5)) == list("abcde")
+        await record_names(server, "e")
+        assert list_names(await stream.read(5)) == list("abcde")
 
 
 async def test_user_and_password_of_the_address_are_used(tmp_path: Path) -> None:
     folder = tmp_path / "nats"
     folder.mkdir()
-    with nats_server(folder, "--user", "ann", "--pass", "secret") as server:
+    with run_nats(folder, "--user", "ann", "--pass", "secret") as server:
         address = server.address.replace("nats://", "nats://ann:secret@")
         client = await nats_client.connect(address)
         context = client.jetstream()
         await context.add_stream(name="lake", subjects=["lake.>"])
         async with running(tmp_path / "home", event_nats=f"{address}/lake") as running_server:
-            await record(running_server, "a")
+            await record_names(running_server, "a")
             async with asyncio.timeout(60):
                 while not (await context.stream_info("lake")).state.messages:
                     await asyncio.sleep(0.02)

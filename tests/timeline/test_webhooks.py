@@ -82,16 +82,16 @@ def _quick_leases(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delivery, "LEASE_S", 3.0)
 
 
-async def record(server: RunningServer, names: str) -> None:
+async def record_names(server: RunningServer, names: str) -> None:
     for name in names:
         await server.record(name)
 
 
 async def test_every_instant_arrives_once_and_in_order(tmp_path: Path, receiver: Receiver) -> None:
     async with running(tmp_path, webhook_urls=(receiver.url,)) as server:
-        await record(server, "abc")
+        await record_names(server, "abc")
         assert await receiver.wait_for_events(3) == ["a", "b", "c"]
-        await record(server, "de")
+        await record_names(server, "de")
         assert await receiver.wait_for_events(5) == ["a", "b", "c", "d", "e"]
         await asyncio.sleep(0.3)
         assert len(receiver.events) == 5
@@ -120,7 +120,7 @@ async def test_event_is_a_signed_cloud_event(tmp_path: Path, receiver: Receiver)
 async def test_rejected_event_is_sent_again_before_any_later_one(tmp_path: Path, receiver: Receiver) -> None:
     receiver.answers = [500, 302, 429]
     async with running(tmp_path, webhook_urls=(receiver.url,)) as server:
-        await record(server, "ab")
+        await record_names(server, "ab")
         assert await receiver.wait_for_events(2) == ["a", "b"]
         async with server.http.get(f"{server.url}/metrics") as answer:
             assert "seamark_webhook_failures_total 3.0" in await answer.text()
@@ -128,10 +128,10 @@ async def test_rejected_event_is_sent_again_before_any_later_one(tmp_path: Path,
 
 async def test_restarted_server_continues_where_the_last_one_stopped(tmp_path: Path, receiver: Receiver) -> None:
     async with running(tmp_path, webhook_urls=(receiver.url,)) as server:
-        await record(server, "ab")
+        await record_names(server, "ab")
         await receiver.wait_for_events(2)
     async with running(tmp_path) as server:  # No replica delivers now.
-        await record(server, "cd")
+        await record_names(server, "cd")
     async with running(tmp_path, webhook_urls=(receiver.url,)):
         assert await receiver.wait_for_events(4) == ["a", "b", "c", "d"]
         await asyncio.sleep(0.3)
@@ -144,7 +144,7 @@ async def test_server_stopped_during_delivery_repeats_at_most_the_current_event(
 ) -> None:
     receiver.pause_s = 0.1
     async with running(tmp_path) as server:
-        await record(server, "abcdef")
+        await record_names(server, "abcdef")
     async with running(tmp_path, webhook_urls=(receiver.url,)):
         await receiver.wait_for_events(3)
     async with running(tmp_path, webhook_urls=(receiver.url,)):
@@ -161,7 +161,7 @@ async def test_stopped_server_leaves_its_target_to_others_at_once(
 ) -> None:
     monkeypatch.setattr(delivery, "LEASE_S", 3600.0)
     async with running(tmp_path, webhook_urls=(receiver.url,)) as server:
-        await record(server, "a")
+        await record_names(server, "a")
         await receiver.wait_for_events(1)
     name = "webhook:" + hashlib.sha256(receiver.url.encode()).hexdigest()[:32]
     async with running(tmp_path) as server:
@@ -175,10 +175,10 @@ async def test_two_replicas_deliver_each_event_once_and_one_takes_over_from_the_
 ) -> None:
     async with running(tmp_path, webhook_urls=(receiver.url,)) as survivor:
         async with running(tmp_path, webhook_urls=(receiver.url,)) as other:
-            await record(other, "ab")
-            await record(survivor, "cd")
+            await record_names(other, "ab")
+            await record_names(survivor, "cd")
             assert await receiver.wait_for_events(4) == ["a", "b", "c", "d"]
-        await record(survivor, "ef")
+        await record_names(survivor, "ef")
         assert await receiver.wait_for_events(6) == list("abcdef")
         await asyncio.sleep(0.5)
         assert len(receiver.events) == 6
@@ -186,5 +186,5 @@ async def test_two_replicas_deliver_each_event_once_and_one_takes_over_from_the_
 
 async def test_unavailable_receiver_does_not_delay_events_of_others(tmp_path: Path, receiver: Receiver) -> None:
     async with running(tmp_path, webhook_urls=("http://127.0.0.1:9/away", receiver.url)) as server:
-        await record(server, "ab")
+        await record_names(server, "ab")
         assert await receiver.wait_for_events(2) == ["a", "b"]

@@ -42,7 +42,7 @@ async def test_one_server_has_warehouses_in_three_clouds(
     # The key of the warehouse, and not the wrong key of the server, opens the container.
     options["azure_account_key"] = "d3Jvbmc="
     clients: dict[str, dict[str, Any]] = {
-        "": s3.client_properties(),
+        "": s3.build_client_properties(),
         "azure": {"adls.connection-string": azurite.connection_string()},
         "google": google_storage.client_properties(),
     }

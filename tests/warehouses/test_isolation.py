@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from seamark.formats.runtime.clock import SystemClock
-from seamark.metaserver.access.authorizer import RULES, SERVER_OPERATIONS, Authorizer, Scope, WarehouseAuthorizer
+from seamark.metaserver.access.authorizer import RULES, SERVER_OPERATIONS, GrantAuthorizer, Scope, WarehouseAuthorizer
 from seamark.metaserver.access.principal import Principal, Role
+from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
@@ -197,16 +198,16 @@ async def test_existence_of_a_warehouse_needs_a_login(logins: Logins) -> None:
 
 
 @pytest.mark.parametrize("role", [None, *Role])
-def test_further_warehouse_allows_what_a_server_allows_except_on_the_server_itself(role: Role | None) -> None:
+async def test_further_warehouse_allows_what_a_server_allows_except_on_the_server_itself(role: Role | None) -> None:
     """The matrix of roles, scopes and operations."""
-    server, further = Authorizer(), WarehouseAuthorizer()
+    server, further = GrantAuthorizer(None), WarehouseAuthorizer(None)
     for path in ((), ("db",), ("db", "x")):
         principal = Principal("ann", () if role is None else (Grant("ann", role.value, path),))
         for operation, rule in RULES.items():
             for namespace in ((), ("db",), ("db", "x"), ("other",)):
-                allowed = further.allows(principal, operation, namespace)
+                allowed = await further.allows(principal, operation, Securable(namespace))
                 if operation in SERVER_OPERATIONS:
                     assert not allowed
-                    assert rule.scope is Scope.CATALOG
+                    assert rule.scope is Scope.SERVER
                 else:
-                    assert allowed == server.allows(principal, operation, namespace)
+                    assert allowed == await server.allows(principal, operation, Securable(namespace))

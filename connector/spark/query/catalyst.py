@@ -218,7 +218,11 @@ class Catalyst:
 
     def reference_ids(self, node: Node) -> frozenset[int]:
         """Return the ids of the attributes in an expression, or in all expressions of a plan node."""
-        return frozenset(number for number, _ in self._read_ids_and_names(node.references().toSeq()))
+        return frozenset(number for number, _ in self.references(node))
+
+    def references(self, node: Node) -> list[tuple[int, str]]:
+        """Return the ids and names of the attributes in an expression, or in all expressions of a plan node."""
+        return self._read_ids_and_names(node.references().toSeq())
 
     def _read_ids_and_names(self, attributes: Node) -> list[tuple[int, str]]:
         """Return the ids and names of attributes.

@@ -49,7 +49,7 @@ from seamark.connector.plans.joins import Dimension
 from seamark.connector.plans.plan_requests import PlanRequests
 from seamark.connector.plans.quotes import backquote
 from seamark.connector.plans.rewrites import BUDGET_S, LEASE_S, MAX_KEPT_FRACTION, RewrittenStatement, summary_of
-from seamark.connector.plans.scan import Scan
+from seamark.connector.plans.scan import NO_USE, Scan, TableUse
 from seamark.connector.spark.query.catalyst import Catalyst, Node
 from seamark.connector.spark.query.conditions import SparkColumn, spark_columns
 from seamark.connector.spark.query.cube_queries import QueryOverCube, translate_text
@@ -65,6 +65,7 @@ from seamark.connector.spark.query.name_positions import (
     replace_names,
 )
 from seamark.connector.spark.query.plan_reader import MarkedTable, PlanReader, PlanTooLarge
+from seamark.connector.spark.query.table_uses import read_table_uses
 from seamark.connector.streams.status import flush_stream
 from seamark.formats.iceberg.expressions.expression import Expression
 from seamark.formats.iceberg.metadata.properties import count_of
@@ -77,6 +78,8 @@ _PLANNED_TABLE_CLASS = "org.apache.iceberg.rest.RESTTable"
 _VERSION_LEVEL = re.compile(r"(branch|tag)_(.+)|(snapshot_id)_([0-9]{1,19})", re.ASCII)
 _SETTINGS = ("spark.wap.branch", "spark.wap.id")
 """Settings with which Iceberg reads another snapshot than the current snapshot of the table."""
+_ENGINE = "spark"
+"""The name of the engine in the query history."""
 _log = logging.getLogger(__name__)
 
 
@@ -401,7 +404,9 @@ class _Query:
             self._lease_s = min(self._lease_s, LEASE_S)
         self._find_tables(plan)
         reader = PlanReader(self._catalyst, self._find_marked_table)
-        reader.read(self._catalyst.simplify(plan))
+        simplified = self._catalyst.simplify(plan)
+        reader.read(simplified)
+        uses = self._read_uses(simplified)
         by_mark: defaultdict[int, list[Table]] = defaultdict(list)
         for read_table, mark in reader.tables.items():
             by_mark[mark].append(read_table)
@@ -424,8 +429,17 @@ class _Query:
                 likes=likes_on(each),
                 joins=common_joins([joins_of(one, partial(_mark_of, reader.tables, mark), utc=True) for one in each]),
                 ref=reference.ref if table.ref is None else table.ref,
+                query_use=uses.get(mark, NO_USE),
             )
         return scans
+
+    def _read_uses(self, plan: Node) -> dict[int, TableUse]:
+        """Return how the query uses its tables, by their markers. The query does not depend on the result."""
+        try:
+            return read_table_uses(self._catalyst, plan, self._marks)
+        except (PySparkException, Py4JError) as error:
+            _log.debug("the query history gets no columns and no aggregates of a query: %s", error)
+            return {}
 
     def _find_tables(self, plan: Node) -> None:
         """Find the tables at the markers.
@@ -566,7 +580,7 @@ class _Query:
             dict[joining.PlannedScan, tuple[Dimension, ...]], dict[joining.PlannedScan, TablePlanResponse], str
         ]:
             until_s = asyncio.get_running_loop().time() + BUDGET_S
-            async with open_seamark(uri, token=token, lease_s=self._lease_s) as seamark:
+            async with open_seamark(uri, token=token, lease_s=self._lease_s, engine=_ENGINE) as seamark:
                 asking = PlanRequests(seamark, self._max_kept_fraction, until_s, streams=streams)
                 # Spark has loaded the last flush of a stream table; its plans are of the rows that wait, too.
                 current = await asking.all({name: seamark.columns(name) for name in streams})

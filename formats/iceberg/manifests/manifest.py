@@ -35,6 +35,7 @@ from seamark.formats.iceberg.manifests.avro_schema import (
 from seamark.formats.iceberg.manifests.avro_schema import Elements as ElementsOf
 from seamark.formats.runtime.decoding import from_json
 from seamark.formats.runtime.errors import Corrupt
+from seamark.formats.storage.locations import add_scheme
 
 CountsByColumn: TypeAlias = dict[int, tuple[NDArray[np.int32], NDArray[np.int64]]]
 BoundsByColumn: TypeAlias = dict[int, tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int32]]]
@@ -364,7 +365,8 @@ def _decode_manifests(rows: _DecodedRows, first: int, end: int) -> Iterator[Mani
     for name in ("content", "sequence_number", "min_sequence_number"):
         longs[name] = [value or 0 for value in longs[name]]
     columns = [longs[name] for name in _LIST_LONGS.values() if name != "first_row_id"]
-    paths = [value.decode() for value in rows.raw(rows.text("manifest_path"), first, end) if value is not None]
+    raw_paths = rows.raw(rows.text("manifest_path"), first, end)
+    paths = [add_scheme(value.decode()) for value in raw_paths if value is not None]
     key_metadata = rows.raw(rows.text("key_metadata"), first, end)
     for each in zip(
         paths, *columns, _decode_summaries(rows, first, end), key_metadata, longs["first_row_id"], strict=True

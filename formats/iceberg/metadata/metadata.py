@@ -24,6 +24,7 @@ from seamark.formats.iceberg.metadata.sort_order import SortOrder
 from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.runtime.errors import BadRequest
 from seamark.formats.runtime.memoization import computed_once
+from seamark.formats.storage.locations import add_scheme
 
 FORMAT_VERSION_DEFAULT = 2
 FORMAT_VERSION_MAX = 3
@@ -105,6 +106,37 @@ class TableMetadata(msgspec.Struct, frozen=True, dict=True, kw_only=True):
         if spec is None:
             raise BadRequest(f"Cannot find partition spec with default-spec-id={self.default_spec_id}")
         return spec
+
+
+def add_schemes(m: TableMetadata) -> TableMetadata:
+    """Return the metadata with the scheme of local files in each location that has no scheme.
+
+    Iceberg's Hadoop catalog writes such locations if its warehouse has no scheme.
+    """
+    paths = {name: value for name, value in m.properties.items() if name.endswith(".path") and value.startswith("/")}
+    return msgspec.structs.replace(
+        m,
+        location=add_scheme(m.location),
+        properties={**m.properties, **{name: add_scheme(value) for name, value in paths.items()}},
+        snapshots=tuple(
+            msgspec.structs.replace(
+                snapshot,
+                manifest_list=None if snapshot.manifest_list is None else add_scheme(snapshot.manifest_list),
+                manifests=None if snapshot.manifests is None else tuple(map(add_scheme, snapshot.manifests)),
+            )
+            for snapshot in m.snapshots
+        ),
+        metadata_log=tuple(
+            msgspec.structs.replace(entry, metadata_file=add_scheme(entry.metadata_file)) for entry in m.metadata_log
+        ),
+        statistics=tuple(
+            msgspec.structs.replace(file, statistics_path=add_scheme(file.statistics_path)) for file in m.statistics
+        ),
+        partition_statistics=tuple(
+            msgspec.structs.replace(file, statistics_path=add_scheme(file.statistics_path))
+            for file in m.partition_statistics
+        ),
+    )
 
 
 def check_invariants(m: TableMetadata) -> None:

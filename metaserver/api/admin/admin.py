@@ -1,7 +1,7 @@
 """Routes of access control: tokens, grants and the audit log.
 
-Tokens and the log belong to the whole catalog, so they require an admin of the catalog. Grants belong to a
-namespace. An admin of a namespace grants and revokes roles on the namespace and below it, and sees no other grants.
+Tokens belong to the server, and the log to the whole catalog. Grants belong to an object. Who may manage the grants of
+an object grants and revokes rights on it and on everything in it, and sees no other grants.
 Only the answer that creates a token contains its secret; digests are never returned.
 """
 
@@ -13,31 +13,46 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from seamark.formats.protocol.wire import check_name, parse_namespace
-from seamark.formats.runtime.decoding import from_attributes
 from seamark.formats.runtime.errors import BadRequest
-from seamark.metaserver.access.principal import RANKS, Role, make_grant
+from seamark.metaserver.access.principal import ROLE_PREFIX, make_grant
+from seamark.metaserver.access.rights.decisions import THE_SERVER, WAREHOUSE, securable_of
+from seamark.metaserver.access.rights.privileges import Privilege
 from seamark.metaserver.access.tokens import TTL_S_MAX, create_token, is_live, revoke_token
 from seamark.metaserver.api.http.describe import Parameter, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.api.http.parameters.paging import PAGING
-from seamark.metaserver.store.model import AccessToken, AuditRecord
+from seamark.metaserver.api.http.parameters.requests import boolean_query
+from seamark.metaserver.store.model import FUNCTION, NAMESPACE, SERVER, TABLE, VIEW, AccessToken, AuditRecord, Grant
 from seamark.metaserver.store.operations import RemoveGrant, SaveGrant
 
 T = TypeVar("T")
 
 _PRINCIPAL = "A token's name, or oidc:<subject>."
-_ROLE = {"enum": list(RANKS)}
+_ROLE_TEXT = "reader, writer, admin, owner, or role:<name> for the membership in a role of the operator."
+_PRIVILEGE = {"enum": list(Privilege)}
+_DENY_TEXT = "Whether the privilege is denied. A denial is stronger than any grant."
 _GRANT_QUERY = (
     Parameter("principal", "query", "Whose.", {"type": "string"}, True),
-    Parameter("role", "query", "Which.", _ROLE, True),
+    Parameter("role", "query", f"The role: {_ROLE_TEXT}", {"type": "string"}),
+    Parameter("privilege", "query", "The privilege, if the grant has no role.", _PRIVILEGE),
     Parameter("namespace", "query", "Levels joined by 0x1F; omit it for the whole catalog.", {"type": "string"}),
+    *(
+        Parameter(kind, "query", f"The {kind} of the namespace; omit it for the namespace.", {"type": "string"})
+        for kind in (TABLE, VIEW, FUNCTION)
+    ),
+    Parameter("server", "query", "true: on the server.", {"type": "boolean", "default": False}),
+    Parameter("deny", "query", _DENY_TEXT, {"type": "boolean", "default": False}),
 )
 _GRANTS_MAX = 1000
 """The maximum number of grants in a request that creates a token."""
-_FORBIDDEN = ResponseSpec(403, "Requires the role admin")
+_FORBIDDEN = ResponseSpec(403, "Requires an admin of the server or of the whole catalog")
+_MAY_NOT_GRANT = ResponseSpec(403, "Needs the privilege manage-grants, as in the role admin, on that object")
 
 
-_RoleName = Annotated[str, msgspec.Meta(extra_json_schema=_ROLE)]
+_RoleName = Annotated[str, doc(f"The role: {_ROLE_TEXT}")]
+_PrivilegeName = Annotated[
+    str, msgspec.Meta(description="The privilege, if it is no role.", extra_json_schema=_PRIVILEGE)
+]
 _Levels = Annotated[tuple[str, ...], doc("The levels; none for the whole catalog.")]
 
 
@@ -60,10 +75,16 @@ class CreatedToken(msgspec.Struct, frozen=True):
     token: Annotated[str, doc("Shown only here.")]
 
 
-class GrantAnswer(msgspec.Struct, frozen=True):
+class GrantAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     principal: Annotated[str, doc(_PRINCIPAL)]
-    role: _RoleName
     namespace: _Levels
+    role: _RoleName = ""
+    privilege: _PrivilegeName = ""
+    table: str = ""
+    view: str = ""
+    function: str = ""
+    server: Annotated[bool, doc("Whether the grant is on the server.")] = False
+    deny: Annotated[bool, doc(_DENY_TEXT)] = False
 
 
 class GrantPage(msgspec.Struct, frozen=True, rename="kebab"):
@@ -94,8 +115,14 @@ class CreateTokenRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=T
 
 class AddGrantRequest(msgspec.Struct, forbid_unknown_fields=True):
     principal: Annotated[str, msgspec.Meta(description=_PRINCIPAL)]
-    role: _RoleName
+    role: _RoleName = ""
+    privilege: _PrivilegeName = ""
     namespace: _Levels = ()
+    table: Annotated[str, doc("The table of the namespace; empty for the namespace.")] = ""
+    view: Annotated[str, doc("The view of the namespace; empty for the namespace.")] = ""
+    function: Annotated[str, doc("The function of the namespace; empty for the namespace.")] = ""
+    server: Annotated[bool, doc("Whether the grant is on the server.")] = False
+    deny: Annotated[bool, doc(_DENY_TEXT)] = False
 
 
 @Route(
@@ -158,39 +185,44 @@ async def revoke(call: Call) -> None:
     method="GET",
     path="/api/v1/grants",
     operation="listGrants",
-    summary="Lists grants: the caller's own and its groups', and those on namespaces where the caller is an admin",
+    summary="Lists grants: the caller's own and its groups', and those on objects whose grants the caller may manage",
     check=Check.CATALOG,
     tags=("access",),
     parameters=(Parameter("principal", "query", "Only grants of this principal.", {"type": "string"}), *PAGING),
     answers=(ResponseSpec(200, "One page, by principal", GrantPage),),
 )
 async def list_grants(call: Call) -> GrantPage:
-    me, authorizer = call.principal, call.components.authorizer
+    me = call.principal
     principal = call.query.get("principal")
     if principal is not None:
         check_name(principal, "principal")
+    stored = await call.components.store.grants(None)
+    named = [grant for grant in stored if principal is None or grant.principal == principal]
+    managed = await call.select([grant for grant in named if grant.kind != SERVER], securable_of, "addGrant")
+    if await call.may(THE_SERVER, "addGrant"):
+        managed += [grant for grant in named if grant.kind == SERVER]
+    visible = {*managed, *(grant for grant in named if grant.principal in me.names or grant in me.grants)}
+    # No part contains a control character, so the separator is unambiguous.
     grants = {
-        # No part contains a control character, so the separator is unambiguous.
-        "\x1f".join((grant.principal, grant.role, *grant.namespace)): grant
-        for grant in await call.components.store.grants(principal)
-        if grant.principal == me.name or grant in me.grants or authorizer.holds(me, Role.ADMIN, grant.namespace)
+        "\x1f".join((grant.principal, grant.role, grant.kind, grant.name, str(grant.deny), *grant.namespace)): grant
+        for grant in visible
     }
     page, next_page_token = _select_page(call, grants)
-    return GrantPage([from_attributes(grant, GrantAnswer) for grant in page], next_page_token)
+    return GrantPage([_describe_grant(grant) for grant in page], next_page_token)
 
 
 @Route(
     method="PUT",
     path="/api/v1/grants",
     operation="addGrant",
-    summary="Grants a role on a namespace and everything below it; idempotent",
+    summary="Grants or denies a right on an object and everything in it; idempotent",
     check=Check.SOMEWHERE,
     tags=("access",),
-    answers=(ResponseSpec(204, "Given"), ResponseSpec(403, "Needs the role admin on that namespace")),
+    answers=(ResponseSpec(204, "Given"), _MAY_NOT_GRANT),
 ).takes(AddGrantRequest)
 async def add_grant(call: Call, body: AddGrantRequest) -> None:
-    grant = make_grant(body.principal, body.role, body.namespace)
-    call.allow(grant.namespace)
+    grant = _make_grant(body)
+    await _check_may_manage(call, grant)
     await call.components.store.transact([SaveGrant(grant)])
 
 
@@ -204,18 +236,29 @@ async def add_grant(call: Call, body: AddGrantRequest) -> None:
     parameters=_GRANT_QUERY,
     answers=(
         ResponseSpec(204, "Taken"),
-        ResponseSpec(403, "Needs the role admin on that namespace"),
+        _MAY_NOT_GRANT,
         ResponseSpec(404, "No such grant"),
     ),
 )
 async def remove_grant(call: Call) -> None:
     query = call.query
-    for name in ("principal", "role"):
-        if name not in query:
-            raise BadRequest(f"The parameter {name} is missing")
+    if "principal" not in query:
+        raise BadRequest("The parameter principal is missing")
     namespace = query.get("namespace", "")
-    grant = make_grant(query["principal"], query["role"], parse_namespace(namespace) if namespace else ())
-    call.allow(grant.namespace)
+    grant = _make_grant(
+        AddGrantRequest(
+            principal=query["principal"],
+            role=query.get("role", ""),
+            privilege=query.get("privilege", ""),
+            namespace=parse_namespace(namespace) if namespace else (),
+            table=query.get(TABLE, ""),
+            view=query.get(VIEW, ""),
+            function=query.get(FUNCTION, ""),
+            server=boolean_query(query, SERVER),
+            deny=boolean_query(query, "deny"),
+        )
+    )
+    await _check_may_manage(call, grant)
     await call.components.store.transact([RemoveGrant(grant)])
 
 
@@ -234,6 +277,55 @@ async def list_audit(call: Call) -> AuditPage:
     records = await call.components.store.audit(after, size + 1)
     return AuditPage(
         records[:size], call.components.catalog.pages.encode(records[size - 1].id) if len(records) > size else None
+    )
+
+
+def _make_grant(request: AddGrantRequest) -> Grant:
+    """Return the grant of a request.
+
+    Raises:
+        BadRequest: A field is invalid, or two fields contradict each other.
+    """
+    if bool(request.role) == bool(request.privilege):
+        raise BadRequest("A grant has a role or a privilege; send one of the fields role and privilege")
+    if request.privilege and request.privilege not in set(Privilege):
+        raise BadRequest(f"{request.privilege[:40]!r} is not a privilege; they are {', '.join(Privilege)}")
+    if request.role in set(Privilege):
+        raise BadRequest(f"{request.role} is a privilege and not a role; send it in the field privilege")
+    names = {kind: name for kind in (TABLE, VIEW, FUNCTION) if (name := getattr(request, kind))}
+    if len(names) + request.server > 1:
+        raise BadRequest("A grant is on one object; send only one of the fields table, view, function and server")
+    kind, name = next(iter(names.items()), (SERVER if request.server else NAMESPACE, ""))
+    right = request.role or request.privilege
+    return make_grant(request.principal, right, request.namespace, kind=kind, name=name, deny=request.deny)
+
+
+async def _check_may_manage(call: Call, grant: Grant) -> None:
+    """Check that the caller may add and remove this grant.
+
+    A role of the operator may have rights on every object, also on the server. So its members are the concern of the
+    admins of the server, or of those of a further warehouse, which has no rights on the server.
+
+    Raises:
+        Forbidden: The caller may not do so.
+        NoSuchTable, NoSuchView, NoSuchFunction: The caller may not browse the object.
+    """
+    if not grant.role.startswith(ROLE_PREFIX):
+        await call.allow(securable_of(grant))
+    else:
+        await call.allow(WAREHOUSE if call.components.warehouses is None else THE_SERVER)
+
+
+def _describe_grant(grant: Grant) -> GrantAnswer:
+    is_privilege = grant.role in set(Privilege)
+    return GrantAnswer(
+        principal=grant.principal,
+        namespace=grant.namespace,
+        role="" if is_privilege else grant.role,
+        privilege=grant.role if is_privilege else "",
+        server=grant.kind == SERVER,
+        deny=grant.deny,
+        **({grant.kind: grant.name} if grant.name else {}),
     )
 
 

@@ -28,9 +28,8 @@ from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.history.history import QueryHistory
 from seamark.metaserver.history.samples import FilterSample
 from seamark.metaserver.history.shapes import QueryShape
+from seamark.metaserver.planner.advice.engine_times import EngineTimes
 from seamark.metaserver.planner.advice.proposals import (
-    OPEN_S,
-    SCAN_BYTES_PER_S,
     AdvisedTable,
     Proposal,
     Reads,
@@ -40,7 +39,12 @@ from seamark.metaserver.planner.advice.proposals import (
 )
 from seamark.metaserver.planner.advice.replay import RecordedShape, draw_statements
 from seamark.metaserver.planner.advice.row_samples import is_sampled, sample_rows
-from seamark.metaserver.planner.advice.trials import AppliedProposal, compute_corrections
+from seamark.metaserver.planner.advice.trials import (
+    AppliedProposal,
+    compute_corrections,
+    compute_time_corrections,
+    make_reads,
+)
 from seamark.metaserver.planner.joins.dimensions import list_files_at
 from seamark.metaserver.planner.lookup.lookup import lookup
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
@@ -175,7 +179,12 @@ async def read_state(
     if not sample.columns:
         return "the sampled files do not have the compared columns"
     unused_indexes = _find_unused_indexes(call, loaded)
-    corrections = compute_corrections(await _load_applied(call.components.history, loaded.entry.uuid))
+    applied = await _load_applied(call.components.history, loaded.entry.uuid)
+    corrections = compute_corrections(applied)
+    time_corrections = compute_time_corrections(
+        await _add_recorded(call.components.history, loaded.entry.uuid, applied[:_APPLIED_MAX])
+    )
+    times = await simulate(call, lambda: EngineTimes.of(shapes))
 
     def build() -> AdvisedTable:
         whole_sample = add_bounds(sample, files)
@@ -190,6 +199,8 @@ async def read_state(
             statements_per_day=_count_per_day(shapes),
             unused_indexes=unused_indexes,
             corrections=corrections,
+            time_corrections=time_corrections,
+            times=times,
         )
 
     return build
@@ -246,11 +257,18 @@ def _count_per_day(shapes: Sequence[QueryShapeSums]) -> float:
 
 async def _list_applied(history: QueryHistory, uuid: str) -> list[AppliedProposal]:
     """Return the newest applied proposals, newest first, with the reads of the statements since then."""
-    listed = []
-    for applied in (await _load_applied(history, uuid))[:_APPLIED_MAX]:
+    return await _add_recorded(history, uuid, (await _load_applied(history, uuid))[:_APPLIED_MAX])
+
+
+async def _add_recorded(
+    history: QueryHistory, uuid: str, applied_proposals: Sequence[AppliedProposal]
+) -> list[AppliedProposal]:
+    """Return the proposals with what an average statement has read since each was applied."""
+    with_reads = []
+    for applied in applied_proposals:
         sums = await history.sums_since(uuid, applied.applied_ms)
-        listed.append(msgspec.structs.replace(applied, recorded=_to_reads(sums)))
-    return listed
+        with_reads.append(msgspec.structs.replace(applied, recorded=_to_reads(sums), timed=sums.timed))
+    return with_reads
 
 
 async def _load_applied(history: QueryHistory, uuid: str) -> list[AppliedProposal]:
@@ -267,7 +285,7 @@ def _to_reads(sums: QuerySums) -> Reads | None:
         return None
     files = sums.files_left / sums.statements
     size = sums.bytes_left // sums.sized if sums.sized else 0
-    return Reads(round(files, 2), size, round(size / SCAN_BYTES_PER_S + files * OPEN_S, 4))
+    return make_reads(files, size, [sums])
 
 
 def _find_unused_indexes(call: Call, loaded: LoadedTable) -> list[str]:

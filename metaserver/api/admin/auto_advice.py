@@ -119,31 +119,37 @@ class _Trials:
         Raises:
             CommitConflict: Another request has started a trial with this number.
         """
-        return await self.save(AppliedProposal(proposal, self.now_ms, None, trial=trial), None)
+        return await self._save(AppliedProposal(proposal, self.now_ms, None, trial=trial), None)
 
-    async def change(self, stored: _StoredTrial, applied: AppliedProposal | None = None, **fields: object) -> None:
+    async def change(
+        self, stored: _StoredTrial, applied: AppliedProposal | None = None, **fields: object
+    ) -> _StoredTrial:
         """Change fields of a trial, and the time of its decision.
+
+        Returns:
+            The trial with its new text.
 
         Raises:
             CommitConflict: Another request has changed the trial.
         """
         trial = replace(stored.trial, since_ms=self.now_ms, **fields)
-        await self.save(replace(applied or stored.applied, trial=trial), stored.text)
-        await self.load()
+        return await self._save(replace(applied or stored.applied, trial=trial), stored.text)
 
     async def end(
         self, stored: _StoredTrial, state: str, applied: AppliedProposal | None = None, **fields: object
-    ) -> None:
+    ) -> _StoredTrial:
         """Remove the properties of a trial, and change its state.
 
         If the trial has replaced a clustering, the properties of that clustering are set again.
+
+        Returns:
+            The trial with its new text.
 
         Raises:
             CommitConflict: A user has changed one of the properties, or another request has changed the trial.
         """
         # A repeat would remove values that the replaced clustering shares. So only one request continues after this.
-        await self.change(stored)
-        stored = next(other for other in self.stored if other.trial.number == stored.trial.number)
+        stored = await self.change(stored)
         properties = stored.trial.properties
         current = (await self._call.components.catalog.tables.load(self._call.namespace, self._call.name)).metadata
         replaced = [
@@ -159,16 +165,24 @@ class _Trials:
         updates = {name: value for other in replaced for name, value in other.trial.properties.items()}
         removals = {name: value for name, value in properties.items() if name not in updates}
         await self.set_properties(updates, removals)
-        await self.change(stored, applied, state=state, **fields)
+        stored = await self.change(stored, applied, state=state, **fields)
         for other in replaced:
             await self.change(other, state=KEPT, reason=f"its replacement is {state}: {stored.applied.proposal.title}")
+        return stored
 
-    async def save(self, applied: AppliedProposal, expected: str | None) -> _StoredTrial:
+    async def _save(self, applied: AppliedProposal, expected: str | None) -> _StoredTrial:
+        """Store a trial if the stored text is `expected`, and update `stored` without reading the database again."""
         assert applied.trial is not None
         text = msgspec.json.encode(applied).decode()
         id = f"{_ID_PREFIX}{applied.trial.number:06}"
         await self._history.change_applied(AppliedAdvice(self.uuid, id, applied.applied_ms, text), expected)
-        return _StoredTrial(applied, applied.trial, text)
+        saved = _StoredTrial(applied, applied.trial, text)
+        others = [other for other in self.stored if other.trial.number != saved.trial.number]
+        # The order of the database: the newest first, by the time and then by the number.
+        self.stored = sorted(
+            [*others, saved], key=lambda stored: (stored.applied.applied_ms, stored.trial.number), reverse=True
+        )
+        return saved
 
     async def set_properties(self, updates: Mapping[str, str], removals: Mapping[str, str]) -> None:
         """Set properties that the table does not have, and remove properties that have these values.
@@ -229,8 +243,7 @@ async def take_advice_step(call: Call) -> AdviceStep:
         effective, policy = await _load_policy(call, trials.loaded.metadata)
     await _withdraw(trials)
     for stored in trials.find(WAITING):
-        await trials.change(stored, state=APPLYING)
-        return await _begin(trials, trials.find(APPLYING)[0])
+        return await _begin(trials, await trials.change(stored, state=APPLYING))
     await _judge_trials(call, trials, policy)
     if measuring := trials.find(MEASURING):
         proposal, trial = measuring[0].applied.proposal, measuring[0].trial
@@ -271,9 +284,9 @@ async def finish_advice_step(call: Call, body: FinishedStep) -> AppliedProposal:
     spent_bytes = max(stored.trial.spent_bytes, body.size_bytes)
     spent_seconds = max(stored.trial.spent_seconds, body.seconds)
     if body.outcome == "busy":
-        await trials.change(stored, state=WAITING, reason="another job rewrites the table")
+        stored = await trials.change(stored, state=WAITING, reason="another job rewrites the table")
     elif body.outcome == "failed":
-        await trials.end(stored, FAILED, reason=reason, spent_bytes=spent_bytes, spent_seconds=spent_seconds)
+        stored = await trials.end(stored, FAILED, reason=reason, spent_bytes=spent_bytes, spent_seconds=spent_seconds)
     else:
         # The statements of the prediction are replayed over the changed table.
         since_ms = stored.trial.since_ms - (await _load_policy(call, trials.loaded.metadata))[1].measure_ms
@@ -284,11 +297,10 @@ async def finish_advice_step(call: Call, body: FinishedStep) -> AppliedProposal:
             measured = None if isinstance(build, str) else await simulate(call, lambda: measure(build()))
         applied = replace(stored.applied, measured=measured, applied_ms=trials.now_ms)
         reason = "the change is applied, and its statements are measured"
-        await trials.change(
+        stored = await trials.change(
             stored, applied, state=MEASURING, reason=reason, spent_bytes=spent_bytes, spent_seconds=spent_seconds
         )
-    await trials.load()
-    return next(stored.applied for stored in trials.stored if stored.trial.number == body.number)
+    return stored.applied
 
 
 async def _load_trials(call: Call) -> _Trials:

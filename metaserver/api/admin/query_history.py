@@ -13,11 +13,12 @@ import msgspec
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.runtime.errors import BadRequest
+from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
-from seamark.metaserver.history.history import HOUR_MS
+from seamark.metaserver.history.history import HOUR_MS, RUN_S_MAX, StatementTime
 from seamark.metaserver.history.shapes import QueryShape, ShapeTerm
-from seamark.metaserver.store.model import QueryShapeSums, QuerySums
+from seamark.metaserver.store.model import TABLE, QueryShapeSums, QuerySums
 
 DAYS, DAYS_MAX = 30, 3650
 SHAPES_MAX = 2000
@@ -46,6 +47,10 @@ class StatementSums(msgspec.Struct, frozen=True, rename="kebab"):
     bytes_before: int
     bytes_after: int
     planning_us: Annotated[int, doc("Time of planning in microseconds, added up. Plans from a cache count 0.")]
+    timed_statements: Annotated[int, doc("Statements whose engine has reported its time.")]
+    run_us: Annotated[int, doc("The time that the engine took for the timed statements in microseconds, added up.")]
+    timed_files: Annotated[int, doc("Files that the timed statements read, added up.")]
+    timed_bytes: Annotated[int, doc("Bytes that the timed statements read, added up.")]
 
 
 class StatementShape(msgspec.Struct, frozen=True, rename="kebab"):
@@ -125,12 +130,45 @@ async def list_query_history(call: Call) -> ReadTables:
     history = call.components.history
     readable = call.components.authorizer.list_readable_namespaces(call.principal)
     totals_of_tables = await history.of_tables(days, _TABLES_MAX, readable) if history.is_on else []
+    readable_totals = await call.select(
+        totals_of_tables, lambda totals: Securable(totals.namespace, TABLE, totals.name)
+    )
     tables = [
         ReadTable(list(totals.namespace), totals.name, totals.shapes, _to_sums(totals.sums))
-        for totals in totals_of_tables
-        if call.may(totals.namespace)
+        for totals in readable_totals
     ]
     return ReadTables(days, tables)
+
+
+class StatementTimeReport(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
+    statement: Annotated[
+        str,
+        msgspec.Meta(pattern="^[0-9a-f]{16}$", description="The fingerprint of the statement, from its plan."),
+    ]
+    seconds: Annotated[float, msgspec.Meta(gt=0, le=RUN_S_MAX, description="The time that the engine took.")]
+    files: Annotated[int, msgspec.Meta(ge=0, le=1 << 40, description="The files of the table that it read.")]
+    bytes: Annotated[int, msgspec.Meta(ge=0, le=1 << 50, description="The bytes of these files.")]
+
+
+@Route(
+    "POST",
+    "/api/v1/tables/{namespace}/{table}/history/times",
+    "recordStatementTime",
+    "Records the time that an engine took for a statement that reads the table",
+    tags=("metadata",),
+    answers=(
+        ResponseSpec(204, "The time is recorded, if the history has the statement"),
+        ResponseSpec(400, "The body is invalid"),
+        ResponseSpec(404, "No such table"),
+    ),
+).takes(StatementTimeReport)
+async def record_statement_time(call: Call, body: StatementTimeReport) -> None:
+    loaded = await call.components.catalog.tables.load(call.namespace, call.name)
+    assert loaded.entry is not None
+    history = call.components.history
+    if history.is_on:
+        time = StatementTime(body.seconds, body.files, body.bytes)
+        history.add_time(loaded.entry.uuid, body.statement, time)
 
 
 def read_number(call: Call, name: str, default: int, maximum: int) -> int:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import msgspec
 
+from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.api.indexes.index_state import view_of
@@ -24,7 +25,7 @@ from seamark.metaserver.services.running import (
 )
 from seamark.metaserver.services.runs import FAILED_MS, find_failed_runs
 from seamark.metaserver.services.stream_health import stream_problems
-from seamark.metaserver.store.model import EntryKind
+from seamark.metaserver.store.model import TABLE, EntryKind
 
 
 class JobList(msgspec.Struct, frozen=True):
@@ -50,10 +51,11 @@ _ANSWER = ResponseSpec(200, "The jobs, on all replicas", JobList)
 )
 async def list_running_jobs(call: Call) -> JobList:
     state = await load_jobs(call.components.store, call.components.clock.now_ms())
+    visible = await call.select(state.unlisted, Securable)
     return JobList(
-        [job for job in state.running if call.may(job.namespace)],
-        [job for job in state.waiting if call.may(job.namespace)],
-        complete=state.is_complete(call.may),
+        await call.select(state.running, lambda job: Securable(job.namespace, TABLE, job.table)),
+        await call.select(state.waiting, lambda job: Securable(job.namespace, TABLE, job.table)),
+        complete=state.is_complete(visible.__contains__),
         services=state_of_services(state, call.components.services_status),
     )
 

@@ -8,6 +8,7 @@ import msgspec
 
 from seamark.formats.protocol.wire import check_name, check_namespace, parse_namespace
 from seamark.formats.runtime.decoding import from_attributes
+from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.api.http.describe import Parameter, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.api.http.parameters.paging import PAGING
@@ -80,7 +81,7 @@ class UndropRequest(msgspec.Struct, forbid_unknown_fields=True):
 async def list_dropped(call: Call) -> DroppedPage:
     namespace = call.query.get("namespace")
     path = parse_namespace(namespace) if namespace is not None else None
-    call.allow(path or ())
+    await call.allow(Securable(path or ()))
     dropped = call.components.catalog.dropped
     listing = dropped.list_retained if boolean_query(call.query, "retained") else dropped.list
     page = await listing(path, *call.paging())
@@ -106,7 +107,10 @@ async def undrop(call: Call, change: UndropRequest) -> EntryAnswer:
     name = check_name(change.name, "name") if change.name is not None else None
     dropped = call.components.catalog.dropped
     row = await _find_dropped_entry(call)
-    call.allow(row.entry.namespace, namespace if namespace is not None else row.entry.namespace)
+    await call.allow(Securable(row.entry.namespace))
+    if namespace is not None and namespace != row.entry.namespace:  # This moves the entry, as a rename does.
+        await call.allow(Securable(row.entry.namespace), operation="renameTable")
+        await call.allow(Securable(namespace))
     return from_attributes(await dropped.restore(call.caller, row.id, namespace, name), EntryAnswer)
 
 
@@ -130,7 +134,7 @@ async def undrop(call: Call, change: UndropRequest) -> EntryAnswer:
 async def purge_dropped(call: Call) -> None:
     dropped = call.components.catalog.dropped
     row = await _find_dropped_entry(call)
-    call.allow(row.entry.namespace)
+    await call.allow(Securable(row.entry.namespace))
     if boolean_query(call.query, "release"):
         await dropped.release(row.id)
     else:
@@ -161,7 +165,7 @@ async def _find_dropped_entry(call: Call) -> DroppedEntry:
         NotFound: The entry does not exist, or the caller may not list it; Forbidden would reveal that it exists.
     """
     row = await call.components.catalog.dropped.get(call.name)
-    if not call.may(row.entry.namespace, "listDropped"):
+    if not await call.may(Securable(row.entry.namespace), "listDropped"):
         raise make_no_such_dropped(row.id)
     return row
 

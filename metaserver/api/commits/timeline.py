@@ -19,7 +19,7 @@ from aiohttp import web
 from seamark.formats.protocol.wire import check_name, encode_json, show
 from seamark.formats.runtime.decoding import from_attributes
 from seamark.formats.runtime.errors import BadRequest, Forbidden, NoSuchTable, SeamarkError, Unauthenticated
-from seamark.metaserver.access.principal import Role
+from seamark.metaserver.access.rights.decisions import WAREHOUSE, Securable
 from seamark.metaserver.api.http.describe import Parameter, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Answer, Call, Check, Route
 from seamark.metaserver.api.http.errors import error_body
@@ -92,7 +92,7 @@ _ANSWERS = (
     streams=True,
 )
 async def list_timeline(call: Call) -> Answer:
-    return await _answer_instants(call, InstantFilter(), ())
+    return await _answer_instants(call, InstantFilter(), WAREHOUSE)
 
 
 @Route(
@@ -108,7 +108,7 @@ async def list_timeline(call: Call) -> Answer:
 )
 async def list_table_timeline(call: Call) -> Answer:
     return await _answer_instants(
-        call, await _filter_by_entry(call.components.store, call.namespace, call.name), call.namespace
+        call, await _filter_by_entry(call.components.store, call.namespace, call.name), call.securable
     )
 
 
@@ -127,25 +127,30 @@ async def _filter_by_entry(store: PointerStore, namespace: NamespacePath, name: 
     return where
 
 
-async def _answer_instants(call: Call, where: InstantFilter, namespace: NamespacePath) -> Answer:
-    """Return the instants that match `where`. The rights on `namespace` apply."""
+async def _answer_instants(call: Call, where: InstantFilter, securable: Securable) -> Answer:
+    """Return the instants that match `where`. The rights on `securable` apply."""
     timeline = call.components.timeline
     where, limit, wait_s = _read_query(call, where)
     if where.since == LATEST:
         where = msgspec.structs.replace(where, since=await timeline.head())
     if EVENT_STREAM in call.headers.get("Accept", ""):
-        return await _stream_instants(call, timeline, where, namespace)
+        return await _stream_instants(call, timeline, where, securable)
     if wait_s > 0:
         instants = await timeline.watch(where, limit, wait_s)
-        await call.recheck(namespace)  # A token may have expired during the wait.
+        await call.recheck(securable)  # A token may have expired during the wait.
     else:
         instants = await timeline.read(where, limit)
     next_since = instants[-1].position if instants else (None if where.newest_first else where.since)
-    visible_instants = [_show_instant(call, instant) for instant in instants if call.may(instant.namespace)]
+    visible_instants = [await _show_instant(call, instant) for instant in await _select_visible(call, instants)]
     return InstantPage(visible_instants, next_since)
 
 
-def _show_instant(call: Call, instant: Instant) -> InstantAnswer:
+async def _select_visible(call: Call, instants: list[Instant]) -> list[Instant]:
+    """Return the instants of entries that the caller may browse."""
+    return await call.select(instants, lambda instant: Securable(instant.namespace, instant.kind.value, instant.name))
+
+
+async def _show_instant(call: Call, instant: Instant) -> InstantAnswer:
     """Return the instant in the form of the API.
 
     If a table was moved to a namespace that the caller may not see, its new name is left out.
@@ -155,8 +160,10 @@ def _show_instant(call: Call, instant: Instant) -> InstantAnswer:
         return answer
     # Older instants lack the levels of the namespace. Only readers of the whole catalog see their new names.
     levels = instant.summary.get("to-namespace")
-    authorizer, principal = call.components.authorizer, call.principal
-    visible = authorizer.holds(principal, Role.READER, ()) if levels is None else call.sees(tuple(levels))
+    if levels is None:
+        visible = await call.may(WAREHOUSE, "listTimeline")
+    else:
+        (visible,) = await call.components.authorizer.sees(call.principal, [tuple(levels)])
     if visible:
         return answer
     summary = {name: value for name, value in answer.summary.items() if name not in ("to", "to-namespace")}
@@ -209,7 +216,7 @@ def _parse_number(text: str, name: str) -> float:
 
 
 async def _stream_instants(
-    call: Call, timeline: Timeline, where: InstantFilter, namespace: NamespacePath
+    call: Call, timeline: Timeline, where: InstantFilter, securable: Securable
 ) -> web.StreamResponse:
     """Send server-sent events (WHATWG HTML, 9.2) until the connection or the server closes.
 
@@ -230,9 +237,8 @@ async def _stream_instants(
         try:
             await response.write(b"retry: 1000\n\n")
             while not call.components.drain.is_set():
-                instants = await _await_instants(call, timeline, watcher, namespace)
-                visible = [instant for instant in instants if call.may(instant.namespace)]
-                await response.write(_encode_events(call, visible))
+                instants = await _await_instants(call, timeline, watcher, securable)
+                await response.write(await _encode_events(call, await _select_visible(call, instants)))
         except ConnectionError:
             pass  # The client has closed the connection, which is the usual end of a stream.
         except (Unauthenticated, Forbidden) as error:
@@ -245,7 +251,7 @@ async def _stream_instants(
         return response
 
 
-async def _await_instants(call: Call, timeline: Timeline, watcher: Watcher, namespace: NamespacePath) -> list[Instant]:
+async def _await_instants(call: Call, timeline: Timeline, watcher: Watcher, securable: Securable) -> list[Instant]:
     """Return the next instants; empty if no instant arrives within HEARTBEAT_S.
 
     Raises:
@@ -259,16 +265,17 @@ async def _await_instants(call: Call, timeline: Timeline, watcher: Watcher, name
         with suppress(TimeoutError):
             async with asyncio.timeout(min(pause_s, left_s)):
                 instants = await timeline.read_next(watcher, _SSE_BATCH)
-        await call.recheck(namespace)
+        await call.recheck(securable)
         if call.components.drain.is_set():
             break
     return instants
 
 
-def _encode_events(call: Call, instants: list[Instant]) -> bytes:
+async def _encode_events(call: Call, instants: list[Instant]) -> bytes:
     if not instants:
         return b": still here\n\n"
-    return b"".join(
-        b"id: %b\nevent: instant\ndata: %b\n\n" % (instant.position.encode(), encode_json(_show_instant(call, instant)))
-        for instant in instants
-    )
+    events = []
+    for instant in instants:
+        data = encode_json(await _show_instant(call, instant))
+        events.append(b"id: %b\nevent: instant\ndata: %b\n\n" % (instant.position.encode(), data))
+    return b"".join(events)

@@ -10,7 +10,7 @@ configured prefix. Other prefixes are names of further warehouses (`forwarding.p
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import Enum
 from functools import partial
 from types import ModuleType
@@ -27,6 +27,7 @@ from seamark.formats.runtime.errors import CacheDamaged, NoSuchTable
 from seamark.formats.runtime.fair_lock import free_later
 from seamark.metaserver.access.authorizer import changes, writes
 from seamark.metaserver.access.principal import Principal
+from seamark.metaserver.access.rights.decisions import WAREHOUSE, Securable
 from seamark.metaserver.api.http import bodies
 from seamark.metaserver.api.http.components import COMPONENTS
 from seamark.metaserver.api.http.describe import VARIABLE, Description, Handler, attach
@@ -36,7 +37,7 @@ from seamark.metaserver.api.http.parameters.plan_audience import HEADER, audienc
 from seamark.metaserver.api.http.parameters.requests import key_of, names_in, namespace_in
 from seamark.metaserver.catalog.values import Caller, IdempotencyKey
 from seamark.metaserver.settings.fleet import READ, refuse_change
-from seamark.metaserver.store.model import NamespacePath
+from seamark.metaserver.store.model import FUNCTION, TABLE, VIEW, NamespacePath
 
 PATHS_MAX = 4096
 PATH_CHARACTERS_MAX = 300
@@ -105,6 +106,8 @@ def _prefix_path_of(app: web.Application) -> str | None:
 
 
 B = TypeVar("B")
+ENTRY_KINDS = (TABLE, VIEW, FUNCTION)
+"""The variables of paths that name tables, views and functions, on which principals have rights."""
 _NOT_NAMES = ("namespace", "name", "plan_id", "statement", "warehouse")
 """The variables of paths that are not names of entries. Handlers read them from `Call.variables`."""
 
@@ -133,6 +136,7 @@ class Call:
         "names",
         "namespace",
         "principal",
+        "securable",
     )
 
     def __init__(self, request: web.Request, route: Route) -> None:
@@ -143,6 +147,8 @@ class Call:
         self.headers: CIMultiDictProxy[str] = request.headers
         self.principal: Principal = request[PRINCIPAL]
         self.namespace: NamespacePath = ()
+        self.securable = WAREHOUSE
+        """The object in the path: the table, view or function, else the namespace, else the whole catalog."""
         self.names: tuple[str, ...] = ()
         """The names of entries in the path, in order: those of the table, its index, and so on."""
         self.body_bytes = 0
@@ -189,14 +195,15 @@ class Call:
 
     def caller_with(self, key: IdempotencyKey | None) -> Caller:
         """Return the caller, as the catalog records it."""
-        principal = self.principal
-        confined_to = self.components.authorizer.list_writable_namespaces(principal)
+        principal, authorizer = self.principal, self.components.authorizer
+        confined_to = authorizer.list_writable_namespaces(principal)
         return Caller(
             principal_name=principal.name,
             request_id=self.request_id,
             idempotency=key,
             confined_to=confined_to,
             names_owners=confined_to is None or principal.name in self.components.settings.trusted_engines,
+            owns_created_in=authorizer.list_owning_namespaces(principal),
             request_bytes=self.body_bytes,
         )
 
@@ -236,49 +243,71 @@ class Call:
             raise RuntimeError(f"{self._route.operation} does not declare that it is idempotent")
         return await key_of(self._request)
 
-    def allow(self, *namespaces: NamespacePath) -> None:
-        """Check that the caller may do this operation in each of `namespaces`. The empty path is the catalog.
+    async def allow(self, *securables: Securable, operation: str | None = None) -> None:
+        """Check that the caller may do an operation on each object. The default is the operation of the route.
 
         Raises:
-            Forbidden: The caller may not do the operation in one of them.
+            Forbidden: The caller may not do the operation on one of them.
+            NoSuchTable, NoSuchView, NoSuchFunction: The caller may not browse one of them.
         """
-        if not namespaces:
-            raise RuntimeError(f"{self._route.operation} checks the right in no namespace")
+        if not securables:
+            raise RuntimeError(f"{self._route.operation} checks the right on no object")
         authorizer = self.components.authorizer
-        for namespace in namespaces:
-            authorizer.require(self.principal, self._route.operation, namespace)
+        for securable in securables:
+            await authorizer.require(self.principal, operation or self._route.operation, securable)
         self.is_checked = True
 
-    async def recheck(self, *namespaces: NamespacePath) -> None:
+    async def recheck(self, *securables: Securable) -> None:
         """Repeat the checks of login and rights during a long answer.
 
-        If there are no namespaces, and the route checks the right in any namespace, the right in some namespace of
-        the catalog suffices.
+        If there are no objects, and the route checks the right on any object, the right on some object of the catalog
+        suffices.
 
         Raises:
             Unauthenticated: The login has ended.
-            Forbidden: The caller has lost the right in one of `namespaces`.
+            Forbidden: The caller has lost the right on one of the objects.
+            NoSuchTable, NoSuchView, NoSuchFunction: The caller may no longer browse one of them.
         """
         request = self._request
         self.principal = request[PRINCIPAL] = await self.components.authenticator.authenticate(
             request.headers, request.remote
         )
-        if namespaces or self._route.check is not Check.SOMEWHERE:
-            self.allow(*namespaces)
+        if securables or self._route.check is not Check.SOMEWHERE:
+            await self.allow(*securables)
         else:
-            self.components.authorizer.require_somewhere(self.principal, self._route.operation)
+            await self.components.authorizer.require_somewhere(self.principal, self._route.operation)
 
-    def may(self, namespace: NamespacePath, operation: str | None = None) -> bool:
-        """Return whether the caller may do `operation` in `namespace`. The default is the operation of the route."""
-        return self.components.authorizer.allows(self.principal, operation or self._route.operation, namespace)
+    async def may(self, securable: Securable, operation: str | None = None) -> bool:
+        """Return whether the caller may do `operation` on an object. The default is the operation of the route."""
+        return await self.components.authorizer.allows(self.principal, operation or self._route.operation, securable)
 
-    def sees(self, namespace: NamespacePath) -> bool:
-        """Return whether a listing may include this namespace."""
-        return self.components.authorizer.visible(self.principal, namespace)
+    async def select(
+        self, items: Sequence[B], securable_of: Callable[[B], Securable], operation: str | None = None
+    ) -> list[B]:
+        """Return the items on whose objects the caller may do an operation, by default that of the route."""
+        authorizer, operation = self.components.authorizer, operation or self._route.operation
+        if authorizer.is_uniform(self.principal, operation, WAREHOUSE.namespace):
+            return list(items)
+        allowed = await authorizer.allows_each(self.principal, operation, [securable_of(item) for item in items])
+        return [item for item, is_allowed in zip(items, allowed, strict=True) if is_allowed]
 
-    def visible_children(self, parent: NamespacePath) -> frozenset[str] | None:
-        """Return the names in `parent` that a listing may include, or None if it may include all names."""
-        return self.components.authorizer.visible_children(self.principal, parent)
+    async def select_names(self, kind: str, names: list[str], operation: str) -> list[str]:
+        """Return the names of tables, views or functions of the namespace in the path that a listing may include."""
+        if self.components.authorizer.is_uniform(self.principal, operation, self.namespace):
+            return names
+        return await self.select(names, lambda name: Securable(self.namespace, kind, name), operation)
+
+    async def select_seen(self, parent: NamespacePath, paths: list[NamespacePath]) -> list[NamespacePath]:
+        """Return the namespaces in `parent` that a listing may include."""
+        authorizer = self.components.authorizer
+        if authorizer.is_uniform(self.principal, "namespaceExists", parent):
+            return paths
+        seen = await authorizer.sees(self.principal, paths)
+        return [path for path, is_seen in zip(paths, seen, strict=True) if is_seen]
+
+    def list_visible_children(self, parent: NamespacePath) -> frozenset[str] | None:
+        """Return the names in `parent` that a listing may include, or None if `select_seen` finds them."""
+        return self.components.authorizer.list_visible_children(self.principal, parent)
 
     def paging(self) -> tuple[str | None, int]:
         """Return the page token as the client sent it, and the size of the page."""
@@ -288,6 +317,19 @@ class Call:
 
 Answer = dict[str, Any] | msgspec.Struct | web.StreamResponse | None
 """A JSON object, an encoded response, or None for an answer without a body."""
+
+
+async def _find_securable(call: Call, kind: str) -> Securable:
+    """Return the table, view or function in the path. For a plan, return its table or view, whose rights apply."""
+    name = call.names[0]
+    securable = Securable(call.namespace, kind, name)
+    if kind == FUNCTION or not is_plan_name(name):
+        return securable
+    if not call.components.authorizer.is_uniform(call.principal, "loadTable", call.namespace):
+        plan = await call.components.store.plan_table(call.namespace, name)
+        if plan is not None:
+            return securable._replace(name=plan.of_name)
+    return securable
 
 
 class Route(Description, frozen=True):
@@ -310,7 +352,7 @@ class Route(Description, frozen=True):
         open_call, encode, is_change = self._make_opener(), self._make_encoder(), changes(self.operation)
 
         async def handle(request: web.Request) -> web.StreamResponse:
-            call = open_call(request)
+            call = await open_call(request)
             try:
                 answer = await work(call)
             except CacheDamaged:
@@ -332,7 +374,7 @@ class Route(Description, frozen=True):
 
         def make(work: Callable[[Call, B], Awaitable[Answer]]) -> Endpoint:
             async def handle(request: web.Request) -> web.StreamResponse:
-                call = open_call(request)
+                call = await open_call(request)
                 data = await bodies.read(request, body_size)
                 call.body_bytes = len(data)
                 if is_optional:
@@ -367,7 +409,7 @@ class Route(Description, frozen=True):
 
         def make(work: Callable[[Call, bytes], Awaitable[Answer]]) -> Endpoint:
             async def handle(request: web.Request) -> web.StreamResponse:
-                call = open_call(request)
+                call = await open_call(request)
                 data = await bodies.read(request, body_size)
                 call.body_bytes = len(data)
                 try:
@@ -396,16 +438,17 @@ class Route(Description, frozen=True):
         if self.check in (Check.HANDLER, Check.LOGIN):
             raise TypeError(f"{self.operation} has a body, so its right has to be checked before the handler")
 
-    def _make_opener(self) -> Callable[[web.Request], Call]:
+    def _make_opener(self) -> Callable[[web.Request], Awaitable[Call]]:
         """Return the function that runs before the body is read: it checks namespace, right and names."""
         check, operation, variables = self.check, self.operation, self.variables
         names = tuple(variable for variable in variables if variable not in _NOT_NAMES)
         has_namespace, is_table, is_change = "namespace" in variables, "table" in names, changes(operation)
+        kind = names[0] if has_namespace and names and names[0] in ENTRY_KINDS else None
         is_write = writes(operation)
         if check is Check.NAMESPACE and not has_namespace:
             raise TypeError(f"{operation} has no namespace in its path; declare where its right is checked")
 
-        def open_call(request: web.Request) -> Call:
+        async def open_call(request: web.Request) -> Call:
             call = Call(request, self)
             if is_write and call.components.settings.role == READ:
                 raise refuse_change(call.components.settings, operation)
@@ -415,13 +458,18 @@ class Route(Description, frozen=True):
                 path = request.rel_url.raw_path, resource.canonical
             if has_namespace:
                 call.namespace = namespace_in(*path)
-            if check is Check.NAMESPACE or check is Check.CATALOG:
-                call.components.authorizer.require(call.principal, operation, call.namespace)
-                call.is_checked = True
-            elif check is Check.SOMEWHERE:
-                call.components.authorizer.require_somewhere(call.principal, operation)
+                call.securable = Securable(call.namespace)
             if names:
                 call.names = entry_names = names_in(*path, names)
+                if kind is not None:
+                    call.securable = await _find_securable(call, kind)
+            if check is Check.NAMESPACE or check is Check.CATALOG:
+                shown_name = call.names[0] if kind is not None else None
+                await call.components.authorizer.require(call.principal, operation, call.securable, shown_name)
+                call.is_checked = True
+            elif check is Check.SOMEWHERE:
+                await call.components.authorizer.require_somewhere(call.principal, operation)
+            if names:
                 if (
                     is_table
                     and HEADER in request.headers

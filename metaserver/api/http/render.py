@@ -23,6 +23,7 @@ from seamark.formats.iceberg.metadata.table_json import encode_table, refs_view
 from seamark.formats.protocol.wire import AFTER_HEADER, FRESH_HEADER, encode_json
 from seamark.formats.runtime.errors import BadRequest
 from seamark.formats.storage.locations import parse_location
+from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.api.http.dispatch import Call
 from seamark.metaserver.api.http.parameters.plan_audience import HEADER
 from seamark.metaserver.api.http.parameters.requests import table_path
@@ -35,7 +36,7 @@ from seamark.metaserver.objects.vending import SIGNING
 from seamark.metaserver.planner.plan.plan_writer import TESTS_NAN
 from seamark.metaserver.planner.scan.request import names_are_ambiguous
 from seamark.metaserver.settings.settings import Settings
-from seamark.metaserver.store.model import NamespacePath, PlanSnapshot
+from seamark.metaserver.store.model import TABLE, NamespacePath, PlanSnapshot
 from seamark.metaserver.streams.fresh_snapshots import log_current_snapshot
 
 GZIPS: web.AppKey[SingleFlight[str, bytes]] = web.AppKey("gzips")
@@ -81,19 +82,25 @@ def snapshot_mode(call: Call) -> SnapshotMode:
     return cast(SnapshotMode, mode)
 
 
-def table_etag(
+async def table_etag(
     call: Call,
     metadata_location: str,
     namespace: NamespacePath,
     name: str,
     mode: SnapshotMode,
     plan_snapshots: Sequence[PlanSnapshot] = (),
+    *,
+    of_name: str | None = None,
 ) -> str:
-    """Return the ETag of the answer that `table_answer` would return."""
+    """Return the ETag of the answer that `table_answer` would return.
+
+    `of_name` is the table of a plan, whose rights apply.
+    """
     settings = call.components.settings
     path = table_path(namespace, name, settings.prefix)
     access = access_stamp(settings, call.headers.get(DELEGATION))
-    config = (settings.scan_planning_mode, *access, *_grant_stamp(call, namespace))
+    stamp = await _grant_stamp(call, Securable(namespace, TABLE, of_name or name))
+    config = (settings.scan_planning_mode, *access, *stamp)
     ids = ",".join(str(plan.id) for plan in plan_snapshots)
     tag = _compute_plan_etag if plan_snapshots else _make_etag
     return tag(_REVISION, metadata_location, mode, path, *config, ids)
@@ -141,7 +148,7 @@ async def table_answer(
     etag = ""
     if loaded.entry is not None:
         # The tag is computed before the keys, so the keys in the answer are never older than its tag.
-        etag = table_etag(call, loaded.entry.metadata_location, namespace, name, mode, plan_snapshots)
+        etag = await table_etag(call, loaded.entry.metadata_location, namespace, name, mode, plan_snapshots)
     uuid = loaded.metadata.table_uuid or "" if loaded.entry is None else loaded.entry.uuid
     config, credentials = await access_config(call, uuid, loaded.metadata, namespace, name, staged=staged)
     if loaded.entry is not None:
@@ -193,7 +200,7 @@ async def plan_answer(call: Call, loaded: LoadedPlan, mode: SnapshotMode) -> web
     plan, table = loaded.plan, loaded.table
     assert plan.name is not None
     assert table.entry is not None
-    etag = table_etag(call, plan.location, plan.namespace, plan.name, mode)
+    etag = await table_etag(call, plan.location, plan.namespace, plan.name, mode, of_name=plan.of_name)
     config, credentials = await access_config(call, table.entry.uuid, table.metadata, plan.namespace, plan.of_name)
     tests_nan = TESTS_NAN in loaded.metadata.properties
     planned_by = planning_mode(call.components.settings, table.metadata) if tests_nan else "client"
@@ -254,7 +261,7 @@ def planning_mode(settings: Settings, metadata: TableMetadata) -> str:
     return "client" if metadata.format_version >= ROW_LINEAGE_MIN_FORMAT_VERSION else "server"
 
 
-def commit_answer(call: Call, loaded: LoadedTable, namespace: NamespacePath, name: str) -> web.Response:
+async def commit_answer(call: Call, loaded: LoadedTable, namespace: NamespacePath, name: str) -> web.Response:
     """Return a CommitTableResponse (without `config`, REST specification), with the ETag of a load after the commit.
 
     The answer is not compressed, because the answers of two commits differ and the compressed bytes could not be
@@ -262,7 +269,7 @@ def commit_answer(call: Call, loaded: LoadedTable, namespace: NamespacePath, nam
     """
     assert loaded.entry is not None
     location = loaded.entry.metadata_location
-    etag = table_etag(call, location, namespace, name, "all")
+    etag = await table_etag(call, location, namespace, name, "all")
     return _make_json_response(_render_with_location(call, loaded), {"ETag": etag, "Vary": _VARY})
 
 
@@ -294,7 +301,14 @@ async def access_config(
         delegation: The kind of access that the client requests. If it is None, the header of the request states the
             kind.
         staged: Whether the table is staged, and not in the catalog yet.
+
+    Returns:
+        The config and the credentials. A caller that may not read the table gets neither keys nor signatures.
     """
+    securable = Securable(namespace) if staged else Securable(namespace, TABLE, name)
+    if not await call.may(securable, "loadCredentials"):
+        return {}, []
+    may_write = await call.may(securable, "updateTable")
     settings, location = call.components.settings, metadata.location
     table = parse_location(location, "The table's location")
     if table.is_local:
@@ -305,13 +319,13 @@ async def access_config(
     requested = delegation or call.headers.get(DELEGATION)
 
     def vend() -> VendedKeys:
-        principal_name, writable = call.principal.name, call.may(namespace, "updateTable")
+        principal_name = call.principal.name
         pinned = metadata.properties.get(CACHE_PINNED, "").lower() == "true"
         keys = call.components.gateway_keys
         return keys.issue(
             table_uuid,
             location,
-            writable=writable,
+            writable=may_write,
             principal_name=principal_name,
             pinned=pinned,
             staged=staged,
@@ -333,21 +347,23 @@ async def access_config(
         sign_path=sign_path,
         refresh_path="" if staged else table_path(namespace, name, settings.prefix) + "/credentials",
         vend=vend,
-        may_write=lambda: call.may(namespace, "updateTable"),
+        may_write=lambda: may_write,
     )
 
 
-def _grant_stamp(call: Call, namespace: NamespacePath) -> tuple[str | bool, ...]:
+async def _grant_stamp(call: Call, securable: Securable) -> tuple[str | bool, ...]:
     """Return the values, other than the table, on which the keys in an answer depend.
 
     Another principal may not use the same keys.
     """
     components = call.components
+    if not await call.may(securable, "loadCredentials"):
+        return ("no keys",)
     cloud_stamp = keys_stamp(components.settings, components.clock.now_ms())
     if components.settings.s3_client_access == "gateway":
-        grant = call.principal.name, call.may(namespace, "updateTable"), components.gateway_keys.stamp()
+        grant = call.principal.name, await call.may(securable, "updateTable"), components.gateway_keys.stamp()
         return *grant, cloud_stamp
-    return (call.may(namespace, "updateTable"), cloud_stamp) if cloud_stamp else ()
+    return (await call.may(securable, "updateTable"), cloud_stamp) if cloud_stamp else ()
 
 
 def _render_with_location(call: Call, loaded: LoadedTable) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
@@ -14,13 +14,18 @@ COMMIT_TRIES = 8
 
 
 async def commit_updates(
-    call: Call, compute_updates: Callable[[TableMetadata], list[dict[str, Any]]], *, reads_schema: bool = True
+    call: Call,
+    compute_updates: Callable[[TableMetadata], list[dict[str, Any]]],
+    check_rights: Callable[[], Awaitable[None]] | None = None,
+    *,
+    reads_schema: bool = True,
 ) -> LoadedTable | None:
     """Commit the updates that `compute_updates` computes. After a conflict, compute and commit them again.
 
     Args:
         call: The call.
         compute_updates: Returns the updates for the current metadata.
+        check_rights: Checks, after each computation, rights that the updates need besides that of the route.
         reads_schema: Whether the updates depend on the schema. A concurrent change of the schema is then a conflict.
 
     Returns:
@@ -34,6 +39,8 @@ async def commit_updates(
         loaded = await tables.load(call.namespace, call.name)
         metadata = loaded.metadata
         updates = compute_updates(metadata)
+        if check_rights is not None:
+            await check_rights()
         if not updates:
             return loaded
         requirements: list[dict[str, Any]] = [{"type": "assert-table-uuid", "uuid": metadata.table_uuid}]

@@ -47,6 +47,7 @@ from seamark.metaserver.api.indexes.index_state import (
     load,
 )
 from seamark.metaserver.api.indexes.indexes import INDEXES_PATH, NO_INDEX, find_defined_index
+from seamark.metaserver.catalog.pointers import files_folder
 from seamark.metaserver.index.files.registration import read_index_file
 from seamark.metaserver.planner.lookup.lookup import files_at
 from seamark.metaserver.planner.view.view import TableView
@@ -120,7 +121,7 @@ class _Token(msgspec.Struct, frozen=True, array_like=True):
 async def start_index_build(call: Call, body: StartBuildRequest) -> dict[str, Any]:
     name, table = call.names[1], await load(call)
     definition = find_defined_index(table.metadata, name)
-    check_dimension_rights(call, definition.dimension_tables)
+    await check_dimension_rights(call, definition.dimension_tables)
     if not definition.enabled:
         raise BadRequest(f"The index {name} is paused; resume it before you build it")
     await roll_back_abandoned(call, table)
@@ -135,7 +136,7 @@ async def start_index_build(call: Call, body: StartBuildRequest) -> dict[str, An
         "request-id": call.caller.request_id,
         "index": name,
         "definition": definition.id,
-        "folder": f"{table.metadata.location.rstrip('/')}/{INDEX_FOLDER}/{build_id}",
+        "folder": f"{files_folder(call.components.settings, table.metadata)}/{INDEX_FOLDER}/{build_id}",
         "files-total": sum(int(mask.sum()) for _, mask in lag),
         "rows-total": sum(files.rows_in(mask) for files, mask in lag),
         "active-ms": now_ms,

@@ -10,25 +10,30 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from seamark.formats.index.definitions import PREFIX, find_dimension_tables
+from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.api.http.dispatch import Call
+from seamark.metaserver.store.model import TABLE
 
 
-def check_dimension_rights(call: Call, tables: Iterable[Sequence[str]]) -> None:
+async def check_dimension_rights(call: Call, tables: Iterable[Sequence[str]]) -> None:
     """Check that the caller may read these dimension tables.
 
     Raises:
-        Forbidden: The caller may not read the namespace of one of them.
+        Forbidden: The caller may not read one of them.
+        NoSuchTable: The caller may not browse one of them.
     """
-    for namespace in dict.fromkeys(tuple(table[:-1]) for table in tables):
-        call.components.authorizer.require(call.principal, "loadTable", namespace)
+    for *namespace, name in dict.fromkeys(tuple(table) for table in tables):
+        securable = Securable(tuple(namespace), TABLE, name)
+        await call.components.authorizer.require(call.principal, "readRows", securable)
 
 
-def check_index_properties(call: Call, properties: Mapping[str, Any]) -> None:
+async def check_index_properties(call: Call, properties: Mapping[str, Any]) -> None:
     """Check that the caller may read each dimension table that new properties of a table name in index definitions.
 
     Raises:
-        Forbidden: The caller may not read the namespace of one of them.
+        Forbidden: The caller may not read one of them.
+        NoSuchTable: The caller may not browse one of them.
     """
     for name, value in properties.items():
         if name.startswith(PREFIX) and isinstance(value, str):
-            check_dimension_rights(call, find_dimension_tables(value))
+            await check_dimension_rights(call, find_dimension_tables(value))

@@ -247,10 +247,12 @@ async def put_index(call: Call, data: bytes) -> dict[str, Any]:
         data, _make_body_type(tuple(list_parameters()))
     )  # Kinds may be added while the server runs.
 
+    dimension_tables: set[tuple[str, ...]] = set()
+
     def compute_updates(metadata: TableMetadata) -> list[dict[str, Any]]:
         defined = read_definitions(metadata)
         definition = _change_definition(name, body, defined, metadata)
-        check_dimension_rights(call, definition.dimension_tables)
+        dimension_tables.update(map(tuple, definition.dimension_tables))
         limit = call.components.settings.indexes_limit
         if name not in defined.by_name and len(defined.by_name) >= limit:
             raise BadRequest(f"The table has {limit} indexes, which is the limit; drop one first")
@@ -258,7 +260,7 @@ async def put_index(call: Call, data: bytes) -> dict[str, Any]:
             return []
         return [{"action": "set-properties", "updates": {PREFIX + name: definition.property_text}}]
 
-    await commit_updates(call, compute_updates)
+    await commit_updates(call, compute_updates, lambda: check_dimension_rights(call, dimension_tables))
     return await _show_index(call, await load(call), name)
 
 

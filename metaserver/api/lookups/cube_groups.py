@@ -34,13 +34,14 @@ from seamark.formats.index.kinds.cube import SumOverflow, combine_groups, entry_
 from seamark.formats.index.kinds.kinds import KINDS
 from seamark.formats.protocol.wire import decode_json
 from seamark.formats.runtime.errors import BadRequest, NotFound
+from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.api.formats.arrow import ARROW_STREAM
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.sql_texts import read_in_turn
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.planner.cubes.segments import GroupPart
-from seamark.metaserver.store.model import Entry
+from seamark.metaserver.store.model import TABLE, Entry
 
 FILES_MAX = 1_000_000
 """The maximum number of data files of a request."""
@@ -99,7 +100,7 @@ class ReadCubeGroupsRequest(msgspec.Struct, rename="kebab", forbid_unknown_field
 ).takes(ReadCubeGroupsRequest)
 async def read_cube_groups(call: Call, body: ReadCubeGroupsRequest) -> web.Response:
     loaded = await call.components.catalog.tables.load(call.namespace, call.name)
-    definition = find_cube(call, loaded, body.definition_id)
+    definition = await find_cube(call, loaded, body.definition_id)
     ids = await asyncio.to_thread(_parse_ids, body.files)
     text = bytes(body.filter)
     condition = await read_in_turn(call, len(text), partial(read_condition, text, definition))
@@ -107,7 +108,7 @@ async def read_cube_groups(call: Call, body: ReadCubeGroupsRequest) -> web.Respo
     return web.Response(body=await asyncio.to_thread(reading.encode), content_type=ARROW_STREAM)
 
 
-def find_cube(call: Call, loaded: LoadedTable, definition_id: str) -> IndexDefinition:
+async def find_cube(call: Call, loaded: LoadedTable, definition_id: str) -> IndexDefinition:
     """Return the definition of a cube.
 
     Raises:
@@ -120,7 +121,8 @@ def find_cube(call: Call, loaded: LoadedTable, definition_id: str) -> IndexDefin
         raise NotFound("The table has no cube with this definition-id; list its indexes with seamark index list")
     for term in definition.terms:  # Who may read the facts may not be allowed to read their dimension tables.
         if (lookup := parse_lookup(term.transform)) is not None:
-            call.allow(lookup.source.table[:-1])
+            *namespace, name = lookup.source.table
+            await call.allow(Securable(tuple(namespace), TABLE, name), operation="readCubeGroups")
     return definition
 
 

@@ -123,7 +123,7 @@ async def make_cube_plan(call: Call, body: MakeCubePlanRequest) -> web.Response:
         raise BadRequest("hide-partitions is for plan tables; with X-Seamark-Plans a plan is a snapshot of the table")
     loaded = await load_to_read(call, call.namespace, call.name, body.snapshot_id, is_named=body.ref is not None)
     await call.components.catalog.check_writable(loaded)
-    cube = find_cube(call, loaded, body.definition_id)
+    cube = await find_cube(call, loaded, body.definition_id)
     plan_request = PlanTableRequest(
         filter=body.filter,
         predicate=body.predicate,

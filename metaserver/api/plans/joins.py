@@ -22,6 +22,7 @@ from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.protocol.wire import LIKES_MAX, PATTERN_MAX, RANGE, check_name, decode_json
 from seamark.formats.runtime.errors import BadRequest
 from seamark.formats.runtime.lazy_module import LazyModule
+from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.api.http.components import COMPONENTS
 from seamark.metaserver.api.http.describe import doc
 from seamark.metaserver.api.http.dispatch import Call
@@ -39,6 +40,7 @@ from seamark.metaserver.planner.joins.like_predicates import (
 )
 from seamark.metaserver.planner.joins.periods import has_periods
 from seamark.metaserver.planner.joins.ranges import has_order, has_ranges
+from seamark.metaserver.store.model import TABLE
 
 if TYPE_CHECKING:
     from seamark.formats.iceberg.expressions import sql
@@ -182,8 +184,8 @@ async def _resolve(call: Call, metadata: TableMetadata, spec: JoinSpec) -> Reque
     if len(spec.table) < 2:
         raise BadRequest(f"The table of a join is {spec.table}; it needs the levels of the namespace and the name")
     namespace, name = tuple(check_name(level, "namespace") for level in spec.table[:-1]), spec.table[-1]
-    call.allow(namespace)
-    loaded = await load_to_read(call, namespace, check_name(name, "table name"), spec.snapshot_id)
+    await call.allow(Securable(namespace, TABLE, check_name(name, "table name")))
+    loaded = await load_to_read(call, namespace, name, spec.snapshot_id)
     table_name = ".".join(spec.table)
     other, entry = loaded.metadata, loaded.entry
     assert entry is not None

@@ -37,13 +37,17 @@ from seamark.metaserver.api.http.sql_texts import read_in_turn
 from seamark.metaserver.api.plans.joins import JoinOutcomes, Joins, add_joins, evaluate_joins, parse_filter
 from seamark.metaserver.api.plans.plan_leases import check_lease, grant_lease_s
 from seamark.metaserver.api.plans.statement_reads import (
-    AGGREGATED_COLUMNS_MAX,
+    REPORTED_COLUMNS_MAX,
+    REPORTED_KEYS_MAX,
+    ReportedAggregate,
+    ReportedUse,
     count_statement,
     history_of,
     sampler_of,
     shape_of,
 )
 from seamark.metaserver.catalog.plans.plan_tables import Holder, digest_of, make_plan_snapshot, plan_name
+from seamark.metaserver.catalog.pointers import files_folder
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.history.history import StatementRead, StatementSampler
 from seamark.metaserver.planner.lookup.lookup import files_at, lookup
@@ -67,15 +71,6 @@ _IN_LOOP_FILES_MAX, _IN_LOOP_MANIFESTS_MAX = 100_000, 200
 _READ_BYTES = 1 << 20
 _DECLINED_BYTES, _DECLINED_EACH_BYTES = 1 << 20, 500
 """Memory of decoded requests, and of requests that get no plan table."""
-
-
-class ReportedAggregate(msgspec.Struct, frozen=True):
-    """An aggregate of the statement, for the query history."""
-
-    function: Annotated[str, msgspec.Meta(max_length=20, description="count, sum, min, max, avg, or another name.")]
-    column: Annotated[
-        str, msgspec.Meta(max_length=500, description="A column of the table, or empty if the argument is no column.")
-    ] = ""
 
 
 class PlanTableRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
@@ -120,17 +115,43 @@ class PlanTableRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=Tru
             "NaN. If something would mislead such a reader, a plan table is created for any kept-max."
         ),
     ] = False
+    engine: Annotated[
+        str,
+        msgspec.Meta(
+            max_length=20,
+            description="The engine that runs the statement, for the query history: spark, trino, duckdb or seamark. "
+            "Another name is recorded as `other`.",
+        ),
+    ] = ""
+    columns: Annotated[
+        list[str],
+        msgspec.Meta(
+            max_length=REPORTED_COLUMNS_MAX,
+            description="Columns that the statement reads, for the query history. Unknown names are left out.",
+        ),
+    ] = []
+    counts: Annotated[
+        bool, doc("Whether the statement counts in the query history. It does not count if it is only explained.")
+    ] = True
+    join_columns: Annotated[
+        list[str],
+        msgspec.Meta(
+            max_length=REPORTED_KEYS_MAX,
+            description="Columns by which the statement joins other tables, for the query history, in addition to "
+            "those of `joins`.",
+        ),
+    ] = []
     grouping: Annotated[
         list[str],
         msgspec.Meta(
-            max_length=AGGREGATED_COLUMNS_MAX,
+            max_length=REPORTED_KEYS_MAX,
             description="Columns by which the statement groups, for the query history. Unknown names are left out.",
         ),
     ] = []
     aggregates: Annotated[
         list[ReportedAggregate],
         msgspec.Meta(
-            max_length=AGGREGATED_COLUMNS_MAX,
+            max_length=REPORTED_KEYS_MAX,
             description="Aggregates of the statement, for the query history. Unknown columns are left out.",
         ),
     ] = []
@@ -177,6 +198,10 @@ class PlanTableResponse(msgspec.Struct, rename="kebab"):
             "needs is not created. Then there is no plan table, and such a reader must not read the table."
         ),
     ] = msgspec.UNSET
+    statement: Annotated[
+        str | msgspec.UnsetType,
+        doc("The fingerprint of the statement in the query history, if it counts. `recordStatementTime` takes it."),
+    ] = msgspec.UNSET
 
 
 WRITER: web.AppKey[PlanWriter] = web.AppKey("plan-writer", PlanWriter)
@@ -218,10 +243,10 @@ async def make_plan_table(call: Call, data: bytes) -> PlanTableResponse:
     bound_scan = filters.apply_to(bound_scan)
     new_plan_table = NewPlanTable(call, loaded, body, bound_scan, holder)
     answer = await new_plan_table.find_or_make()
-    count_plan_table(call, loaded, body, bound_scan, answer, new_plan_table.sampler)
+    statement = count_plan_table(call, loaded, body, bound_scan, answer, new_plan_table.sampler)
     if holder is not None:
         answer = msgspec.structs.replace(answer, name=None)
-    return msgspec.structs.replace(answer, joins=outcomes)
+    return msgspec.structs.replace(answer, joins=outcomes, statement=statement)
 
 
 def count_plan_table(
@@ -231,18 +256,26 @@ def count_plan_table(
     bound_scan: BoundScan,
     answer: PlanTableResponse,
     sampler: StatementSampler | None,
-) -> None:
-    """Count the statement of the request, even if its plan table was shared or not created."""
+) -> str | msgspec.UnsetType:
+    """Count the statement of the request, even if its plan table was shared or not created.
+
+    Returns:
+        The fingerprint of the statement, or UNSET if it does not count.
+    """
     assert loaded.entry is not None
-    if history_of(call) is None:
-        return
+    if history_of(call) is None or not body.counts:
+        return msgspec.UNSET
     engine = "duckdb" if body.hide_partitions else "other" if call.audience is None else "trino"
     shape = shape_of(
         bound_scan,
         engine,
-        joins=[column for join in body.joins for column in join.on],
-        grouping=body.grouping,
-        aggregates=[(aggregate.function, aggregate.column) for aggregate in body.aggregates],
+        select=body.columns,
+        use=ReportedUse(
+            body.engine,
+            body.grouping,
+            [*body.join_columns, *(column for join in body.joins for column in join.on)],
+            body.aggregates,
+        ),
     )
     considered_bytes = -1 if answer.considered_bytes is None else answer.considered_bytes
     count_statement(
@@ -258,6 +291,7 @@ def count_plan_table(
         ),
         sampler,
     )
+    return shape.fingerprint
 
 
 class _NamedSnapshot(msgspec.Struct, rename="kebab"):
@@ -425,7 +459,8 @@ class NewPlanTable:
         metadata, snapshot, name = self._bound_scan.metadata, self._bound_scan.snapshot, answer.name
         assert snapshot is not None
         assert name is not None
-        location = f"{metadata.location.rstrip('/')}/{PLANS_FOLDER}/{digest_of(name)}"
+        folder = files_folder(app[COMPONENTS].settings, metadata)
+        location = f"{folder}/{PLANS_FOLDER}/{digest_of(name)}"
         written = await app[WRITER].write(manifests, metadata, snapshot, location, plan_id)
         files = tuple(path for path, _ in written.files)
         plan_table = StoredPlanTable(

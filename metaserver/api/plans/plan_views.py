@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from seamark.formats.protocol.wire import check_name, show
+from seamark.formats.protocol.wire import check_name, is_plan_name, show
 from seamark.formats.runtime.errors import BadRequest, NoSuchTable, NoSuchView
 from seamark.formats.runtime.lazy_module import LazyModule
+from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.parameters.plan_audience import AUDIENCE, HEADER
@@ -25,7 +26,7 @@ from seamark.metaserver.catalog.catalog import Catalog
 from seamark.metaserver.catalog.ownership.owners import borrows_rights, check_author
 from seamark.metaserver.catalog.plans.plan_tables import Holder
 from seamark.metaserver.catalog.plans.plan_views import Reader, ReplacedReference
-from seamark.metaserver.store.model import NamespacePath
+from seamark.metaserver.store.model import TABLE, NamespacePath
 
 if TYPE_CHECKING:
     from seamark.formats.iceberg.expressions import sql
@@ -152,9 +153,9 @@ async def _resolve_reference(call: Call, table: PlanViewReference, audience: str
         )
     *levels, name = (check_name(level, "plan table's name") for level in path)
     namespace = tuple(levels)
-    for operation in ("loadTable", "loadView"):
-        call.components.authorizer.require(call.principal, operation, namespace)
     catalog = call.components.catalog
+    stored = await catalog.context.store.plan_table(namespace, name) if is_plan_name(name) else None
+    await call.allow(Securable(namespace, TABLE, name if stored is None else stored.of_name), operation="planTableScan")
     if table.plan_snapshot_id is not None:
         return await _choose_version(catalog, table, namespace, name, audience)
     if audience is not None:

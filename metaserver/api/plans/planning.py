@@ -172,6 +172,7 @@ async def plan_table_scan(call: Call, body: bytes) -> Answer:
         header("Accept-Encoding"),
         header(DELEGATION),
         header(RESIDUALS),
+        await call.may(call.securable, "loadCredentials"),
     )
     cached = app[ANSWERS].get(key)
     if cached is not None:
@@ -239,11 +240,25 @@ async def _plan(
         counted = _CountedReads(
             await count_plan(call, loaded.entry, scan_plan, bound_scan.predicates, body.select),
             count_plan_statement(
-                call, loaded.entry, bound_scan, scan_plan, engine_of(call), plan_s, select=body.select
+                call,
+                loaded.entry,
+                bound_scan,
+                scan_plan,
+                engine_of(call),
+                plan_s,
+                select=body.select,
+                use=body.seamark.use,
             ),
         )
     credentials = await _vend_credentials(call, loaded)
-    answer = await scan.answer(call.request, scan_plan, credentials, min_rows=body.min_rows_requested or 0)
+    statement = counted.statement if body.seamark.use.engine else None
+    answer = await scan.answer(
+        call.request,
+        scan_plan,
+        credentials,
+        min_rows=body.min_rows_requested or 0,
+        fingerprint="" if statement is None else statement.shape.fingerprint,
+    )
     # Answers with credentials are not cached: the credentials may have been rotated.
     return answer, None if credentials else scan_plan, counted
 
@@ -422,15 +437,26 @@ class _ClientScan:
         return plan_id
 
     async def answer(
-        self, http_request: web.Request, scan_plan: ScanPlan, credentials: bytes, *, min_rows: int = 0
+        self,
+        http_request: web.Request,
+        scan_plan: ScanPlan,
+        credentials: bytes,
+        *,
+        min_rows: int = 0,
+        fingerprint: str = "",
     ) -> web.StreamResponse:
-        """Send the complete answer of a plan, or the plan tasks that cover it."""
+        """Send the complete answer of a plan, or the plan tasks that cover it.
+
+        If there is a fingerprint, the answer has it as the statement whose time the client may report.
+        """
         limit = self._app[COMPONENTS].settings.plan_inline_limit
         writer = self._make_writer(scan_plan)
         entry_ids = scan_plan.entry_ids
         if min_rows > 0:
             entry_ids = await self._run(partial(scan_plan.find_first_with_rows, min_rows, limit))
         head, tail = b'{"status":"completed",', b"}"
+        if fingerprint:
+            head += b'"seamark-statement":"%b",' % fingerprint.encode()
         if credentials:
             tail = b',"storage-credentials":' + credentials + tail
         return await self._send(http_request, writer, _Page(entry_ids, 0, ROWS_MAX, limit), head, tail)

@@ -21,6 +21,7 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
 from seamark.formats.iceberg.types.schema import Schema, is_primitive
 from seamark.formats.runtime.errors import BadRequest
+from seamark.metaserver.api.plans.statement_reads import NO_USE, ReportedUse
 from seamark.metaserver.planner.answer.content_files import ClientDialect
 from seamark.metaserver.planner.scan.request import PinnedRequest, find_expired_ancestor, find_schemas_while_head
 
@@ -52,6 +53,8 @@ class _Extensions(msgspec.Struct, frozen=True, rename="kebab"):
     """
     schema_id: int | None = None
     """The schema that resolves the names in the filter. It may differ from the current schema."""
+    use: ReportedUse = NO_USE
+    """How the statement uses the table, for the query history."""
 
 
 class PlanTableScan(msgspec.Struct, rename="kebab"):

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any
 from weakref import ref
 
 import msgspec
@@ -59,8 +59,43 @@ _SAMPLED_FILES_MAX = 20_000
 _PURPOSE = "query history"
 _TOTAL_BYTES, _TOTAL_FILES = "total-files-size", "total-data-files"
 _NAMES_MAX = 1000
-AGGREGATED_COLUMNS_MAX = 32
-"""The maximum number of grouping columns, and of aggregates, that a request reports."""
+_OTHER_ENGINE = "other"
+REPORTED_COLUMNS_MAX, REPORTED_KEYS_MAX = 64, 32
+"""The maximum numbers of read columns and of grouping keys, join columns or aggregates that a request reports."""
+
+
+class ReportedAggregate(msgspec.Struct, frozen=True):
+    """An aggregate of the statement, for the query history."""
+
+    function: Annotated[str, msgspec.Meta(max_length=20, description="count, sum, min, max, avg, or another name.")]
+    column: Annotated[
+        str, msgspec.Meta(max_length=500, description="A column of the table, or empty if the argument is no column.")
+    ] = ""
+
+
+ReportedNames = Annotated[list[str], msgspec.Meta(max_length=REPORTED_KEYS_MAX)]
+
+
+class ReportedUse(msgspec.Struct, frozen=True, rename="kebab"):
+    """How the statement of a plan request uses the table, for the query history. Unknown names are left out.
+
+    Attributes:
+        engine: The engine that runs the statement. Another name than those of `ENGINES` is recorded as `other`.
+        grouping: The names of columns by which the statement groups.
+        join_columns: The names of columns by which the statement joins other tables.
+        aggregates: The aggregates of the statement.
+        counts: Whether the statement counts. It does not count if it is only explained, or if it was counted with the
+            request for a plan table.
+    """
+
+    engine: str = ""
+    grouping: ReportedNames = []
+    join_columns: ReportedNames = []
+    aggregates: Annotated[list[ReportedAggregate], msgspec.Meta(max_length=REPORTED_KEYS_MAX)] = []
+    counts: bool = True
+
+
+NO_USE = ReportedUse()
 
 
 def history_of(call: Call) -> QueryHistory | None:
@@ -91,7 +126,7 @@ def count_plan_statement(
     plan_s: float,
     *,
     select: Sequence[str] | None = None,
-    joins: Collection[str] = (),
+    use: ReportedUse = NO_USE,
 ) -> StatementRead | None:
     """Count the statement of a plan.
 
@@ -100,18 +135,18 @@ def count_plan_statement(
         entry: The table.
         bound_scan: The bound request.
         scan_plan: The plan.
-        engine: One of `ENGINES`.
+        engine: One of `ENGINES`. It is recorded if the client reports no engine.
         plan_s: The duration of planning.
         select: The columns that the statement reads, or None if they are unknown.
-        joins: The columns that the statement joins.
+        use: The use that the client reports.
 
     Returns:
         The statement, which is counted again if the request is repeated, or None if statements are not counted.
     """
     history = history_of(call)
-    if entry is None or history is None:
+    if entry is None or history is None or not use.counts:
         return None
-    shape = shape_of(bound_scan, engine, select=select, joins=joins)
+    shape = shape_of(bound_scan, engine, select=select, use=use)
     read = StatementRead(entry.uuid, shape, scan_plan.considered, scan_plan.files, literals=hash(bound_scan.text))
     samplers = history.add(read, _principal_of(call), plan_s)
     if samplers is not None:
@@ -120,13 +155,7 @@ def count_plan_statement(
 
 
 def shape_of(
-    bound_scan: BoundScan,
-    engine: str,
-    *,
-    select: Sequence[str] | None = None,
-    joins: Collection[str] = (),
-    grouping: Collection[str] = (),
-    aggregates: Collection[tuple[str, str]] = (),
+    bound_scan: BoundScan, engine: str, *, select: Sequence[str] | None = None, use: ReportedUse = NO_USE
 ) -> QueryShape:
     """Return the shape of a statement that reads a table.
 
@@ -134,29 +163,37 @@ def shape_of(
         bound_scan: See `count_plan_statement`.
         engine: See `count_plan_statement`.
         select: See `count_plan_statement`.
-        joins: See `count_plan_statement`.
-        grouping: The names of columns by which the statement groups. Other names are left out.
-        aggregates: The functions, each with the name of a column, or with an empty name. An aggregate of another name
-            is left out.
+        use: See `count_plan_statement`. Names that the table does not have are left out.
     """
     conjuncts = conjuncts_of(bound_scan.bound)
-    if not select and not joins and not grouping and not aggregates:
+    if use.engine:
+        engine = use.engine if use.engine in ENGINES else _OTHER_ENGINE
+    if not select and use == NO_USE:
         return QueryShape(engine, (), conjuncts)
     by_name = bound_scan.schema.index.by_name
     names = () if select is None or len(select) > _NAMES_MAX else select
+    # Names in SQL ignore case. Most names are exact, so the second dictionary is rarely needed.
+    reported = (*names, *use.grouping, *use.join_columns, *(one.column for one in use.aggregates if one.column))
+    if not by_name.keys() >= set(reported):
+        by_name = {name.lower(): number for name, number in by_name.items()} | by_name
+        by_name |= {name: by_name[name.lower()] for name in reported if name.lower() in by_name}
     functions = {
-        Aggregate(function if function in AGGREGATE_FUNCTIONS else OTHER_FUNCTION, column_id)
-        for function, name in aggregates
-        if (column_id := by_name.get(name) if name else 0) is not None
+        Aggregate(one.function if one.function in AGGREGATE_FUNCTIONS else OTHER_FUNCTION, column_id)
+        for one in use.aggregates
+        if (column_id := by_name.get(one.column) if one.column else 0) is not None
     }
     return QueryShape(
         engine,
-        columns_of_shape(by_name[name] for name in names if name in by_name),
+        _find_ids(names, by_name),
         conjuncts,
-        columns_of_shape(by_name[name] for name in joins if name in by_name),
-        columns_of_shape(by_name[name] for name in grouping if name in by_name),
+        _find_ids(use.join_columns, by_name),
+        _find_ids(use.grouping, by_name),
         tuple(sorted(functions)),
     )
+
+
+def _find_ids(names: Iterable[str], by_name: Mapping[str, int]) -> tuple[int, ...]:
+    return columns_of_shape(by_name[name] for name in names if name in by_name)
 
 
 def read_of_scan_report(
@@ -217,13 +254,13 @@ def engine_of(call: Call) -> str:
     if agent.startswith("seamark-client"):
         return "seamark"
     is_java = agent.startswith("Apache-HttpClient/") or call.headers.get("X-Client-Version", "").startswith("Apache Ic")
-    return "java" if is_java else "other"
+    return "java" if is_java else _OTHER_ENGINE
 
 
 def _engine_of_report(report: Mapping[str, Any]) -> str:
     metadata = report.get("metadata")
     name = str(metadata.get("engine-name", "")).lower() if isinstance(metadata, dict) else ""
-    return name if name in ENGINES or name == PROXY_ENGINE else "other"
+    return name if name in ENGINES or name == PROXY_ENGINE else _OTHER_ENGINE
 
 
 def _principal_of(call: Call) -> str | None:

@@ -11,6 +11,7 @@ from seamark.metaserver.api.http.describe import ResponseSpec
 from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.parameters.requests import page_query
 from seamark.metaserver.catalog.values import LoadedFunction
+from seamark.metaserver.store.model import FUNCTION
 
 _FUNCTIONS = "/v1/{prefix}/namespaces/{namespace}/functions"
 _OWN = "/api/v1/functions/{namespace}/{function}"
@@ -20,7 +21,8 @@ _OWN = "/api/v1/functions/{namespace}/{function}"
 async def list_functions(call: Call) -> dict[str, Any]:
     page = await call.components.catalog.functions.list(call.namespace, *page_query(call.query))
     # A CatalogObjectIdentifier has the levels and the name in one list.
-    return {"identifiers": [[*call.namespace, name] for name in page.items], "next-page-token": page.next_token}
+    names = await call.select_names(FUNCTION, page.items, "loadFunction")
+    return {"identifiers": [[*call.namespace, name] for name in names], "next-page-token": page.next_token}
 
 
 @Route("GET", f"{_FUNCTIONS}/{{function}}", "loadFunction")

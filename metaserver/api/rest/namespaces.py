@@ -9,6 +9,7 @@ from aiohttp import web
 
 from seamark.formats.protocol.wire import check_namespace, parse_namespace, show
 from seamark.formats.runtime.errors import NoSuchNamespace
+from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.api.http.dispatch import Call, Check, Route, json_answer
 from seamark.metaserver.api.http.idempotency import run_idempotent
 from seamark.metaserver.api.http.parameters.requests import page_query
@@ -34,15 +35,15 @@ async def list_namespaces(call: Call) -> dict[str, Any]:
     text = call.query.get("parent", "")
     parent = parse_namespace(text) if text else ()
     if parent:  # Everyone may list the top level. Namespaces that the caller may not see are left out.
-        call.allow(parent)
-    page = await call.components.catalog.namespaces.list(parent, token, size, call.visible_children(parent))
-    return {"namespaces": page.items, "next-page-token": page.next_token}
+        await call.allow(Securable(parent))
+    page = await call.components.catalog.namespaces.list(parent, token, size, call.list_visible_children(parent))
+    return {"namespaces": await call.select_seen(parent, page.items), "next-page-token": page.next_token}
 
 
 @Route("POST", _NAMESPACES, "createNamespace", check=Check.SOMEWHERE, is_idempotent=True).takes(_CreateNamespace)
 async def create_namespace(call: Call, body: _CreateNamespace) -> web.Response:
     path = check_namespace(body.namespace)
-    call.allow(path)
+    await call.allow(Securable(path))
     namespaces = call.components.catalog.namespaces
     return await run_idempotent(
         call,

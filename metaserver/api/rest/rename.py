@@ -1,4 +1,7 @@
-"""Iceberg REST: renames of tables and views, also between namespaces. The caller needs rights on both namespaces."""
+"""Iceberg REST: renames of tables and views, also between namespaces.
+
+The caller needs the right to drop and to write the entry, and the right to create in the namespace of the new name.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,13 @@ import msgspec
 from aiohttp import web
 
 from seamark.formats.protocol.wire import check_name, check_namespace
+from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.api.http.idempotency import run_idempotent
 from seamark.metaserver.catalog.tables import Tables
 from seamark.metaserver.catalog.values import TableIdentifier
 from seamark.metaserver.catalog.views import Views
+from seamark.metaserver.store.model import TABLE, VIEW
 
 
 class _Rename(msgspec.Struct):
@@ -20,17 +25,18 @@ class _Rename(msgspec.Struct):
 
 @Route("POST", "/v1/{prefix}/tables/rename", "renameTable", check=Check.SOMEWHERE, is_idempotent=True).takes(_Rename)
 async def rename_table(call: Call, body: _Rename) -> web.Response:
-    return await _rename(call, body, call.components.catalog.tables)
+    return await _rename(call, body, call.components.catalog.tables, TABLE)
 
 
 @Route("POST", "/v1/{prefix}/views/rename", "renameView", check=Check.SOMEWHERE, is_idempotent=True).takes(_Rename)
 async def rename_view(call: Call, body: _Rename) -> web.Response:
-    return await _rename(call, body, call.components.catalog.views)
+    return await _rename(call, body, call.components.catalog.views, VIEW)
 
 
-async def _rename(call: Call, body: _Rename, entries: Tables | Views) -> web.Response:
+async def _rename(call: Call, body: _Rename, entries: Tables | Views, kind: str) -> web.Response:
     for end_name, end in (("source", body.source), ("destination", body.destination)):
         check_namespace(end.namespace)
         check_name(end.name, f"{end_name} name")
-    call.allow(body.source.namespace, body.destination.namespace)
+    await call.allow(Securable(body.source.namespace, kind, body.source.name))
+    await call.allow(Securable(body.destination.namespace), operation="createTable")
     return await run_idempotent(call, lambda caller: entries.rename(caller, body.source, body.destination))

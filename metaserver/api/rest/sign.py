@@ -23,7 +23,7 @@ async def sign_request(call: Call, s3_request: dict[str, Any]) -> web.Response:
         s3_request,
         parse_location(location),
         call.components.settings,
-        writable=call.may(call.namespace, "updateTable"),
+        writable=await call.may(call.securable, "updateTable"),
         now_ms=call.components.clock.now_ms(),
     )
     response = json_answer(signed)

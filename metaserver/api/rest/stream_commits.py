@@ -15,10 +15,11 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.snapshot import MAIN, Snapshot
 from seamark.formats.protocol.wire import FRESH_HEADER, show
 from seamark.formats.runtime.errors import BadRequest
+from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.api.http.dispatch import Call
 from seamark.metaserver.api.http.parameters.fresh import reads_fresh
 from seamark.metaserver.api.indexes.dimension_rights import check_index_properties
-from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
+from seamark.metaserver.store.model import TABLE, Entry, EntryKind, NamespacePath
 from seamark.metaserver.streams.incoming.dead_letters import parse_dead_letter_table
 from seamark.metaserver.streams.keys import KEY
 from seamark.metaserver.streams.log_opening import LogElsewhere
@@ -47,7 +48,7 @@ async def prepare_stream_table(
     """
     snapshots = [update.get("snapshot") for update in updates if update.get("action") == "add-snapshot"]
     is_reset = any(_drops_history(update) for update in updates)
-    _check_named_tables(call, updates)
+    await _check_named_tables(call, updates)
     if not (snapshots or is_reset or any(map(_sets_key, updates))) or not call.components.streams.has_log:
         return None
     entry = await call.components.store.entry(EntryKind.TABLE, namespace, name)
@@ -139,7 +140,7 @@ def _operation_of(snapshot: dict[str, Any]) -> object:
     return summary.get("operation") if isinstance(summary, dict) else None
 
 
-def check_dead_letter_table(call: Call, properties: Mapping[str, Any]) -> None:
+async def check_dead_letter_table(call: Call, properties: Mapping[str, Any]) -> None:
     """Check that the caller may append rows to the dead-letter table in the properties.
 
     The intake of an input topic appends rows without a caller, so the right is checked when the property is set. A
@@ -151,10 +152,10 @@ def check_dead_letter_table(call: Call, properties: Mapping[str, Any]) -> None:
     """
     place = parse_dead_letter_table(properties)
     if place is not None:
-        call.components.authorizer.require(call.principal, "appendRows", place[0])
+        await call.components.authorizer.require(call.principal, "appendRows", Securable(place[0], TABLE, place[1]))
 
 
-def _check_named_tables(call: Call, updates: Sequence[dict[str, Any]]) -> None:
+async def _check_named_tables(call: Call, updates: Sequence[dict[str, Any]]) -> None:
     """Check the caller's rights on other tables that new properties name.
 
     Raises:
@@ -164,8 +165,8 @@ def _check_named_tables(call: Call, updates: Sequence[dict[str, Any]]) -> None:
     for update in updates:
         properties = update.get("updates")
         if update.get("action") == "set-properties" and isinstance(properties, dict):
-            check_index_properties(call, properties)
-            check_dead_letter_table(call, properties)
+            await check_index_properties(call, properties)
+            await check_dead_letter_table(call, properties)
 
 
 def _sets_key(update: dict[str, Any]) -> bool:

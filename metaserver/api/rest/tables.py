@@ -38,6 +38,7 @@ from seamark.metaserver.catalog.documents import SnapshotMode
 from seamark.metaserver.catalog.values import Caller, CreateTable, LoadedTable
 from seamark.metaserver.history.history import StatementRead
 from seamark.metaserver.objects.vending import VENDED
+from seamark.metaserver.store.model import TABLE
 
 _NAMESPACE = "/v1/{prefix}/namespaces/{namespace}"
 _TABLE = f"{_NAMESPACE}/tables/{{table}}"
@@ -71,14 +72,15 @@ class _CommitTable(msgspec.Struct):
 @Route("GET", f"{_NAMESPACE}/tables", "listTables")
 async def list_tables(call: Call) -> dict[str, Any]:
     page = await call.components.catalog.tables.list(call.namespace, *page_query(call.query))
-    identifiers = [{"namespace": call.namespace, "name": name} for name in page.items]
+    names = await call.select_names(TABLE, page.items, "tableExists")
+    identifiers = [{"namespace": call.namespace, "name": name} for name in names]
     return {"identifiers": identifiers, "next-page-token": page.next_token}
 
 
 @Route("POST", f"{_NAMESPACE}/tables", "createTable", body_size=BodySize.MEDIUM, is_idempotent=True).takes(_CreateTable)
 async def create_table(call: Call, body: _CreateTable) -> web.Response:
-    check_dead_letter_table(call, body.properties or {})
-    check_index_properties(call, body.properties or {})
+    await check_dead_letter_table(call, body.properties or {})
+    await check_index_properties(call, body.properties or {})
     tables = call.components.catalog.tables
     create = tables.stage if body.stage_create else tables.create
     return await _run_creation(call, lambda caller: create(caller, call.namespace, body), body.name)
@@ -105,7 +107,7 @@ async def load_table(call: Call) -> web.Response:
     audience = call.audience
     plan_snapshots = [] if audience is None else await catalog.plan_tables.list_shown(entry, audience)
     if "If-None-Match" in call.headers:
-        unchanged = answer_not_modified(call, table_etag(call, location, namespace, name, mode, plan_snapshots))
+        unchanged = answer_not_modified(call, await table_etag(call, location, namespace, name, mode, plan_snapshots))
         if unchanged is not None:
             return unchanged
     loaded = LoadedTable(entry=entry, metadata=await catalog.documents.table(location))
@@ -115,7 +117,9 @@ async def load_table(call: Call) -> web.Response:
 async def _load_plan(call: Call, mode: SnapshotMode) -> web.Response:
     plans = call.components.catalog.plan_tables
     plan, _ = await plans.find(call.namespace, call.name)
-    unchanged = answer_not_modified(call, table_etag(call, plan.location, call.namespace, call.name, mode))
+    unchanged = answer_not_modified(
+        call, await table_etag(call, plan.location, call.namespace, call.name, mode, of_name=plan.of_name)
+    )
     if unchanged is not None:
         return unchanged
     return await plan_answer(call, await plans.load(call.namespace, call.name), mode)

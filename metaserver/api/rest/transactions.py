@@ -9,11 +9,13 @@ from aiohttp import web
 
 from seamark.formats.protocol.wire import check_namespace
 from seamark.formats.runtime.errors import BadRequest
+from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.api.http.describe import BodySize
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.api.http.idempotency import run_idempotent
 from seamark.metaserver.api.rest.stream_commits import check_not_based_on_fresh, prepare_stream_table
 from seamark.metaserver.catalog.values import TableChange
+from seamark.metaserver.store.model import TABLE
 
 
 class _Identifier(msgspec.Struct):
@@ -51,7 +53,7 @@ async def commit_transaction(call: Call, body: _CommitTransaction) -> web.Respon
         )
         for change in body.table_changes
     ]
-    call.allow(*dict.fromkeys(change.namespace for change in changes))
+    await call.allow(*dict.fromkeys(Securable(change.namespace, TABLE, change.name) for change in changes))
     if len(changes) > 1:
         for change in changes:
             await check_not_based_on_fresh(call, change.namespace, change.name, change.updates)

@@ -16,6 +16,7 @@ from seamark.metaserver.api.http.idempotency import run_idempotent
 from seamark.metaserver.api.http.parameters.requests import page_query
 from seamark.metaserver.api.http.render import view_answer
 from seamark.metaserver.catalog.values import Caller, CreateView, LoadedView
+from seamark.metaserver.store.model import VIEW
 
 _NAMESPACE = "/v1/{prefix}/namespaces/{namespace}"
 _VIEW = f"{_NAMESPACE}/views/{{view}}"
@@ -34,7 +35,8 @@ class _ReplaceView(msgspec.Struct):
 @Route("GET", f"{_NAMESPACE}/views", "listViews")
 async def list_views(call: Call) -> dict[str, Any]:
     page = await call.components.catalog.views.list(call.namespace, *page_query(call.query))
-    identifiers = [{"namespace": call.namespace, "name": name} for name in page.items]
+    names = await call.select_names(VIEW, page.items, "viewExists")
+    identifiers = [{"namespace": call.namespace, "name": name} for name in names]
     return {"identifiers": identifiers, "next-page-token": page.next_token}
 
 

@@ -24,6 +24,7 @@ from seamark.formats.index.keys.terms import Term, resolve
 from seamark.formats.index.kinds.cube import CUBE
 from seamark.formats.protocol.wire import check_name, check_namespace
 from seamark.formats.runtime.errors import BadRequest
+from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.api.http.components import COMPONENTS
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Answer, Call, Check, Route
@@ -38,6 +39,7 @@ from seamark.metaserver.api.sql.statements import (
 )
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.planner.cubes.aggregation import GroupQuery, SortKey
+from seamark.metaserver.store.model import TABLE
 
 DIMENSIONS_MAX = 32
 ON, EXACT = "on", "exact"
@@ -110,9 +112,10 @@ async def aggregate(call: Call, body: AggregateRequest) -> Answer:
     namespace = check_namespace(tuple(body.namespace))
     if any("." in level for level in namespace):
         raise BadRequest("A level of the namespace has a dot, so that no SQL statement can name the table")
-    call.allow(namespace)
+    name = check_name(body.table, "table")
+    await call.allow(Securable(namespace, TABLE, name))
     check_statements_run(call)
-    loaded = await call.components.catalog.tables.load(namespace, check_name(body.table, "table"))
+    loaded = await call.components.catalog.tables.load(namespace, name)
     answer = await _answer_from_cube(call, body, loaded)
     if answer is not None:
         return answer

@@ -82,11 +82,11 @@ class StatementHead(msgspec.Struct, frozen=True):
     """The head of an answer.
 
     Attributes:
-        namespaces: The namespaces of the tables that the statement reads.
+        tables: The levels and the names of the tables that the statement reads.
     """
 
     plan: StatementPlan
-    namespaces: tuple[tuple[str, ...], ...]
+    tables: tuple[tuple[str, ...], ...]
 
 
 class StatementError(msgspec.Struct, frozen=True):

@@ -24,6 +24,7 @@ from seamark.formats.runtime.decoding import from_json
 from seamark.formats.runtime.errors import BadRequest, ClientGone, Forbidden, NotFound
 from seamark.metaserver.access.guard import is_loopback
 from seamark.metaserver.access.principal import ANONYMOUS
+from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.access.worker_tokens import StatementTokens
 from seamark.metaserver.api.http.components import COMPONENTS
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
@@ -41,7 +42,7 @@ from seamark.metaserver.api.sql.protocol import (
 )
 from seamark.metaserver.api.sql.workers import StatementWorker, StatementWorkers
 from seamark.metaserver.settings.settings import Settings
-from seamark.metaserver.store.model import NamespacePath
+from seamark.metaserver.store.model import TABLE
 
 ARROW = "application/vnd.apache.arrow.stream"
 ID_CHARACTERS_MAX = 64
@@ -307,7 +308,7 @@ class _Exchange:
         self._worker = worker
         self._type = ARROW if kind == "arrow" else "application/json"
         self._cancelled = cancelled
-        self._namespaces: tuple[NamespacePath, ...] = ()
+        self._tables: tuple[Securable, ...] = ()
         self._checked_s = call.components.clock.monotonic()
 
     async def answer(self) -> web.StreamResponse:
@@ -316,9 +317,9 @@ class _Exchange:
         if kind != HEAD:
             raise BadRequest("The statement has no answer")
         head = from_json(content, StatementHead)
-        self._namespaces = head.namespaces
-        if self._namespaces:
-            call.allow(*self._namespaces)
+        self._tables = tuple(Securable(path[:-1], TABLE, path[-1]) for path in head.tables)
+        if self._tables:
+            await call.allow(*self._tables)
         else:
             call.is_checked = True  # No table is read, and the caller may read some namespace.
         response = web.StreamResponse(
@@ -377,7 +378,7 @@ class _Exchange:
         now_s = call.components.clock.monotonic()
         if now_s - self._checked_s >= call.components.settings.rights_recheck_s:
             self._checked_s = now_s
-            await call.recheck(*self._namespaces)
+            await call.recheck(*self._tables)
 
 
 async def _open_statements(app: web.Application) -> AsyncIterator[None]:

@@ -11,10 +11,11 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.types.schema import Field, Schema
 from seamark.formats.protocol.wire import show
 from seamark.formats.runtime.errors import CommitConflict, RetryLater
+from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.api.http.dispatch import Call
 from seamark.metaserver.api.streams.row_appends import RowTarget
 from seamark.metaserver.catalog.values import LoadedTable
-from seamark.metaserver.store.model import NamespacePath
+from seamark.metaserver.store.model import TABLE, NamespacePath
 from seamark.metaserver.streams.incoming.new_columns import check_new_columns
 from seamark.metaserver.streams.stream_properties import check_stream_table
 
@@ -23,7 +24,7 @@ _OPERATION = "updateTable"
 """The operation whose right a caller needs to add columns."""
 
 
-def widen_target(call: Call, target: RowTarget, namespace: NamespacePath, columns: Mapping[str, str]) -> RowTarget:
+async def widen_target(call: Call, target: RowTarget, securable: Securable, columns: Mapping[str, str]) -> RowTarget:
     """Return a table with further columns, without a commit.
 
     A request prepares its rows for such a table first. So a request that is refused adds no columns.
@@ -33,7 +34,7 @@ def widen_target(call: Call, target: RowTarget, namespace: NamespacePath, column
         Forbidden: The caller may not change the table.
     """
     metadata = target.loaded.metadata
-    call.components.authorizer.require(call.principal, _OPERATION, namespace)
+    await call.components.authorizer.require(call.principal, _OPERATION, securable)
     check_new_columns(columns, metadata)
     schema = _widen_schema(metadata, columns)
     widened = msgspec.structs.replace(metadata, schemas=(*metadata.schemas, schema), current_schema_id=schema.schema_id)
@@ -61,7 +62,7 @@ async def add_columns(
         RetryLater: Concurrent commits conflicted in every attempt.
     """
     metadata = target.loaded.metadata
-    call.components.authorizer.require(call.principal, _OPERATION, namespace)
+    await call.components.authorizer.require(call.principal, _OPERATION, Securable(namespace, TABLE, name))
     for _ in range(_COMMIT_TRIES):
         names = {field.name for field in metadata.current_schema.fields}
         missing = {column: kind for column, kind in columns.items() if column not in names}

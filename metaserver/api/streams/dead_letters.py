@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.api.http.dispatch import Call
 from seamark.metaserver.catalog.values import LoadedTable
+from seamark.metaserver.store.model import TABLE
 from seamark.metaserver.streams.incoming.dead_letters import DeadLetters, find_dead_letters, parse_dead_letter_table
 
 
@@ -17,5 +19,5 @@ async def load_dead_letters(call: Call, loaded: LoadedTable) -> DeadLetters | No
     place = parse_dead_letter_table(loaded.metadata.properties)
     if place is None:
         return None
-    call.allow(place[0])
+    await call.allow(Securable(place[0], TABLE, place[1]))
     return await find_dead_letters(call.components.catalog, loaded)

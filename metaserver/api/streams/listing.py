@@ -10,11 +10,12 @@ from uuid import UUID
 import msgspec
 
 from seamark.formats.runtime.errors import BadRequest
+from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.api.http.parameters.paging import PAGING
 from seamark.metaserver.api.streams.rows import ShardStatus, StreamStatus, to_status
-from seamark.metaserver.store.model import Entry, EntryKind
+from seamark.metaserver.store.model import TABLE, Entry, EntryKind
 from seamark.metaserver.store.port import FOUND_TABLES_MAX
 from seamark.metaserver.streams.pauses import pause_of
 
@@ -55,10 +56,10 @@ async def list_streams(call: Call) -> StreamList:
     size = min(page_limit + 1, FOUND_TABLES_MAX)  # One table more than the page shows that there is a next page.
     for start in range(0, len(uuids), size):
         entries = await store.find_entries(uuids[start : start + size])
-        for uuid, names in groupby(entries, key=lambda entry: entry.uuid):
-            entry = next((each for each in names if each.kind is EntryKind.TABLE and call.may(each.namespace)), None)
-            if entry is None:
-                continue
+        tables = [entry for entry in entries if entry.kind is EntryKind.TABLE]
+        visible = await call.select(tables, lambda table: Securable(table.namespace, TABLE, table.name))
+        for uuid, names in groupby(visible, key=lambda entry: entry.uuid):
+            entry = next(names)
             if len(page) == page_limit:
                 return StreamList(page, last)
             page.append(await _describe(call, entry, durable[uuid]))

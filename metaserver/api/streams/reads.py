@@ -182,7 +182,7 @@ async def read_rows(call: Call) -> Answer:
         step = await _choose(call, choose, table)
         if isinstance(step, End) and wait_s > 0 and until is None:
             step, table, log = await _wait_for_rows(call, entry, step, choose, wait_s)
-            await call.recheck(call.namespace)
+            await call.recheck(call.securable)
         if not isinstance(step, LogRows):
             return _answer(_encode([], _describe(step)))
         if limit_bytes == 0:

@@ -20,7 +20,7 @@ from seamark.metaserver.log.port import Acknowledgement
 from seamark.metaserver.store.model import NamespacePath
 from seamark.metaserver.streams.appends import PRODUCER_CHARACTERS_MAX, ProducerKey, TableRows
 from seamark.metaserver.streams.incoming.dead_letters import DeadLetters, Letter, pack_letters
-from seamark.metaserver.streams.incoming.prepared_rows import PreparedRows, RowPreparation
+from seamark.metaserver.streams.incoming.prepared_rows import JoinedRows, PreparedRows, RowPreparation
 from seamark.metaserver.streams.stream_properties import check_stream_table, shards_of
 
 PRODUCER_PARAMETERS = (
@@ -164,6 +164,27 @@ async def append_prepared(
     return [_describe(call, target, rows, acknowledged, last_sequence) for target, rows in prepared]
 
 
+async def append_joined(call: Call, target: RowTarget, preparation: RowPreparation, rows: JoinedRows) -> AppendedRows:
+    """Append the rows of a request together with the rows of concurrent requests, and return its answer.
+
+    Args:
+        call: The call.
+        target: The table.
+        preparation: Prepares the rows; it accepts them as joined rows.
+        rows: The rows.
+
+    Raises:
+        BadRequest: A row does not fit.
+        CommitUnknown: The log may have the rows or not.
+    """
+    joined = call.components.streams.joined_appends
+    try:
+        acknowledged = await joined.append(target.loaded, preparation, rows, call.body_bytes)
+    except CommitUnknown as error:
+        raise _make_unknown_error() from error
+    return _describe(call, target, PreparedRows(len(rows), None, []), acknowledged, None)
+
+
 async def _append(call: Call, appends: Sequence[TableRows], key: ProducerKey | None) -> Acknowledgement:
     """Append rows to the log.
 
@@ -175,10 +196,14 @@ async def _append(call: Call, appends: Sequence[TableRows], key: ProducerKey | N
     except CommitUnknown as error:
         if key is not None:
             raise
-        raise CommitUnknown(
-            "The log did not confirm the rows: they may be stored or not. The request has no producer, so a repeat can "
-            "store them twice. Read the table to see whether it has them, and send a producer and a sequence next time"
-        ) from error
+        raise _make_unknown_error() from error
+
+
+def _make_unknown_error() -> CommitUnknown:
+    return CommitUnknown(
+        "The log did not confirm the rows: they may be stored or not. The request has no producer, so a repeat can "
+        "store them twice. Read the table to see whether it has them, and send a producer and a sequence next time"
+    )
 
 
 def _describe(

@@ -21,13 +21,15 @@ from seamark.metaserver.api.streams.row_appends import (
     UNKNOWN_OUTCOME,
     AppendedRows,
     RowTarget,
+    append_joined,
     append_prepared,
     load_target,
     read_producer,
 )
 from seamark.metaserver.streams.incoming.arrow_body import read_stream
+from seamark.metaserver.streams.incoming.joined_appends import can_join
 from seamark.metaserver.streams.incoming.new_columns import NO_COLUMNS, MissingColumns, find_missing_columns
-from seamark.metaserver.streams.incoming.prepared_rows import PreparedRows, RowPreparation
+from seamark.metaserver.streams.incoming.prepared_rows import JoinedRows, PreparedRows, RowPreparation
 from seamark.metaserver.streams.incoming.rows import RowFormat, decode_rows, format_of, split_lines
 from seamark.metaserver.streams.incoming.sizes import check_columns, check_size
 from seamark.metaserver.streams.pauses import pause_of
@@ -76,7 +78,7 @@ async def append_rows(call: Call, body: bytes) -> AppendedRows:
     missing = decoded.missing
     make_preparation = partial(RowTarget.make_preparation, is_envelope=is_envelope, left_out=missing.empty)
     if missing.types:
-        widened = widen_target(call, target, call.namespace, missing.types)
+        widened = await widen_target(call, target, call.securable, missing.types)
         check_columns(decoded.row_count, widened.loaded.metadata)
         check = partial(_prepare, decoded, make_preparation(widened, call))
         if is_quick:
@@ -84,7 +86,10 @@ async def append_rows(call: Call, body: bytes) -> AppendedRows:
         else:
             await call.in_turn(check)
         target = await add_columns(call, target, call.namespace, call.name, missing.types)
-    prepare = partial(_prepare, decoded, make_preparation(target, call))
+    preparation = make_preparation(target, call)
+    if producer is None and is_quick and decoded.whole is not None and can_join(preparation, decoded.whole):
+        return await append_joined(call, target, preparation, decoded.whole)
+    prepare = partial(_prepare, decoded, preparation)
     prepared = prepare() if is_quick else await call.in_turn(prepare)
     (answer,) = await append_prepared(call, [(target, prepared)], producer, scope=target.uuid)
     return answer
@@ -186,6 +191,13 @@ class _DecodedBody(NamedTuple):
     rows: list[Any]
     lines: list[bytes] | None
     missing: MissingColumns
+
+    @property
+    def whole(self) -> JoinedRows | None:
+        """The rows in one piece; None for several Arrow batches."""
+        if self.batches is None:
+            return self.rows
+        return self.batches[0] if len(self.batches) == 1 else None
 
     @property
     def row_count(self) -> int:

@@ -10,6 +10,7 @@ import msgspec
 
 from seamark.formats.protocol.wire import check_changeable, check_namespace, show
 from seamark.formats.runtime.errors import BadRequest, TooLarge
+from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.api.http.bodies import QUICK_BYTES
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
@@ -23,7 +24,7 @@ from seamark.metaserver.api.streams.row_appends import (
     load_target,
     read_producer,
 )
-from seamark.metaserver.store.model import NamespacePath
+from seamark.metaserver.store.model import TABLE, NamespacePath
 from seamark.metaserver.streams.appends import TableRows
 from seamark.metaserver.streams.incoming.new_columns import NO_COLUMNS, find_missing_columns
 from seamark.metaserver.streams.incoming.prepared_rows import PreparedRows
@@ -74,7 +75,7 @@ async def append_rows_to_tables(call: Call, body: RowsOfTables) -> AppendedToTab
     if not 1 <= len(body.tables) <= TABLES_MAX:
         raise BadRequest(f"tables has {len(body.tables)} tables; name 1 to {TABLES_MAX}")
     names = [(check_namespace(table.namespace), table.name) for table in body.tables]
-    call.allow(*dict.fromkeys(namespace for namespace, _ in names))
+    await call.allow(*dict.fromkeys(Securable(namespace, TABLE, name) for namespace, name in names))
     producer = read_producer(call.query)
     requests: list[_TableRequest] = []
     size_bytes = 0
@@ -126,7 +127,8 @@ class _TableRequest:
         await self._run(self._decode)
         target = self.target
         if self._missing.types:
-            target = widen_target(self._call, target, self._namespace, self._missing.types)
+            securable = Securable(self._namespace, TABLE, self._name)
+            target = await widen_target(self._call, target, securable, self._missing.types)
         await self._run(partial(self._prepare, target))
 
     async def add_columns(self) -> None:

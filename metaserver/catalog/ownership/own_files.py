@@ -22,7 +22,7 @@ from seamark.formats.iceberg.manifests.manifest import Spans, decode_manifest, d
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.snapshot import SnapshotInput
 from seamark.formats.runtime.errors import BadRequest, Corrupt, Forbidden, ObjectMissing
-from seamark.formats.storage.locations import parse_location
+from seamark.formats.storage.locations import parse_location, parse_stored_location
 from seamark.metaserver.catalog.context import PATH_PROPERTIES, CatalogContext
 from seamark.metaserver.catalog.ownership.claims import check_unclaimed, with_folders
 from seamark.metaserver.catalog.values import Caller, TableCommit
@@ -104,7 +104,7 @@ def _group_by_folder(warehouse: Warehouse, paths: Iterable[str]) -> dict[str, se
     keyed: dict[str, set[str]] = {}
     for folder, within in names_by_folder.items():
         with contextlib.suppress(BadRequest):
-            keyed.setdefault(warehouse.key(parse_location(folder)), set()).update(within)
+            keyed.setdefault(warehouse.key(parse_stored_location(folder)), set()).update(within)
     return keyed
 
 

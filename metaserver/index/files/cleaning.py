@@ -42,8 +42,8 @@ class Cleaner:
     """Removes unused index files.
 
     An instance belongs to one event loop. `load` reads a metadata file. `claimed` returns those of the given folders
-    that the database records as claimed by the table. `folders` returns the folders of index files below a table's
-    location.
+    that the database records as claimed by the table. `folders` are the folders of index files below
+    the folder that `folder_of` returns for a table.
     """
 
     def __init__(
@@ -56,6 +56,7 @@ class Cleaner:
         claimed: Callable[[str, Sequence[str]], Awaitable[Sequence[str]]],
         *,
         folders: Sequence[str],
+        folder_of: Callable[[TableMetadata], str],
         retention_s: int,
     ) -> None:
         self._store = store
@@ -65,6 +66,7 @@ class Cleaner:
         self._load = load
         self._claimed = claimed
         self._folders = folders
+        self._folder_of = folder_of
         self._retention_ms = retention_s * 1000
         self._after: str | None = None
         """The uuid after which the next round continues."""
@@ -127,7 +129,7 @@ class Cleaner:
         registered_locations = {file.location for file in (await self._registry.files(entry)).files}
         deleted_count = 0
         # The location is in the metadata file, which the table's writers can overwrite.
-        index_folders = {f"{table.location.rstrip('/')}/{name}" for table in tables for name in self._folders}
+        index_folders = {f"{self._folder_of(table)}/{name}" for table in tables for name in self._folders}
         for folder in await self._claimed(entry.uuid, sorted(index_folders)):
             if now_ms - self._orphans_ms.get(folder, 0) < _ORPHANS_EVERY_MS:
                 continue

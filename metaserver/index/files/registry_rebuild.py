@@ -74,18 +74,21 @@ class RegistryRebuild:
     registry: Registry
     clock: Clock
 
-    async def run(self, uuid: str, metadata: TableMetadata, registered_files: IndexFiles) -> RebuiltRegistry:
+    async def run(
+        self, uuid: str, metadata: TableMetadata, registered_files: IndexFiles, folder: str = ""
+    ) -> RebuiltRegistry:
         """Register the index files of one table that the registry lacks.
 
         Args:
             uuid: The UUID of the table.
             metadata: The metadata of the table, whose location the table has claimed.
             registered_files: The index files in the registry.
+            folder: The folder of Seamark's files of the table, which the table has claimed. Empty: its location.
 
         Raises:
             TooLarge: The folder has too many files.
         """
-        location = metadata.location.rstrip("/")
+        location = folder or metadata.location.rstrip("/")
         registered_locations = {file.location for file in registered_files.files}
         folder_objects = [
             info for name in (INDEX_FOLDER, FORMER_INDEX_FOLDER) for info in await self._list(f"{location}/{name}")

@@ -30,6 +30,7 @@ from seamark.formats.index.definitions import IndexDefinition, define, read_defi
 from seamark.formats.index.kinds.bloom import FPP
 from seamark.formats.index.packing import MISSING
 from seamark.formats.runtime.errors import BadRequest
+from seamark.metaserver.planner.advice.engine_times import SCAN_BYTES_PER_S, EngineTimes
 from seamark.metaserver.planner.advice.replay import (
     DrawnStatement,
     Shares,
@@ -46,8 +47,6 @@ from seamark.metaserver.planner.lookup.lookup import FoundFiles, RequestedColumn
 HORIZON_DAYS = 30
 COLUMNS_MAX, CLUSTERED_MAX = 5, 3
 """The compared columns of which layouts are simulated, and the columns of one layout."""
-SCAN_BYTES_PER_S, OPEN_S = 200_000_000, 0.005
-"""The assumed speed of a scan, and the assumed time to open a file."""
 REWRITE_BYTES_PER_S = 50_000_000
 PROPOSALS_MAX = 20
 GAIN_MIN_FRACTION = 0.02
@@ -108,7 +107,8 @@ class Proposal(msgspec.Struct, frozen=True, rename="kebab"):
         cost_seconds: The time that the change takes.
         saved_bytes_per_day: The predicted gain of all recorded statements of a day.
         pays_after_days: The days after which the saved bytes exceed the cost, or None if they never do.
-        correction: The factor by which the prediction was multiplied, because earlier proposals were measured.
+        correction: The factor by which the predicted bytes were multiplied, because earlier proposals were measured.
+        time_correction: The factor by which the predicted seconds were multiplied in the same way.
     """
 
     id: str
@@ -123,6 +123,7 @@ class Proposal(msgspec.Struct, frozen=True, rename="kebab"):
     saved_bytes_per_day: int
     pays_after_days: float | None
     correction: float = 1.0
+    time_correction: float = 1.0
 
     @property
     def pays(self) -> bool:
@@ -145,6 +146,9 @@ class AdvisedTable:
         unused_indexes: The names of indexes that plans have probed without leaving out a file.
         corrections: The factor by which the predicted bytes of each kind of proposal are multiplied, because earlier
             proposals of this kind were measured.
+        time_corrections: The factor by which the predicted seconds of each kind of proposal are multiplied, because
+            engines have reported times after earlier proposals of this kind.
+        times: The times that engines have reported.
     """
 
     name: str
@@ -157,6 +161,8 @@ class AdvisedTable:
     statements_per_day: float
     unused_indexes: list[str]
     corrections: Mapping[str, float] = field(default_factory=dict)
+    time_corrections: Mapping[str, float] = field(default_factory=dict)
+    times: EngineTimes = field(default_factory=EngineTimes)
 
     @property
     def target_bytes(self) -> int:
@@ -441,9 +447,14 @@ class _Advisor:
     # Proposals
 
     def _reads(self, size_shares: Shares, file_shares: Shares, files: int) -> Reads:
-        size = compute_weighted_mean(size_shares, self._state.statements) * self._state.total_bytes
-        count = compute_weighted_mean(file_shares, self._state.statements) * files
-        return Reads(round(count, 2), int(size), round(size / SCAN_BYTES_PER_S + count * OPEN_S, 4))
+        statements, times = self._state.statements, self._state.times
+        sizes, counts = size_shares * self._state.total_bytes, file_shares * files
+        estimates = [
+            times.estimate(statement.fingerprint, count, size)
+            for statement, count, size in zip(statements, counts.tolist(), sizes.tolist(), strict=True)
+        ]
+        count, size = compute_weighted_mean(counts, statements), compute_weighted_mean(sizes, statements)
+        return Reads(round(count, 2), int(size), round(compute_weighted_mean(np.array(estimates), statements), 4))
 
     def _propose(
         self,
@@ -473,18 +484,27 @@ class _Advisor:
             saved_bytes_per_day=int(saved),
             pays_after_days=None if pays_after is None else round(pays_after, 2),
             correction=round(predicted.bytes / max(1, uncorrected.bytes), 4) or 1.0,
+            time_correction=self._state.time_corrections.get(kind, 1.0),
         )
 
     def _correct(self, kind: str, predicted: Reads) -> Reads:
-        """Return a prediction that is corrected by the measurements of earlier proposals of the kind."""
+        """Return a prediction that is corrected by the measurements of earlier proposals of the kind.
+
+        A correction does not turn a gain into a loss, nor a loss into a gain.
+        """
+        before, files, size, seconds = self.before, predicted.files, float(predicted.bytes), predicted.seconds
         factor = self._state.corrections.get(kind, 1.0)
-        if factor == 1.0 or not predicted.bytes:
-            return predicted
-        # A correction does not turn a gain into a loss, nor a loss into a gain.
-        limit = self.before.bytes
-        size = min(limit, predicted.bytes * factor) if predicted.bytes <= limit else predicted.bytes
-        scale = size / predicted.bytes
-        return Reads(round(predicted.files * scale, 2), int(size), round(predicted.seconds * scale, 4))
+        if factor != 1.0 and 0 < predicted.bytes <= before.bytes:
+            size = min(before.bytes, predicted.bytes * factor)
+            files *= size / predicted.bytes
+            if before.bytes > predicted.bytes:  # The saved seconds follow the saved bytes.
+                saved_s = before.seconds - predicted.seconds
+                saved_s *= (before.bytes - size) / (before.bytes - predicted.bytes)
+                seconds = max(0.0, before.seconds - saved_s)
+        time_factor = self._state.time_corrections.get(kind, 1.0)
+        if time_factor != 1.0 and seconds <= before.seconds:
+            seconds = min(before.seconds, seconds * time_factor)
+        return Reads(round(files, 2), int(size), round(seconds, 4))
 
     def _name(self, column_id: int) -> str:
         return self._state.metadata.current_schema.index.by_id[column_id].name

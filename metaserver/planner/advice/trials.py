@@ -25,7 +25,8 @@ from seamark.formats.iceberg.metadata.properties import TARGET_FILE_BYTES, as_bo
 from seamark.formats.index.definitions import PREFIX, define, read_definitions
 from seamark.formats.services.services import CLUSTERING
 from seamark.metaserver.history.shapes import QueryShape
-from seamark.metaserver.planner.advice.proposals import GAIN_MIN_FRACTION, OPEN_S, SCAN_BYTES_PER_S, Proposal, Reads
+from seamark.metaserver.planner.advice.engine_times import EngineCosts
+from seamark.metaserver.planner.advice.proposals import GAIN_MIN_FRACTION, Proposal, Reads
 from seamark.metaserver.store.model import QueryShapeSums, QuerySums
 
 WAITING, APPLYING, MEASURING, KEPT = "waiting", "applying", "measuring", "kept"
@@ -93,7 +94,8 @@ class AppliedProposal(msgspec.Struct, frozen=True, rename="kebab"):
         measured: The files and bytes that an average statement of the same shapes reads now, by a replay over the
             changed table. Null if the table cannot be sampled.
         recorded: The files and bytes that an average statement has read since then, by the history.
-            Null if there were none.
+            Null if there were none. The seconds are a mean of the reported times if there are any.
+        timed: The number of statements since then whose engine has reported its time.
         trial: The decisions of the policy `auto`. Null if a user has applied the proposal.
     """
 
@@ -101,6 +103,7 @@ class AppliedProposal(msgspec.Struct, frozen=True, rename="kebab"):
     applied_ms: int
     measured: Reads | None
     recorded: Reads | None = None
+    timed: int = 0
     trial: Trial | None = None
 
     @property
@@ -160,7 +163,7 @@ def judge(trial: Trial, shapes: Sequence[QueryShapeSums]) -> Verdict:
         files += sums.files_left
     saved = 1 - after_bytes / before_bytes if before_bytes else 0.0
     mean_bytes, mean_files = int(after_bytes / statements), files / statements
-    reads = Reads(round(mean_files, 2), mean_bytes, round(mean_bytes / SCAN_BYTES_PER_S + mean_files * OPEN_S, 4))
+    reads = make_reads(mean_files, mean_bytes, [shape_sums.sums for shape_sums in shapes])
     pays = saved >= GAIN_MIN_FRACTION
     reason = f"{statements:,} statements since the change read {saved:.0%} fewer bytes than before"
     if not pays:
@@ -169,6 +172,16 @@ def judge(trial: Trial, shapes: Sequence[QueryShapeSums]) -> Verdict:
             f"{GAIN_MIN_FRACTION:.0%}"
         )
     return Verdict(pays, round(saved, 4), reads, reason)
+
+
+def make_reads(files: float, size_bytes: int, sums: Sequence[QuerySums]) -> Reads:
+    """Return the reads of an average statement.
+
+    The seconds are the mean of the times that engines have reported. Without a reported time, they are an estimate.
+    """
+    timed = sum(each.timed for each in sums)
+    seconds = sum(each.run_us for each in sums) / 1e6 / timed if timed else EngineCosts().estimate(files, size_bytes)
+    return Reads(round(files, 2), size_bytes, round(seconds, 4))
 
 
 def _compute_fraction(sums: QuerySums) -> float:
@@ -321,9 +334,29 @@ def compute_corrections(applied: Iterable[AppliedProposal]) -> dict[str, float]:
     for proposal in applied:
         measured, predicted = proposal.measured, proposal.proposal.predicted
         if measured is not None and measured.bytes > 0 and predicted.bytes > 0:
-            ratio = math.log(measured.bytes / predicted.bytes * max(0.01, proposal.proposal.correction))
-            ratios[proposal.proposal.kind].append(min(_CORRECTION_MAX, max(-_CORRECTION_MAX, ratio)))
-    return {
-        kind: round(math.exp(statistics.median(values) * len(values) / (len(values) + 1)), 4)
-        for kind, values in ratios.items()
-    }
+            correction = max(0.01, proposal.proposal.correction)
+            ratios[proposal.proposal.kind].append(measured.bytes / predicted.bytes * correction)
+    return _average_ratios(ratios)
+
+
+def compute_time_corrections(applied: Iterable[AppliedProposal]) -> dict[str, float]:
+    """Return the factor for the predicted seconds of each kind of proposal, from the times that engines have reported.
+
+    The factor is computed as in `compute_corrections`. A proposal with few reported times does not count.
+    """
+    ratios: defaultdict[str, list[float]] = defaultdict(list)
+    for proposal in applied:
+        recorded, predicted = proposal.recorded, proposal.proposal.predicted
+        if recorded is not None and proposal.timed >= STATEMENTS_MIN and recorded.seconds > 0 and predicted.seconds > 0:
+            correction = max(0.01, proposal.proposal.time_correction)
+            ratios[proposal.proposal.kind].append(recorded.seconds / predicted.seconds * correction)
+    return _average_ratios(ratios)
+
+
+def _average_ratios(ratios: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Return the median of the ratios of each kind, within limits, and close to 1 for few ratios."""
+    factors = {}
+    for kind, values in ratios.items():
+        logarithms = [min(_CORRECTION_MAX, max(-_CORRECTION_MAX, math.log(value))) for value in values]
+        factors[kind] = round(math.exp(statistics.median(logarithms) * len(values) / (len(values) + 1)), 4)
+    return factors

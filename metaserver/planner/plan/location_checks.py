@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.runtime.errors import BadRequest, Forbidden
-from seamark.formats.storage.locations import parse_location
+from seamark.formats.storage.locations import parse_location, parse_stored_location
 from seamark.metaserver.catalog.context import PATH_PROPERTIES
 from seamark.metaserver.catalog.ownership.claims import with_folders
 from seamark.metaserver.index.blocks.block import Block
@@ -99,7 +99,7 @@ class LocationChecker:
             Forbidden: The folder is in another table's location.
         """
         try:
-            key = await asyncio.to_thread(lambda: self._warehouse.key(parse_location(folder)))
+            key = await asyncio.to_thread(lambda: self._warehouse.key(parse_stored_location(folder)))
         except BadRequest:
             if _DOTS in folder or "%2" in folder:
                 raise Forbidden(

@@ -19,7 +19,6 @@ _KEPT = (
     "stream_offsets",
     "removal_flushes",
     "query_shapes",
-    "query_counts",
     "applied_advice",
 )
 _NAMED = ("entries", "dropped")
@@ -47,6 +46,11 @@ def forget_unnamed(dropped_entry: DroppedEntry, *, purged: bool = False) -> Step
     uuid = dropped_entry.entry.uuid
     if not purged:
         yield from retain(dropped_entry)
+    # The sums of a shape have only its number.
+    yield StoreStatement(
+        f"DELETE FROM query_sums WHERE number IN (SELECT number FROM query_shapes WHERE uuid = $1) AND {UNNAMED}",  # noqa: S608
+        (uuid,),
+    )
     for table in _KEPT:
         yield StoreStatement(f"DELETE FROM {table} WHERE uuid = $1 AND {UNNAMED}", (uuid,))  # noqa: S608
     for lease in (f"{REWRITE}{uuid}", f"{PRIORITY}{uuid}"):

@@ -148,6 +148,8 @@ class GeneratorStore(ABC):
     metrics_reports = _list_read(queries.metrics_reports)
     token_named = _point_read(queries.token_named)
     tokens = _list_read(queries.tokens)
+    list_owned = _point_read(queries.list_owned)
+    owns_any = _point_read(queries.owns_any)
     audit = _list_read(queries.audit)
     cursor = _point_read(queries.cursor)
     secret = _point_read(queries.secret)

@@ -205,6 +205,28 @@ _QUERY_HISTORY = (
     ) {table}""",
 )
 
+_QUERY_SUMS = (
+    # The texts of `query_counts` took most of the space: each row, and each row of its index, had the UUID and the
+    # fingerprint. A row of `query_sums` has the number of its shape instead. Shapes of this time get small numbers.
+    """CREATE TABLE query_sums (
+        number {int} NOT NULL, hour {int} NOT NULL, statements {int} NOT NULL, files_in {int} NOT NULL,
+        files_left {int} NOT NULL, sized {int} NOT NULL, bytes_in {int} NOT NULL, bytes_left {int} NOT NULL,
+        plan_us {int} NOT NULL, timed {int} NOT NULL, run_us {int} NOT NULL, timed_files {int} NOT NULL,
+        timed_bytes {int} NOT NULL, PRIMARY KEY (number, hour)
+    ) {table}""",
+    "CREATE INDEX query_sums_by_hour ON query_sums (hour)",
+    "ALTER TABLE query_shapes ADD COLUMN number {int} NOT NULL DEFAULT 0",
+    "INSERT INTO query_shapes (uuid, fingerprint, owner, shape, samples) "
+    "SELECT DISTINCT uuid, '', '', '', '' FROM query_counts WHERE fingerprint = ''",
+    "UPDATE query_shapes SET number = (SELECT count(*) FROM query_shapes AS earlier WHERE earlier.uuid < "
+    "query_shapes.uuid OR (earlier.uuid = query_shapes.uuid AND earlier.fingerprint <= query_shapes.fingerprint))",
+    "CREATE UNIQUE INDEX query_shapes_by_number ON query_shapes (number)",
+    "INSERT INTO query_sums SELECT number, hour, statements, files_in, files_left, sized, bytes_in, bytes_left, "
+    "plan_us, 0, 0, 0, 0 FROM query_counts JOIN query_shapes ON query_shapes.uuid = query_counts.uuid "
+    "AND query_shapes.fingerprint = query_counts.fingerprint",
+    "DROP TABLE query_counts",
+)
+
 _WAREHOUSES = (
     """CREATE TABLE warehouses (
         name {text} PRIMARY KEY, id {text} NOT NULL UNIQUE, location {text} NOT NULL, location_key {text} NOT NULL,
@@ -214,6 +236,24 @@ _WAREHOUSES = (
     # One row. `id` is empty in the database of a server, and names the warehouse in the database of a warehouse.
     "CREATE TABLE catalog_state (id {text} NOT NULL, closed {int} NOT NULL)",
     "INSERT INTO catalog_state (id, closed) VALUES ('', 0)",
+)
+
+_OBJECT_GRANTS = (
+    # Neither database can change a primary key, so the table is copied. The rows of earlier versions are on namespaces.
+    "ALTER TABLE grants RENAME TO namespace_grants",
+    """CREATE TABLE grants (
+        principal {text} NOT NULL, role {text} NOT NULL, namespace {text} NOT NULL, kind {text} NOT NULL,
+        name {text} NOT NULL, deny {int} NOT NULL, PRIMARY KEY (principal, namespace, name, kind, role, deny)
+    ) {table}""",
+    "INSERT INTO grants (principal, role, namespace, kind, name, deny) "
+    "SELECT principal, role, namespace, 'namespace', '', 0 FROM namespace_grants",
+    "DROP TABLE namespace_grants",
+    "CREATE INDEX grants_by_entry ON grants (namespace, name) WHERE name <> ''",
+    # The grants on dropped entries, which undrop restores.
+    """CREATE TABLE dropped_grants (
+        dropped_id {text} NOT NULL, principal {text} NOT NULL, role {text} NOT NULL, kind {text} NOT NULL,
+        deny {int} NOT NULL, PRIMARY KEY (dropped_id, principal, role, kind, deny)
+    ) {table}""",
 )
 
 MIGRATIONS: tuple[dict[str, tuple[str, ...]], ...] = (
@@ -232,6 +272,8 @@ MIGRATIONS: tuple[dict[str, tuple[str, ...]], ...] = (
     {"": _REMOVAL_FLUSHES},
     {"": _QUERY_HISTORY},
     {"": _WAREHOUSES},
+    {"": _QUERY_SUMS},
+    {"": _OBJECT_GRANTS},
 )
 """The migrations. Step n is MIGRATIONS[n - 1].
 

@@ -28,7 +28,13 @@ from seamark.metaserver.store.operations import PRIORITY
 from seamark.metaserver.store.port import LostRace
 from seamark.metaserver.store.sql.by_uuid import forget_unnamed
 from seamark.metaserver.store.sql.claims import check_restored
-from seamark.metaserver.store.sql.records import hold_catalog
+from seamark.metaserver.store.sql.records import (
+    forget_dropped_grants,
+    hold_catalog,
+    keep_grants,
+    move_grants,
+    restore_grants,
+)
 from seamark.metaserver.store.sql.rows import (
     DROPPED,
     ENTRY,
@@ -98,6 +104,8 @@ def drop_namespace(op: operations.DropNamespace, now_ms: int) -> Steps[None]:
             f"Namespace {show(op.path)} is not empty: drop its tables, views, functions and child namespaces first"
         )
     yield StoreStatement("DELETE FROM namespaces WHERE path = $1", (path,))
+    # The owner of a namespace does not own a later namespace of its name.
+    yield StoreStatement("DELETE FROM grants WHERE namespace = $1 AND role = 'owner' AND name = ''", (path,))
 
 
 # Entries -------------------------------------------------------------------------------------------------------------
@@ -208,11 +216,13 @@ def rename_entry(op: operations.RenameEntry, now_ms: int) -> Steps[None]:
     # Delete and insert. An UPDATE of the key could violate the primary key, which aborts the transaction.
     entry = yield from _take_entry(op.kind, op.namespace, op.name, op.uuid)
     yield from _put_entry(msgspec.structs.replace(entry, namespace=op.to_namespace, name=op.to_name), make_error)
+    yield from move_grants(op.kind, op.namespace, op.name, op.to_namespace, op.to_name)
 
 
 def drop_entry(op: operations.DropEntry, now_ms: int) -> Steps[None]:
     entry = yield from _take_entry(op.kind, op.namespace, op.name, op.uuid, op.expected_location)
     yield from _check_room(op.namespace)
+    yield from keep_grants(None if op.keep is None else op.keep.id, op.kind, op.namespace, op.name)
     if op.keep is None:
         dropped_entry = DroppedEntry(
             make_retained_id(entry.uuid), entry, purge=False, dropped_ms=now_ms, expires_ms=0, principal_name=""
@@ -255,6 +265,7 @@ def restore_entry(op: operations.RestoreEntry, now_ms: int) -> Steps[None]:
     entry = to_dropped(rows[0]).entry
     yield from check_restored(entry.uuid)
     yield from _put_entry(msgspec.structs.replace(entry, namespace=op.namespace, name=op.name))
+    yield from restore_grants(op.dropped_id, op.namespace, op.name)
 
 
 _NAMED = ("entries", "dropped")
@@ -270,6 +281,7 @@ def forget_dropped(op: operations.ForgetDropped, now_ms: int) -> Steps[None]:
     else:
         raise NotFound(f"Dropped entry does not exist: {op.dropped_id}")
     dropped_entry = to_dropped(rows[0])
+    yield from forget_dropped_grants(op.dropped_id)
     if op.unshared:
         # One statement reads both: an entry that is restored between two statements would be in neither result.
         name_selects = " UNION ALL ".join(f"SELECT namespace, name FROM {table} WHERE uuid = $1" for table in _NAMED)  # noqa: S608

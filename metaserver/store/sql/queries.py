@@ -340,11 +340,39 @@ def tokens() -> Steps[list[AccessToken]]:
     return _read_all(TOKEN.decode, f"SELECT {TOKEN} FROM tokens ORDER BY name, id")  # noqa: S608
 
 
+_NO_OWNERSHIP = "(role <> 'owner' OR name = '')"
+"""The condition that leaves out the owners of tables, views and functions, of which a principal may have many."""
+
+
 def grants(principal: str | None) -> Steps[list[Grant]]:
     if principal is None:
-        return _read_all(GRANT.decode, f"SELECT {GRANT} FROM grants ORDER BY principal, namespace, role")  # noqa: S608
-    sql = f"SELECT {GRANT} FROM grants WHERE principal = $1 ORDER BY namespace, role"  # noqa: S608
+        return _read_all(GRANT.decode, f"SELECT {GRANT} FROM grants ORDER BY principal, namespace, name, role")  # noqa: S608
+    sql = f"SELECT {GRANT} FROM grants WHERE principal = $1 AND {_NO_OWNERSHIP} ORDER BY namespace, name, role"  # noqa: S608
     return _read_all(GRANT.decode, sql, principal)
+
+
+def list_owned(principals: tuple[str, ...], namespace: NamespacePath, name: str | None) -> Steps[list[Grant]]:
+    """Return the grants that make one of the principals the owner of an entry of the namespace, or of one entry."""
+    names = principals[:GROUPS_MAX]
+    names += names[-1:] * (GROUPS_MAX - len(names))
+    condition = f"principal IN ({placeholders(GROUPS_MAX)}) AND role = 'owner' AND namespace = ${GROUPS_MAX + 1}"
+    params = (*names, pack(namespace))
+    if name is None:
+        return _read_all(GRANT.decode, f"SELECT {GRANT} FROM grants WHERE {condition} AND name <> ''", *params)  # noqa: S608
+    sql = f"SELECT {GRANT} FROM grants WHERE {condition} AND name = ${GROUPS_MAX + 2} AND name <> ''"  # noqa: S608
+    return _read_all(GRANT.decode, sql, *params, name)
+
+
+def owns_any(principals: tuple[str, ...]) -> Steps[bool]:
+    """Return whether one of the principals owns a table, view or function."""
+    names = principals[:GROUPS_MAX]
+    names += names[-1:] * (GROUPS_MAX - len(names))
+    rows = yield StoreStatement(
+        f"SELECT 1 FROM grants WHERE principal IN ({placeholders(GROUPS_MAX)}) AND role = 'owner' AND name <> '' "  # noqa: S608
+        "LIMIT 1",
+        names,
+    )
+    return bool(rows)
 
 
 def grants_of_any(principals: tuple[str, ...]) -> Steps[list[Grant]]:
@@ -353,7 +381,10 @@ def grants_of_any(principals: tuple[str, ...]) -> Steps[list[Grant]]:
     # The text is the same for any number of names, so that the databases prepare the statement once.
     names = principals + principals[-1:] * (GROUPS_MAX - len(principals))
     condition = f"principal IN ({placeholders(GROUPS_MAX)})"
-    sql = f"SELECT {GRANT} FROM grants WHERE {condition} ORDER BY principal, namespace, role"  # noqa: S608
+    sql = (
+        f"SELECT {GRANT} FROM grants WHERE {condition} AND {_NO_OWNERSHIP} "  # noqa: S608
+        "ORDER BY principal, namespace, name, role"
+    )
     grants = yield from _read_all(GRANT.decode, sql, *names)
     return grants
 

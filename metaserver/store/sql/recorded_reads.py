@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -51,44 +52,71 @@ def prune(before_day: int, limit: int) -> Steps[int]:
 
 def add_queries(op: operations.AddQueryRecords, now_ms: int) -> Steps[None]:
     yield from hold_table(op.uuid)
-    rows = yield StoreStatement("SELECT owner, count(*) FROM query_shapes WHERE uuid = $1 GROUP BY owner", (op.uuid,))
+    rows = yield StoreStatement(
+        "SELECT owner, count(*) FROM query_shapes WHERE uuid = $1 AND fingerprint <> $2 GROUP BY owner",
+        (op.uuid, model.OTHER_SHAPES),
+    )
     counts = {str(owner): int(count) for owner, count in rows}
-    stored_samples = yield from _samples_of(op.uuid, [record.fingerprint for record in op.records])
-    sums: dict[str, list[int]] = {}
+    fingerprints = {model.OTHER_SHAPES, *(record.fingerprint for record in op.records)}
+    stored = yield from _find_stored_shapes(op.uuid, sorted(fingerprints))
+    sums: dict[int, list[int]] = {}
     # All replicas use the same order of shapes, so that two replicas do not wait for each other.
-    for record in sorted(op.records, key=lambda record: record.fingerprint):
+    for record in sorted(op.records, key=lambda record: (record.fingerprint, not record.shape)):
         fingerprint = record.fingerprint
-        if fingerprint in stored_samples:
+        if fingerprint in stored:
             if record.samples:
                 yield StoreStatement(
                     "UPDATE query_shapes SET samples = $3 WHERE uuid = $1 AND fingerprint = $2",
-                    (op.uuid, fingerprint, _append_samples(stored_samples[fingerprint], record.samples)),
+                    (op.uuid, fingerprint, _append_samples(stored[fingerprint].samples, record.samples)),
                 )
+        elif not record.shape and fingerprint != model.OTHER_SHAPES:
+            continue  # A time of a shape that the history does not have.
         elif (
             fingerprint == model.OTHER_SHAPES
             or sum(counts.values()) >= op.shapes_max
             or counts.get(record.owner, 0) >= op.owner_shapes_max
         ):
             fingerprint = model.OTHER_SHAPES
+            if fingerprint not in stored:
+                yield _insert_shape(op.uuid, fingerprint, "", "", "")
+                stored[fingerprint] = _StoredShape(_number_shape(op.uuid, fingerprint), "")
         else:
             counts[record.owner] = counts.get(record.owner, 0) + 1
-            yield StoreStatement(
-                "INSERT INTO query_shapes (uuid, fingerprint, owner, shape, samples) VALUES ($1, $2, $3, $4, $5) "
-                "ON CONFLICT (uuid, fingerprint) DO NOTHING",
-                (op.uuid, fingerprint, record.owner, record.shape, record.samples),
-            )
-        totals = sums.setdefault(fingerprint, [0] * len(_SUMS))
-        for number, value in enumerate(msgspec.structs.astuple(record.sums)):
-            totals[number] += value
-    yield from _add_sums([(op.uuid, fingerprint, op.hour, totals) for fingerprint, totals in sorted(sums.items())])
+            yield _insert_shape(op.uuid, fingerprint, record.owner, record.shape, record.samples)
+            stored[fingerprint] = _StoredShape(_number_shape(op.uuid, fingerprint), record.samples)
+        totals = sums.setdefault(stored[fingerprint].number, [0] * len(_SUMS))
+        for position, value in enumerate(msgspec.structs.astuple(record.sums)):
+            totals[position] += value
+    yield from _add_sums([(number, op.hour, totals) for number, totals in sorted(sums.items())])
+
+
+class _StoredShape(NamedTuple):
+    number: int
+    samples: str
+
+
+def _insert_shape(uuid: str, fingerprint: str, owner: str, shape: str, samples: str) -> StoreStatement:
+    return StoreStatement(
+        "INSERT INTO query_shapes (uuid, fingerprint, owner, shape, samples, number) VALUES ($1, $2, $3, $4, $5, $6) "
+        "ON CONFLICT (uuid, fingerprint) DO NOTHING",
+        (uuid, fingerprint, owner, shape, samples, _number_shape(uuid, fingerprint)),
+    )
+
+
+def _number_shape(uuid: str, fingerprint: str) -> int:
+    """Return the number of a new shape.
+
+    It is a digest of 63 bits. All replicas compute the same number, and two shapes practically never have the same.
+    """
+    return int.from_bytes(hashlib.sha256(f"{uuid}\n{fingerprint}".encode()).digest()[:8]) >> 1
 
 
 _SUMS = tuple(field.name for field in msgspec.structs.fields(model.QuerySums))
 _SUM_MAX = 1 << 61
 """A sum does not grow beyond this number, so that the sum of two fits a 64-bit integer."""
 _ADDED = ", ".join(
-    f"{name} = CASE WHEN query_counts.{name} > {_SUM_MAX} - excluded.{name} THEN {_SUM_MAX} "
-    f"ELSE query_counts.{name} + excluded.{name} END"
+    f"{name} = CASE WHEN query_sums.{name} > {_SUM_MAX} - excluded.{name} THEN {_SUM_MAX} "
+    f"ELSE query_sums.{name} + excluded.{name} END"
     for name in _SUMS
 )
 # SQLite refuses a sum of integers that exceeds 64 bits.
@@ -102,24 +130,24 @@ def _limit_sums(sums: Iterable[Any]) -> list[int]:
     return [min(int(value), _SUM_MAX) for value in sums]
 
 
-def _add_sums(rows: Iterable[tuple[str, str, int, Sequence[int]]]) -> Steps[None]:
-    """Add sums to rows. Each item is (UUID, fingerprint, hour, sums)."""
-    limited = [(uuid, fingerprint, hour, *_limit_sums(sums)) for uuid, fingerprint, hour, sums in rows]
+def _add_sums(rows: Iterable[tuple[int, int, Sequence[int]]]) -> Steps[None]:
+    """Add sums to rows. Each item is (number of the shape, hour, sums)."""
+    limited = [(number, hour, *_limit_sums(sums)) for number, hour, sums in rows]
     for values, parameters in batches(limited):
         yield StoreStatement(
-            f"INSERT INTO query_counts (uuid, fingerprint, hour, {', '.join(_SUMS)}) VALUES {values} "  # noqa: S608
-            f"ON CONFLICT (uuid, fingerprint, hour) DO UPDATE SET {_ADDED}",
+            f"INSERT INTO query_sums (number, hour, {', '.join(_SUMS)}) VALUES {values} "  # noqa: S608
+            f"ON CONFLICT (number, hour) DO UPDATE SET {_ADDED}",
             parameters,
         )
 
 
-def _samples_of(uuid: str, fingerprints: Sequence[str]) -> Steps[dict[str, str]]:
-    """Return the samples of the stored shapes among `fingerprints`, by fingerprint."""
+def _find_stored_shapes(uuid: str, fingerprints: Sequence[str]) -> Steps[dict[str, _StoredShape]]:
+    """Return the stored shapes among `fingerprints`, by fingerprint."""
     rows = yield StoreStatement(
-        "SELECT fingerprint, samples FROM query_shapes WHERE fingerprint IN {each_of_1} AND uuid = $2",
+        "SELECT fingerprint, number, samples FROM query_shapes WHERE fingerprint IN {each_of_1} AND uuid = $2",
         (msgspec.json.encode(fingerprints).decode(), uuid),
     )
-    return {str(fingerprint): str(samples) for fingerprint, samples in rows}
+    return {str(fingerprint): _StoredShape(int(number), str(samples)) for fingerprint, number, samples in rows}
 
 
 def _append_samples(old: str, new: str) -> str:
@@ -130,11 +158,11 @@ def _append_samples(old: str, new: str) -> str:
 
 def query_shapes(uuid: str, since_hour: int, limit: int) -> Steps[list[model.QueryShapeSums]]:
     rows = yield StoreStatement(
-        f"SELECT counted.fingerprint, coalesce(shape, ''), coalesce(samples, ''), first, last, {', '.join(_SUMS)} FROM "  # noqa: S608
-        "(SELECT fingerprint, min(hour) AS first, max(hour) AS last, "
-        f"{_TOTALS} FROM query_counts WHERE uuid = $1 AND hour >= $2 "
-        "GROUP BY fingerprint) AS counted LEFT JOIN query_shapes ON query_shapes.uuid = $1 "
-        "AND query_shapes.fingerprint = counted.fingerprint ORDER BY statements DESC, counted.fingerprint LIMIT $3",
+        f"SELECT fingerprint, shape, samples, first, last, {', '.join(_SUMS)} FROM "  # noqa: S608
+        f"(SELECT number AS counted_number, min(hour) AS first, max(hour) AS last, {_TOTALS} FROM query_sums "
+        "WHERE hour >= $2 AND number IN (SELECT number FROM query_shapes WHERE uuid = $1) GROUP BY number) AS counted "
+        "JOIN query_shapes ON query_shapes.number = counted_number "
+        "ORDER BY statements DESC, fingerprint LIMIT $3",
         (uuid, since_hour, limit),
     )
     return [
@@ -151,7 +179,8 @@ def query_totals(since_hour: int, within: Sequence[NamespacePath] | None, limit:
     readable, parameters = _make_namespace_condition(within, 3)
     rows = yield StoreStatement(
         f"SELECT counted.uuid, namespace, name, shapes, {', '.join(_SUMS)} FROM "  # noqa: S608
-        f"(SELECT uuid, count(DISTINCT fingerprint) AS shapes, {_TOTALS} FROM query_counts WHERE hour >= $1 "
+        f"(SELECT uuid, count(DISTINCT query_sums.number) AS shapes, {_TOTALS} FROM query_sums "
+        "JOIN query_shapes ON query_shapes.number = query_sums.number WHERE hour >= $1 "
         f"AND uuid IN (SELECT uuid FROM entries WHERE kind = 'table' AND {readable}) "
         "GROUP BY uuid ORDER BY statements DESC, uuid LIMIT $2) AS counted "
         f"JOIN entries ON entries.uuid = counted.uuid AND kind = 'table' AND {readable} "
@@ -183,37 +212,32 @@ def _make_namespace_condition(namespaces: Sequence[NamespacePath] | None, first:
     return f"({ranges})", [text for top in tops for text in (top, f"{top}{NAMESPACE_SEPARATOR}\U0010ffff")]
 
 
-HOURS_OF_DAY = 24
-
-
-def merge_query_hours(before_hour: int, limit: int) -> Steps[int]:
+def merge_query_hours(before_hour: int, limit: int, period_hours: int) -> Steps[int]:
     rows = yield StoreStatement(
-        "DELETE FROM query_counts WHERE (uuid, fingerprint, hour) IN (SELECT uuid, fingerprint, hour "  # noqa: S608
-        f"FROM query_counts WHERE hour < $1 AND hour % {HOURS_OF_DAY} <> 0 ORDER BY hour LIMIT $2) "
-        f"RETURNING uuid, fingerprint, hour, {', '.join(_SUMS)}",
-        (before_hour, limit),
+        "DELETE FROM query_sums WHERE (number, hour) IN (SELECT number, hour FROM query_sums "  # noqa: S608
+        f"WHERE hour < $1 AND hour % $3 <> 0 ORDER BY hour LIMIT $2) RETURNING number, hour, {', '.join(_SUMS)}",
+        (before_hour, limit, period_hours),
     )
-    days: dict[tuple[str, str, int], list[int]] = {}
-    for uuid, fingerprint, hour, *sums in rows:
-        totals = days.setdefault((uuid, fingerprint, hour - hour % HOURS_OF_DAY), [0] * len(_SUMS))
-        for number, value in enumerate(sums):
-            totals[number] += value
-    yield from _add_sums([(*key, totals) for key, totals in sorted(days.items())])
+    periods: dict[tuple[int, int], list[int]] = {}
+    for number, hour, *sums in rows:
+        totals = periods.setdefault((number, hour - hour % period_hours), [0] * len(_SUMS))
+        for position, value in enumerate(sums):
+            totals[position] += value
+    yield from _add_sums([(*key, totals) for key, totals in sorted(periods.items())])
     return len(rows)
 
 
 def prune_queries(before_hour: int, limit: int) -> Steps[int]:
     rows = yield StoreStatement(
-        "DELETE FROM query_counts WHERE (uuid, fingerprint, hour) IN "
-        "(SELECT uuid, fingerprint, hour FROM query_counts WHERE hour < $1 ORDER BY hour LIMIT $2) "
-        "RETURNING uuid, fingerprint",
+        "DELETE FROM query_sums WHERE (number, hour) IN "
+        "(SELECT number, hour FROM query_sums WHERE hour < $1 ORDER BY hour LIMIT $2) RETURNING number",
         (before_hour, limit),
     )
-    for uuid, fingerprint in sorted(set(map(tuple, rows))):
+    for number in sorted({number for (number,) in rows}):
         yield StoreStatement(
-            "DELETE FROM query_shapes WHERE uuid = $1 AND fingerprint = $2 AND NOT EXISTS "
-            "(SELECT 1 FROM query_counts WHERE uuid = $1 AND fingerprint = $2)",
-            (uuid, fingerprint),
+            "DELETE FROM query_shapes WHERE number = $1 AND NOT EXISTS "
+            "(SELECT 1 FROM query_sums WHERE query_sums.number = $1)",
+            (number,),
         )
     return len(rows)
 

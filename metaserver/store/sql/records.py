@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from seamark.formats.protocol.wire import show
+from collections.abc import Sequence
+
 from seamark.formats.runtime.errors import (
     AlreadyExists,
     BadRequest,
@@ -12,9 +13,9 @@ from seamark.formats.runtime.errors import (
     NotFound,
 )
 from seamark.metaserver.store import operations, port
-from seamark.metaserver.store.model import StoredWarehouse
+from seamark.metaserver.store.model import EntryKind, Grant, NamespacePath, StoredWarehouse
 from seamark.metaserver.store.sql.rows import AUDIT, GRANT, IDEMPOTENCY, METRICS, TOKEN, WAREHOUSE, pack, pack_json
-from seamark.metaserver.store.sql.statement import Steps, StoreStatement, batches
+from seamark.metaserver.store.sql.statement import Row, Steps, StoreStatement, batches
 
 _LEASES_COMPARED = 4
 """If a lease lasts this many times longer than a new lease with its name, its holder's clock was ahead."""
@@ -81,12 +82,80 @@ def save_grant(op: operations.SaveGrant, now_ms: int) -> Steps[None]:
 
 def remove_grant(op: operations.RemoveGrant, now_ms: int) -> Steps[None]:
     rows = yield StoreStatement(
-        "DELETE FROM grants WHERE principal = $1 AND namespace = $2 AND role = $3 RETURNING 1",
-        (op.grant.principal, pack(op.grant.namespace), op.grant.role),
+        "DELETE FROM grants WHERE principal = $1 AND role = $2 AND namespace = $3 AND kind = $4 AND name = $5 "
+        "AND deny = $6 RETURNING 1",
+        GRANT.encode(op.grant),
     )
     if not rows:
-        where = show(op.grant.namespace) or "the whole catalog"
-        raise NotFound(f"Grant does not exist: {op.grant.role} for {op.grant.principal} on {where}")
+        raise NotFound(f"Grant does not exist: {op.grant.describe()}")
+
+
+def move_grants(
+    kind: EntryKind, namespace: NamespacePath, name: str, to_namespace: NamespacePath, to_name: str
+) -> Steps[None]:
+    """Give the grants on an entry its new name. Grants that name the new name already stay."""
+    for row in (yield from _take_grants(kind, namespace, name)):
+        yield from _put_grant(row, to_namespace, to_name)
+
+
+def keep_grants(dropped_id: str | None, kind: EntryKind, namespace: NamespacePath, name: str) -> Steps[None]:
+    """Remove the grants on an entry that is dropped, so that they do not count for a later entry of its name.
+
+    Args:
+        dropped_id: The id of the dropped entry, with which the grants come back. None if it cannot be restored.
+        kind: The kind of the entry.
+        namespace: The namespace of the entry.
+        name: The name of the entry.
+    """
+    rows = yield from _take_grants(kind, namespace, name)
+    if dropped_id is None:
+        return
+    for row in rows:
+        yield StoreStatement(
+            "INSERT INTO dropped_grants (dropped_id, principal, role, kind, deny) VALUES ($1, $2, $3, $4, $5)",
+            (dropped_id, *row),
+        )
+
+
+def restore_grants(dropped_id: str, namespace: NamespacePath, name: str) -> Steps[None]:
+    """Restore the grants on an entry that is restored under this name."""
+    rows = yield StoreStatement(
+        "DELETE FROM dropped_grants WHERE dropped_id = $1 RETURNING principal, role, kind, deny", (dropped_id,)
+    )
+    for row in rows:
+        yield from _put_grant(row, namespace, name)
+
+
+def forget_dropped_grants(dropped_id: str) -> Steps[None]:
+    """Remove the grants on a dropped entry that can no longer be restored."""
+    yield StoreStatement("DELETE FROM dropped_grants WHERE dropped_id = $1", (dropped_id,))
+
+
+def _take_grants(kind: EntryKind, namespace: NamespacePath, name: str) -> Steps[Sequence[Row]]:
+    """Remove the grants on an entry, and return their principals, roles, kinds and effects."""
+    rows = yield StoreStatement(
+        f"DELETE FROM grants WHERE namespace = $1 AND name = $2 AND {_SAME_SPACE[kind]} "  # noqa: S608
+        "RETURNING principal, role, kind, deny",
+        (pack(namespace), name),
+    )
+    return rows
+
+
+def _put_grant(row: Row, namespace: NamespacePath, name: str) -> Steps[None]:
+    """Save a row of `_take_grants` as a grant on an entry of this name."""
+    principal, role, kind, deny = row
+    yield StoreStatement(
+        f"INSERT INTO grants ({GRANT}) VALUES ({GRANT.placeholders}) ON CONFLICT DO NOTHING",  # noqa: S608
+        GRANT.encode(Grant(principal, role, namespace, kind, name, bool(deny))),
+    )
+
+
+_SAME_SPACE = {
+    EntryKind.TABLE: "kind <> 'function'",
+    EntryKind.VIEW: "kind <> 'function'",
+    EntryKind.FUNCTION: "kind = 'function'",
+}
+"""The condition for grants on entries that share their names with entries of a kind."""
 
 
 def save_audit(op: operations.SaveAudit, now_ms: int) -> Steps[None]:

@@ -170,7 +170,7 @@ PLAN_TABLE = StructColumns(
     namespace=_NAMESPACE,
     files=_make_json_coding("files of a plan table", tuple[str, ...]),
 )
-GRANT = StructColumns(Grant, namespace=_NAMESPACE)
+GRANT = StructColumns(Grant, namespace=_NAMESPACE, deny=ColumnCoding(bool, int))
 AUDIT = StructColumns(AuditRecord, sql=_WHO)
 WAREHOUSE = StructColumns(StoredWarehouse, sql=_WHO, settings=_make_json_coding("settings of a warehouse"))
 

@@ -24,6 +24,10 @@ def estimate_expanded_bytes(array: pa.Array, path: str) -> int:
         BadRequest: The size of the array's values cannot be estimated.
     """
     kind: Any = array.type
+    if pa.types.is_primitive(kind):
+        return len(array) * max(1, int(kind.bit_width) // 8)
+    if any(is_kind(kind) for is_kind in _VARIABLE):
+        return int(array.nbytes)
     if isinstance(array, pa.ExtensionArray):
         return estimate_expanded_bytes(array.storage, path)
     if pa.types.is_dictionary(kind):

@@ -7,11 +7,12 @@ one.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 import pyarrow as pa
@@ -43,6 +44,10 @@ _ROW_NUMBER = re.compile(r"^Row 0,? ")
 
 class _TooManyRejected(BadRequest):
     """So many rows do not fit that the request is refused."""
+
+
+JoinedRows: TypeAlias = Sequence[Mapping[str, Any]] | pa.RecordBatch
+"""The rows of a request that may become a part of a larger batch: JSON rows, or Arrow rows."""
 
 
 class PreparedRows(NamedTuple):
@@ -137,6 +142,39 @@ class RowPreparation:
             for number in sorted(rejected)
         ]
         return self._pack(conformed, key, letters)
+
+    def accepts_joined_rows(self, rows: JoinedRows) -> bool:
+        """Return whether `prepare_joined` prepares the rows of a request exactly as the other methods do.
+
+        It does not for rows that state their kind, that may be rejected one by one, or that go to several shards by
+        their key, and not for Arrow columns that cannot simply be concatenated.
+        """
+        if self.is_envelope or self.rejects_rows or self.left_out:
+            return False
+        if isinstance(rows, pa.RecordBatch):
+            if KIND_FIELD in rows.schema.names or any(map(_is_compound, rows.schema.types)):
+                return False
+        elif set(map(type, rows)) != {dict} or any(KIND_FIELD in row for row in rows):
+            return False
+        return self.shards == 1 or not key_of(self.metadata)
+
+    def prepare_joined(self, requests: Sequence[JoinedRows]) -> PreparedRows:
+        """Prepare the rows of several requests as one batch, in their order.
+
+        Args:
+            requests: The rows of each request, which `accepts_joined_rows`.
+
+        Raises:
+            BadRequest: A row does not fit. The number of the row in the message is not its number in its request.
+        """
+        key = key_of(self.metadata)
+        parts: list[_Conformed] = []
+        # A column that a request leaves out has its default there, so such a request is conformed separately.
+        for _, similar in itertools.groupby(requests, key=_list_columns):
+            batch = _join(list(similar), self.metadata)
+            kinds = bytes([RowKind.UPDATE]) * batch.num_rows if key else b""
+            parts.append(_Conformed(self.row_files.conform(batch, self.metadata, kinds, key), kinds))
+        return self._pack(parts, key, [])
 
     def _read_changes(self, decoded: Sequence[Any], key: Sequence[str]) -> tuple[_ReadRows, dict[int, str]]:
         """Return the changes of JSON rows. For rows that are not changes, return the reasons by the number of the row.
@@ -255,6 +293,30 @@ class RowPreparation:
             of_shard = bytes(kind for kind, is_chosen in zip(kinds, chosen.to_pylist(), strict=True) if is_chosen)
             batches[shard] = Batch(part.num_rows, packed, of_shard)
         return PreparedRows(rows.num_rows, batches, letters)
+
+
+def _list_columns(rows: JoinedRows) -> AbstractSet[str] | pa.Schema:
+    """Return the names of the columns of JSON rows, or the schema of Arrow rows."""
+    return rows.schema if isinstance(rows, pa.RecordBatch) else set().union(*rows)
+
+
+def _join(requests: Sequence[JoinedRows], metadata: TableMetadata) -> pa.RecordBatch:
+    """Return the rows of requests with the same columns as one batch.
+
+    Raises:
+        BadRequest: A JSON row does not fit.
+    """
+    if isinstance(requests[0], pa.RecordBatch):
+        return pa.concat_batches(requests) if len(requests) > 1 else requests[0]
+    return to_batch([row for request in requests for row in request], metadata.current_schema)
+
+
+def _is_compound(kind: pa.DataType) -> bool:
+    """Return whether values of an Arrow type have parts outside of their array."""
+    return not (pa.types.is_primitive(kind) or kind in _TEXT_TYPES)
+
+
+_TEXT_TYPES = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 
 
 @dataclass(frozen=True)

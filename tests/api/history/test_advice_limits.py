@@ -69,8 +69,9 @@ def test_values_are_drawn_as_skewed_as_the_recorded_statements_repeat_them() -> 
     frequent = {}
     for repeats in (0.0, 0.3, 0.81):
         recorded = RecordedShape("a", shape, 24, [FilterSample(repeats=repeats)])
-        drawn = [statement.conditions[0][0].matching for statement in draw_statements([recorded], sample, seed=1)]
-        frequent[repeats] = sum(bool(matching[1]) for matching in drawn)
+        drawn_statements = draw_statements([recorded], sample, seed=1)
+        matching_rows = [statement.conditions[0][0].matching for statement in drawn_statements]
+        frequent[repeats] = sum(bool(matching[1]) for matching in matching_rows)
     assert frequent[0.0] <= 2
     assert frequent[0.0] < frequent[0.3] < frequent[0.81]
     assert frequent[0.81] >= 18

@@ -267,7 +267,7 @@ async def test_old_rows_are_removed_although_the_merge_fails(tmp_path: Path, mon
     async with running(tmp_path) as server:
         pruned = []
 
-        async def fail_merge(store: Any, before_hour: int, limit: int) -> int:
+        async def fail_merge(store: Any, before_hour: int, limit: int, period_hours: int) -> int:
             raise StorageError("integer overflow")
 
         async def prune(store: Any, before_hour: int, limit: int) -> int:
@@ -315,3 +315,35 @@ async def test_reported_groupings_and_aggregates_are_recorded_without_the_texts_
     for field, entry in (("grouping", "id"), ("aggregates", {"function": "sum", "column": "id"})):
         refused = await api_with_files("POST", path, {field: [entry] * 33})
         assert (refused.status, refused.error[0]) == (400, 400)
+
+
+async def test_reported_columns_joins_and_engine_are_recorded_in_any_case_of_letters(api_with_files: Api) -> None:
+    use = {"engine": "seamark", "join-columns": ["DATA"], "aggregates": [{"function": "max", "column": "Id"}]}
+    body = {"filter": EQ_5, "select": ["ID"], "seamark": {"use": use}}
+    plan_table = {"predicate": "id = 5", "columns": ["ID"], **use, "engine": "a text of mallory"}
+    assert (await api_with_files("POST", f"{T}/plan", body)).status == 200
+    assert (await api_with_files("POST", "/api/v1/tables/db/t/plan-tables", plan_table)).status == 200
+    counted = {"filter": EQ_5, "select": ["ID"], "seamark": {"use": {"counts": False}}}
+    assert (await api_with_files("POST", f"{T}/plan", counted)).status == 200
+    shapes = await load_shapes(api_with_files)
+    assert sorted(shape["engine"] for shape in shapes) == ["other", "seamark"]
+    for shape in shapes:
+        assert (shape["columns"], shape["joins"], shape["aggregates"]) == (["id"], ["data"], ["max(id)"])
+        assert shape["sums"]["statements"] == 1
+
+
+async def test_times_of_engines_add_up_for_statements_that_the_history_has(api_with_files: Api) -> None:
+    times = f"{HISTORY}/times"
+    body = {"filter": EQ_5, "seamark": {"use": {"engine": "seamark"}}}
+    statement = (await api_with_files("POST", f"{T}/plan", body)).json["seamark-statement"]
+    report = {"statement": statement, "seconds": 1.5, "files": 2, "bytes": 1000}
+    for changes in ({}, {"seconds": 0.5}, {"statement": "0" * 16}):
+        assert (await api_with_files("POST", times, report | changes)).status == 204
+    for _ in range(2):  # A time may also arrive after its statement was recorded.
+        (shape,) = await load_shapes(api_with_files)
+        assert (await api_with_files("POST", times, report)).status == 204
+    sums = shape["sums"]
+    assert (shape["fingerprint"], sums["statements"], sums["timed-statements"]) == (statement, 1, 3)
+    assert (sums["run-us"], sums["timed-files"], sums["timed-bytes"]) == (3_500_000, 6, 3000)
+    for wrong in ({"seconds": 0}, {"seconds": 1e300}, {"statement": "x"}, {"files": -1}, {"bytes": 1 << 60}):
+        assert (await api_with_files("POST", times, report | wrong)).status == 400

@@ -16,24 +16,24 @@ def compare(op: Op, value: float, column_id: int = 1) -> Bound:
     return Bound(op, column_id, "c", "double", "identity", "double", (value,))
 
 
-def width_of(*parts: Expression) -> RangeWidth:
+def build_width(*parts: Expression) -> RangeWidth:
     (width,) = widths_of(all_of(*parts), {1: (0.0, 1000.0)})
     return width
 
 
 def test_range_is_low_high_or_both_by_its_limits() -> None:
     low, high = compare(Op.LT, 500.0), compare(Op.GT_EQ, 250.0)
-    assert width_of(low) == RangeWidth(1, LOW, 0.5)
-    assert width_of(high).side == HIGH
-    assert (width_of(low, high).side, width_of(compare(Op.GT, 9e9)).share) == (BOTH, 0.0)
-    assert width_of(compare(Op.LT, 9e9)).share == 1.0
+    assert build_width(low) == RangeWidth(1, LOW, 0.5)
+    assert build_width(high).side == HIGH
+    assert (build_width(low, high).side, build_width(compare(Op.GT, 9e9)).share) == (BOTH, 0.0)
+    assert build_width(compare(Op.LT, 9e9)).share == 1.0
     assert widths_of(low, {}) == widths_of(compare(Op.EQ, 5.0), {1: (0.0, 9.0)}) == ()
 
 
 def test_nan_alternative_changes_neither_width_nor_shape_of_a_comparison() -> None:
     low, nan = compare(Op.GT, 250.0), Bound(Op.IS_NAN, 1, "c", "double", "identity", "double", ())
     with_nan = any_of(low, nan)
-    assert width_of(with_nan) == width_of(low)
+    assert build_width(with_nan) == build_width(low)
     assert conjuncts_of(with_nan) == conjuncts_of(low) == conjuncts_of(any_of(nan, low))
     assert conjuncts_of(any_of(low, compare(Op.LT, 1.0))) != conjuncts_of(low)
 
@@ -42,8 +42,8 @@ def test_share_is_rounded_equally_well_at_both_ends() -> None:
     rng = random.Random(first_seed())
     shares = [2 ** -rng.uniform(1, 20) for _ in range(200)]
     for share in [*shares, *(1 - share for share in shares)]:
-        rounded = width_of(compare(Op.LT, 1000 * share)).share
+        rounded = build_width(compare(Op.LT, 1000 * share)).share
         assert rounded == pytest.approx(share, rel=0.1)
         assert 1 - rounded == pytest.approx(1 - share, rel=0.1)
     # Thousands of literals have one width.
-    assert len({width_of(compare(Op.LT, 500 + number / 100)).share for number in range(10_000)}) <= 8
+    assert len({build_width(compare(Op.LT, 500 + number / 100)).share for number in range(10_000)}) <= 8

@@ -26,7 +26,7 @@ from seamark.metaserver.api.lookups import bitmaps
 from seamark.metaserver.planner.scan.request import BoundScan
 from tests.api.client import Api
 from tests.api.indexes.test_lookups import create_table_with_deletes
-from tests.api.rest.stored import Row, StoredTable, draw_row, rows_of
+from tests.api.rest.stored import Row, StoredTable, draw_row, read_rows
 from tests.seeds import quick
 
 BITMAP = "/api/v1/tables/db/t/bitmap"
@@ -47,10 +47,10 @@ Tree = Any
 """A Leaf, or ("and" | "or" | "not", trees)."""
 
 
-def some_tree(rng: random.Random, depth: int, columns: tuple[int, ...]) -> Tree:
+def build_random_tree(rng: random.Random, depth: int, columns: tuple[int, ...]) -> Tree:
     if depth and rng.random() < 0.7:
         operator = rng.choice(["and", "or", "not"])
-        return (operator, [some_tree(rng, depth - 1, columns) for _ in range(1 if operator == "not" else 2)])
+        return (operator, [build_random_tree(rng, depth - 1, columns) for _ in range(1 if operator == "not" else 2)])
     column = rng.choice(columns)
     if rng.random() < 0.15:
         return Leaf(column, rng.choice(["is-null", "not-null"]), None)
@@ -58,7 +58,7 @@ def some_tree(rng: random.Random, depth: int, columns: tuple[int, ...]) -> Tree:
     return Leaf(column, rng.choice(list(OPPOSITE)), rng.choice(values))
 
 
-def sql_text(tree: Tree) -> str:
+def to_sql(tree: Tree) -> str:
     if isinstance(tree, Leaf):
         name = COLUMNS[tree.column]
         if tree.value is None:
@@ -67,8 +67,8 @@ def sql_text(tree: Tree) -> str:
         return f"{name} {next(one for one, op in SQLS.items() if op == tree.op)} {literal}"
     operator, children = tree
     if operator == "not":
-        return f"NOT ({sql_text(children[0])})"
-    return "(" + f" {operator.upper()} ".join(map(sql_text, children)) + ")"
+        return f"NOT ({to_sql(children[0])})"
+    return "(" + f" {operator.upper()} ".join(map(to_sql, children)) + ")"
 
 
 def filter_json(tree: Tree) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def evaluate_as_iceberg(tree: Tree, row: Row, *, negated: bool = False) -> bool:
         if value is None:
             return op == "not-eq"
         if isinstance(value, float):
-            return compare(op, java_order(value), java_order(tree.value))
+            return compare(op, compute_java_order(value), compute_java_order(tree.value))
         return compare(op, value, tree.value)
     operator, children = tree
     if operator == "not":
@@ -122,7 +122,7 @@ def evaluate_as_iceberg(tree: Tree, row: Row, *, negated: bool = False) -> bool:
     return any(results) if (operator == "or") != negated else all(results)
 
 
-def java_order(value: float) -> tuple[bool, float, float]:
+def compute_java_order(value: float) -> tuple[bool, float, float]:
     return (True, 0.0, 0.0) if math.isnan(value) else (False, value, math.copysign(1.0, value))
 
 
@@ -157,15 +157,18 @@ def decode_rows(rows: Any) -> set[int] | None:
     return None if rows is None else set(rows)
 
 
-def odd_row(rng: random.Random) -> Row:
+def replace_with_negative_zero(rng: random.Random) -> Row:
     row = draw_row(rng, rng.choice([1, 2]))
     return (*row[:2], -0.0, row[3]) if rng.random() < 0.2 else row
 
 
 async def create_indexed_table(api: Api, rng: random.Random) -> StoredTable:
     table = await StoredTable.create(api)
-    files = [table.data_file([odd_row(rng) for _ in range(rng.choice([1, 30, 200]))]) for _ in range(5)]
-    files += [table.data_file([(n, "a", 1.5, 1) for n in range(70)])]  # This file has no NaN and no null.
+    files = [
+        table.write_data_file([replace_with_negative_zero(rng) for _ in range(rng.choice([1, 30, 200]))])
+        for _ in range(5)
+    ]
+    files += [table.write_data_file([(n, "a", 1.5, 1) for n in range(70)])]  # This file has no NaN and no null.
     await table.commit(files)
     for name in ("id", "name", "price"):
         await table.index(f"by_{name}", "bitmap", [name], files, parts=2)
@@ -178,15 +181,15 @@ async def test_rows_match_by_the_callers_semantics(api: Api, seed: int) -> None:
     indexed_table = await create_indexed_table(api, rng)
     outcomes: Counter[str] = Counter()
     for _ in range(25):
-        tree = some_tree(rng, 3, (0, 1, 2) if rng.random() < 0.8 else (0, 1, 2, 3))
+        tree = build_random_tree(rng, 3, (0, 1, 2) if rng.random() < 0.8 else (0, 1, 2, 3))
         form = rng.choice(["roaring", "positions"])
         for body, meanings in (
-            ({"where": sql_text(tree)}, [partial(evaluate_as_sql, tree, nan_is_high=high) for high in (True, False)]),
+            ({"where": to_sql(tree)}, [partial(evaluate_as_sql, tree, nan_is_high=high) for high in (True, False)]),
             ({"filter": filter_json(tree)}, [partial(evaluate_as_iceberg, tree)]),
         ):
             answer = {page["file-path"]: page for page in await read_pages(api, {**body, "rows": form, "limit": 2})}
             for file in indexed_table.snapshots[-1].data:
-                rows = rows_of(file)
+                rows = read_rows(file)
                 expected = [{at for at, row in enumerate(rows) if matches(row) is True} for matches in meanings]
                 file_report = answer.get(file.path)
                 actual_rows = set() if file_report is None else decode_rows(file_report["rows"])
@@ -210,13 +213,13 @@ async def test_deleted_rows_are_excluded_on_request(api: Api, version: int) -> N
     data = table.snapshots[-1].data
     await table.index("by_id", "bitmap", ["id"], data)
     for snapshot in table.snapshots:
-        live = table.live_rows(snapshot)
+        live = table.list_live_rows(snapshot)
         for position in rng.sample(range(40), 4):
             body = {"where": f"id < {position}", "snapshot-id": snapshot.id}
             pages_with_deletes = {page["file-path"]: page for page in await read_pages(api, {**body, "deletes": True})}
             pages_by_path = {page["file-path"]: page for page in await read_pages(api, body)}
             for file in snapshot.data:
-                expected = {n for n, row in enumerate(rows_of(file)) if row[0] is not None and row[0] < position}
+                expected = {n for n, row in enumerate(read_rows(file)) if row[0] is not None and row[0] < position}
                 live_ids = {n for path, n, row in live if path == file.path and n in expected}
                 assert (
                     decode_rows(pages_by_path[file.path]["rows"]) if file.path in pages_by_path else set()
@@ -260,7 +263,7 @@ async def test_sql_without_an_equivalent_expression_is_reported_and_makes_rows_i
 
 async def test_any_row_of_a_file_without_a_bitmap_may_match(api: Api) -> None:
     table = await StoredTable.create(api)
-    files = [table.data_file([(n, "a", 1.5, 1) for n in range(10)]) for _ in range(2)]
+    files = [table.write_data_file([(n, "a", 1.5, 1) for n in range(10)]) for _ in range(2)]
     await table.commit(files)
     await table.index("by_id", "bitmap", ["id"], files[:1])
     actual = {file["file-path"]: file for file in (await api("POST", BITMAP, {"where": "id = 3"})).json["files"]}
@@ -276,7 +279,7 @@ async def test_any_row_of_a_file_without_a_bitmap_may_match(api: Api) -> None:
 
 async def test_damaged_index_file_counts_as_missing(api: Api) -> None:
     table = await StoredTable.create(api)
-    files = [table.data_file([(n, "a", 1.5, 1) for n in range(1000)])]
+    files = [table.write_data_file([(n, "a", 1.5, 1) for n in range(1000)])]
     await table.commit(files)
     await table.index("by_id", "bitmap", ["id"], files)
     (path,) = (table.folder / "_seamark" / "index").glob("**/*.puffin")
@@ -291,9 +294,9 @@ async def test_damaged_index_file_counts_as_missing(api: Api) -> None:
 
 async def test_all_rows_match_without_a_predicate(api: Api) -> None:
     table = await StoredTable.create(api)
-    file = table.data_file([(n, "a", 1.5, 1) for n in range(70)])
+    file = table.write_data_file([(n, "a", 1.5, 1) for n in range(70)])
     await table.commit([file])
-    await table.commit(deletes=[table.position_deletes([(file.path, 69)])])
+    await table.commit(deletes=[table.write_position_deletes([(file.path, 69)])])
     file_report = (await api("POST", BITMAP, {"deletes": True})).json["files"][0]
     assert decode_rows(file_report["rows"]) == set(range(69))
     assert (file_report["exact"], file_report["delete-files"], file_report["count"]) == (True, 1, 69)
@@ -324,7 +327,7 @@ async def test_predicate_with_a_hundred_thousand_values_is_bound_off_the_event_l
 
 
 @contextmanager
-def little_memory() -> Iterator[None]:
+def check_memory_stays_small() -> Iterator[None]:
     tracemalloc.start()
     try:
         yield
@@ -336,10 +339,10 @@ def little_memory() -> Iterator[None]:
 async def create_file_with_row_count(api: Api, rows: int, *, deleted: bool = False) -> str:
     """Create a table whose only file has `rows` rows by its manifest entry, and return the file's path."""
     table = await StoredTable.create(api)
-    file = replace(table.data_file([(1, "a", 1.5, 1)]), record_count=rows)
+    file = replace(table.write_data_file([(1, "a", 1.5, 1)]), record_count=rows)
     await table.commit([file])
     if deleted:
-        await table.commit(deletes=[table.position_deletes([(file.path, 0)])])
+        await table.commit(deletes=[table.write_position_deletes([(file.path, 0)])])
     return file.path
 
 
@@ -348,7 +351,7 @@ async def create_file_with_row_count(api: Api, rows: int, *, deleted: bool = Fal
 @pytest.mark.parametrize("rows", [2**32 + 1, 8 * 10**9, 2**62])
 async def test_any_row_may_match_in_a_file_too_large_for_a_bitmap(api: Api, rows: int, form: str) -> None:
     await create_file_with_row_count(api, rows)
-    with little_memory():
+    with check_memory_stays_small():
         answer = await api("POST", BITMAP, {"rows": form})
     (file_report,) = answer.json["files"]
     assert (file_report["rows"], file_report["count"], file_report["exact"], file_report["record-count"]) == (
@@ -362,7 +365,7 @@ async def test_any_row_may_match_in_a_file_too_large_for_a_bitmap(api: Api, rows
 @pytest.mark.parametrize("rows", [20_000_000, 2**32])
 async def test_answer_that_all_rows_match_needs_no_memory(api: Api, rows: int) -> None:
     await create_file_with_row_count(api, rows)
-    with little_memory():
+    with check_memory_stays_small():
         answer = await api("POST", BITMAP, {})
     (file_report,) = answer.json["files"]
     actual = pyroaring.BitMap.deserialize(base64.b64decode(file_report["rows"]))
@@ -373,7 +376,7 @@ async def test_answer_that_all_rows_match_needs_no_memory(api: Api, rows: int) -
 @pytest.mark.parametrize("accept", ["application/json", ARROW_STREAM])
 async def test_list_of_positions_longer_than_a_page_is_rejected_before_it_is_built(api: Api, accept: str) -> None:
     path = await create_file_with_row_count(api, 20_000_000)
-    with little_memory():
+    with check_memory_stays_small():
         answer = await api("POST", BITMAP, {"rows": "positions"}, headers={"Accept": accept})
     assert answer.error[:2] == (413, "PayloadTooLargeException")
     assert path in answer.error[2]
@@ -383,7 +386,7 @@ async def test_list_of_positions_longer_than_a_page_is_rejected_before_it_is_bui
 async def test_all_rows_are_undecided_when_too_many_must_be_checked_against_deletes(api: Api) -> None:
     rows = 2**31
     await create_file_with_row_count(api, rows, deleted=True)
-    with little_memory():
+    with check_memory_stays_small():
         answer = await api("POST", BITMAP, {"deletes": True})
     (file_report,) = answer.json["files"]
     assert (file_report["rows"], file_report["exact"], file_report["undecided"], file_report["delete-files"]) == (
@@ -401,12 +404,12 @@ async def test_rows_of_a_large_file_are_checked_against_deletes_in_parts(
     rng = random.Random(3)
     table = await StoredTable.create(api)
     sizes = (1000, 70, 20, 129, 1)
-    files = [table.data_file([(n, "a", 1.5, 1) for n in range(rows)]) for rows in sizes]
+    files = [table.write_data_file([(n, "a", 1.5, 1) for n in range(rows)]) for rows in sizes]
     await table.commit(files)
     await table.index("by_id", "bitmap", ["id"], files[:3])
     removed_rows = {file.path: set(rng.sample(range(rows), rows // 3)) for file, rows in zip(files, sizes, strict=True)}
     lost = [(path, at) for path, positions in removed_rows.items() for at in positions]
-    await table.commit(deletes=[table.position_deletes(lost)])
+    await table.commit(deletes=[table.write_position_deletes(lost)])
     for body, minimum in (({}, 0), ({"where": "id >= 10"}, 10)):
         actual = {page["file-path"]: page for page in await read_pages(api, {**body, "deletes": True, "limit": 2})}
         for number, (file, rows) in enumerate(zip(files, sizes, strict=True)):
@@ -418,7 +421,7 @@ async def test_rows_of_a_large_file_are_checked_against_deletes_in_parts(
 
 async def test_invalid_bitmap_request_is_rejected(api: Api) -> None:
     table = await StoredTable.create(api)
-    await table.commit([table.data_file([(1, "a", 1.5, 1)])])
+    await table.commit([table.write_data_file([(1, "a", 1.5, 1)])])
     cases: list[tuple[dict[str, Any], str]] = [
         ({"where": "nope = 1"}, "Cannot find column 'nope'"),
         ({"where": "id = "}, "not valid SQL"),
@@ -439,10 +442,10 @@ async def test_invalid_bitmap_request_is_rejected(api: Api) -> None:
 
 async def test_page_token_is_valid_for_its_request_and_snapshot_only(api: Api) -> None:
     table = await StoredTable.create(api)
-    files = [table.data_file([(n, "a", 1.5, 1)]) for n in range(3)]
+    files = [table.write_data_file([(n, "a", 1.5, 1)]) for n in range(3)]
     await table.commit(files)
     first = (await api("POST", BITMAP, {"where": "id >= 0", "limit": 1})).json
-    await table.commit([table.data_file([(9, "a", 1.5, 1)])], removed=[files[2].path])
+    await table.commit([table.write_data_file([(9, "a", 1.5, 1)])], removed=[files[2].path])
     other = await api("POST", BITMAP, {"where": "id >= 1", "limit": 1, "page-token": first["next-page-token"]})
     assert "start again" in other.error[2]
     actual_files = list(first["files"])

@@ -244,12 +244,12 @@ async def test_builds_and_commits_do_not_block_each_other(api_with_table: Api) -
     build = await begin_build(api_with_table)
     files = [write(build, f"{n}", build_index_file(build, [one])) for n, one in enumerate(FILES)]
 
-    async def commits() -> None:
+    async def commit_files() -> None:
         for number in range(2, 8):
             new_file = build_data_file(f"file:///t/new{number}.parquet", 9, 9)
             await append(api_with_table, "t", [new_file], snapshot_id=number, parent=number - 1)
 
-    results = await asyncio.gather(commits(), *(register(api_with_table, build, file) for file in files))
+    results = await asyncio.gather(commit_files(), *(register(api_with_table, build, file) for file in files))
     assert [answer.status for answer in results[1:] if answer is not None] == [200] * 6
     assert len(await list_missing_files(api_with_table, build)) == 6
 

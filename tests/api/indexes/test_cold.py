@@ -12,13 +12,13 @@ import pytest
 
 from seamark.metaserver.index.files import remote as cold
 from tests.api.client import Api
-from tests.api.indexes.test_bitmaps import create_indexed_table, decode_rows, filter_json, read_pages, some_tree
+from tests.api.indexes.test_bitmaps import build_random_tree, create_indexed_table, decode_rows, filter_json, read_pages
 from tests.api.indexes.test_lookups import (
     ask,
     create_table_with_deletes,
     decode_found_rows,
     find_expected_rows,
-    key_as_json,
+    to_json_key,
 )
 from tests.api.rest.stored import StoredTable, draw_row
 from tests.planner.lakes.tables import RecordingObjects
@@ -63,7 +63,7 @@ async def test_few_keys_are_looked_up_by_range_in_every_snapshot(server: Running
     for snapshot in table.snapshots:
         for count in (1, 5, 16):
             keys = [draw_row(rng, 1)[:2] for _ in range(count)]
-            json_keys = [key_as_json((name, id)) for id, name in keys]
+            json_keys = [to_json_key((name, id)) for id, name in keys]
             answer = await ask(api, json_keys, index="keys", **{"snapshot-id": snapshot.id})
             assert decode_found_rows(answer) == find_expected_rows(table, snapshot, keys, (1, 2))
             assert answer["complete"]
@@ -77,7 +77,7 @@ async def test_many_keys_wait_for_the_whole_file(server: RunningServer) -> None:
     await table.index("keys", "record", ["id"], table.snapshots[-1].data)
     storage = delay_whole_files(server)
     keys = [draw_row(rng, 1)[:1] for _ in range(30)]
-    asking = asyncio.create_task(ask(api, list(map(key_as_json, keys)), index="keys"))
+    asking = asyncio.create_task(ask(api, list(map(to_json_key, keys)), index="keys"))
     await asyncio.sleep(0.1)
     assert not asking.done()
     storage.let_go()
@@ -87,7 +87,7 @@ async def test_many_keys_wait_for_the_whole_file(server: RunningServer) -> None:
 async def test_rows_by_predicate_are_the_same_by_range(server: RunningServer) -> None:
     api, rng = Api(server), random.Random(9)
     await create_indexed_table(api, rng)
-    trees = [some_tree(rng, 3, (0, 1, 2)) for _ in range(12)]
+    trees = [build_random_tree(rng, 3, (0, 1, 2)) for _ in range(12)]
     bodies: list[dict[str, Any]] = [{"filter": filter_json(tree), "limit": 2} for tree in trees]
     storage = delay_whole_files(server)
     by_range = [await read_pages(api, body) for body in bodies]
@@ -103,7 +103,7 @@ async def test_rows_by_predicate_are_the_same_by_range(server: RunningServer) ->
 async def test_damaged_remote_index_is_quarantined_and_gives_no_wrong_answer(server: RunningServer, kind: str) -> None:
     api = Api(server)
     table = await StoredTable.create(api)
-    files = [table.data_file([(n, "a", 1.5, 1) for n in range(1000)])]
+    files = [table.write_data_file([(n, "a", 1.5, 1) for n in range(1000)])]
     await table.commit(files)
     await table.index("by_id", kind, ["id"], files)
     (path,) = (table.folder / "_seamark" / "index").glob("**/*.puffin")

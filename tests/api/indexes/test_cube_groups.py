@@ -21,7 +21,7 @@ SCHEMA = pa.schema([("d0", pa.string()), ("m0", pa.int64())])
 FUNCTIONS = {"m0": "count"}
 
 
-def part_of(file: int, *names: str, count: int = 1) -> GroupPart:
+def aggregate_file(file: int, *names: str, count: int = 1) -> GroupPart:
     """Return the groups of one data file."""
     table = pa.table([pa.array(names, pa.string()), pa.array([count] * len(names), pa.int64())], schema=SCHEMA)
     return GroupPart(EncodedGroups(table), np.array([file]))
@@ -33,8 +33,8 @@ def decode(reading: GroupReading) -> pa.Table:
 
 def test_groups_of_several_files_are_combined() -> None:
     reading = GroupReading(SCHEMA, FUNCTIONS, 3)
-    reading.enqueue(part_of(0, "a", "b"))
-    reading.enqueue(part_of(2, "a"))
+    reading.enqueue(aggregate_file(0, "a", "b"))
+    reading.enqueue(aggregate_file(2, "a"))
     reading.finish()
     table = decode(reading)
     assert sorted(table.to_pylist(), key=str) == [{"d0": "a", "m0": 2}, {"d0": "b", "m0": 1}]
@@ -46,7 +46,7 @@ def test_reading_stops_at_the_maximum_of_bytes(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(cube_groups, "BYTES_MAX", 2000)
     reading = GroupReading(SCHEMA, FUNCTIONS, 5)
     for number in range(5):
-        reading.enqueue(part_of(number, f"{number}" * 1500))
+        reading.enqueue(aggregate_file(number, f"{number}" * 1500))
         reading.process()
         if reading.is_done:
             break
@@ -58,7 +58,7 @@ def test_reading_stops_at_the_maximum_of_bytes(monkeypatch: pytest.MonkeyPatch) 
 def test_sums_that_overflow_are_left_to_the_engine() -> None:
     reading = GroupReading(SCHEMA, FUNCTIONS, 2)
     for number in (0, 1):
-        reading.enqueue(part_of(number, "a", count=2**62))
+        reading.enqueue(aggregate_file(number, "a", count=2**62))
     reading.finish()
     assert decode(reading).to_pylist() == [{"d0": "a", "m0": 2**62}] * 2
 

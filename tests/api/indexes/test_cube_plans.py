@@ -15,7 +15,7 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index.builds import InProcessWorkers, build
 from seamark.metaserver.api.plans import cube_plans, plan_tables
 from tests.api.client import Answer
-from tests.connector.lake import append, catalog_at, create
+from tests.connector.lake import append, create, open_catalog
 from tests.connector.server_thread import ServerThread
 
 PATH = "/api/v1/tables/db/t/cube-plans"
@@ -62,7 +62,7 @@ def test_each_file_is_in_the_groups_or_in_the_plan_table(server: ServerThread, d
     plan_report, groups = plan_cube(server, body)
     assert (plan_report["covered-files"], plan_report["row-files"], plan_report["considered-files"]) == (4, 1, 5)
     assert sum(groups["m0"].to_pylist()) == 40
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         rows = catalog.load_table(f"db.{plan_report['name']}").scan().to_arrow()
     assert sorted(rows["id"].to_pylist()) == list(range(400, 410))
     second_plan, _ = plan_cube(server, body)
@@ -106,14 +106,14 @@ def test_long_condition_is_read_outside_of_the_event_loop(
     text = f"id IN ({', '.join(map(str, ids))})"
     body = {"definition-id": definition_id, "columns": ["m0"]}
     plan_cube(server, {**body, place: text if place == "predicate" else condition})
-    loop_thread = server.run(_name_thread())
+    loop_thread = server.run(_get_thread_name())
     assert threads[-1] != loop_thread
     threads.clear()
     plan_cube(server, {**body, "predicate": "id < 100"})
     assert threads == [loop_thread], "a short condition is read at once"
 
 
-async def _name_thread() -> str:
+async def _get_thread_name() -> str:
     return threading.current_thread().name
 
 

@@ -98,4 +98,4 @@ async def test_definition_and_build_require_the_right_to_read_the_dimension_tabl
         assert set(accepted.values()) <= {200, 204}, accepted
         answer = await wendy("PUT", "/api/v1/tables/db/t/indexes/c", {"state": "enabled"})
         assert answer.error[0] == 403
-        assert "wendy may not loadTable in secret" in answer.error[2]
+        assert "wendy may not readRows in secret" in answer.error[2]

@@ -81,7 +81,7 @@ async def quarantine(api: Api, location: str, reason: str = "it lies", name: str
     return await api("POST", f"{INDEXES}/{name}/quarantine", {"location": location, "reason": reason, **options})
 
 
-def place_of_blob(location: str) -> int:
+def find_blob_position(location: str) -> int:
     """Return a position in the blob that is not padding."""
     data = Path(location.removeprefix("file://")).read_bytes()
     header = read_header(data, len(data), location)
@@ -130,7 +130,7 @@ async def test_checked_index_file_is_quarantined_only_if_it_is_damaged(api_with_
         "state": "live",
         "reason": None,
     }
-    flip(first, place_of_blob(first))
+    flip(first, find_blob_position(first))
     answer = (await quarantine(api_with_table, first, "found by night", check=True)).json
     assert answer["state"] == "quarantined"
     assert answer["reason"].startswith("found by night; ")
@@ -172,7 +172,13 @@ async def test_registry_lost_with_its_database_is_rebuilt_and_plans_are_the_same
         assert [len(await find_kept_paths(api, f"id = {100 + n}")) for n in range(9)] == [6] * 9
         rebuild_report = (await api("POST", REBUILD)).json
         assert rebuild_report["registered"] == [
-            {"index": "i", "index-files": 2, "files": 5, "rows": 15, "size-in-bytes": sum(map(size, locations))}
+            {
+                "index": "i",
+                "index-files": 2,
+                "files": 5,
+                "rows": 15,
+                "size-in-bytes": sum(map(get_size_bytes, locations)),
+            }
         ]
         assert (rebuild_report["known"], rebuild_report["redundant"], rebuild_report["left-out"]) == (0, 0, [])
         assert [await find_kept_paths(api, f"id = {100 + n}") for n in range(9)] == before
@@ -185,7 +191,7 @@ async def test_registry_lost_with_its_database_is_rebuilt_and_plans_are_the_same
         assert (second_report["known"], second_report["registered"], second_report["redundant"]) == (2, [], 0)
 
 
-def size(location: str) -> int:
+def get_size_bytes(location: str) -> int:
     return Path(location.removeprefix("file://")).stat().st_size
 
 

@@ -29,7 +29,7 @@ Found = tuple[int, str, int]
 LOOKUP = "/api/v1/tables/db/t/lookup"
 
 
-def stream(table: pa.Table, **options: Any) -> bytes:
+def encode_stream(table: pa.Table, **options: Any) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
         writer.write_table(table)
@@ -45,7 +45,7 @@ async def ask(api: Api, keys: Sequence[Any], **fields: Any) -> dict[str, Any]:
 
 async def ask_arrow(api: Api, keys: pa.Table, query: str = "") -> pa.Table:
     headers = {"Content-Type": ARROW_STREAM, "Accept": ARROW_STREAM}
-    answer = await api("POST", f"{LOOKUP}?{query}", stream(keys), headers=headers)
+    answer = await api("POST", f"{LOOKUP}?{query}", encode_stream(keys), headers=headers)
     assert answer.status == 200, answer.raw
     return pa.ipc.open_stream(answer.raw).read_all()
 
@@ -58,7 +58,7 @@ def find_expected_rows(
     The keys are compared as texts, so that NaN equals NaN.
     """
     by_key: dict[tuple[str, ...], list[tuple[str, int]]] = {}
-    for path, position, row in table.live_rows(snapshot):
+    for path, position, row in table.list_live_rows(snapshot):
         by_key.setdefault(tuple(repr(row[at - 1]) for at in columns), []).append((path, position))
     return sorted(
         (number, *found_row) for number, key in enumerate(keys) for found_row in by_key.get(tuple(map(repr, key)), [])
@@ -70,7 +70,7 @@ def decode_found_rows(answer: dict[str, Any]) -> list[Found]:
     return sorted((row["key"], row["file-path"], row["position"]) for row in answer["rows"])
 
 
-def key_as_json(key: Row) -> list[Any]:
+def to_json_key(key: Row) -> list[Any]:
     return ["NaN" if isinstance(value, float) and math.isnan(value) else value for value in key]
 
 
@@ -81,14 +81,16 @@ async def create_table_with_deletes(api: Api, rng: random.Random, **options: Any
         files = []
         for _ in range(rng.choice([1, 2, 3])):
             part = rng.choice([1, 2])
-            files.append(table.data_file([draw_row(rng, part) for _ in range(rng.choice([1, 20, 50]))], group_rows=8))
+            files.append(
+                table.write_data_file([draw_row(rng, part) for _ in range(rng.choice([1, 20, 50]))], group_rows=8)
+            )
         live = [*(table.snapshots[-1].data if table.snapshots else []), *files]
         await table.commit(files)
-        await table.commit(deletes=some_deletes(table, live, rng))
+        await table.commit(deletes=write_random_deletes(table, live, rng))
     return table
 
 
-def some_deletes(table: StoredTable, live: Sequence[Any], rng: random.Random) -> list[Any]:
+def write_random_deletes(table: StoredTable, live: Sequence[Any], rng: random.Random) -> list[Any]:
     equality_deletes: list[Any] = []
     spots = {file.path: {rng.randrange(file.record_count) for _ in range(rng.choice([1, 5]))} for file in live}
     vector_paths = {
@@ -102,20 +104,24 @@ def some_deletes(table: StoredTable, live: Sequence[Any], rng: random.Random) ->
         if table.version > 2:
             new_deletes = {file.path: spots[file.path] for file in chosen_files if file.path not in vector_paths}
             vector_paths |= set(new_deletes)
-            equality_deletes += table.vectors(new_deletes, part)
+            equality_deletes += table.write_vectors(new_deletes, part)
         else:
             equality_deletes.append(
-                table.position_deletes([(file.path, at) for file in chosen_files for at in spots[file.path]], part)
+                table.write_position_deletes(
+                    [(file.path, at) for file in chosen_files for at in spots[file.path]], part
+                )
             )
             chosen_file = rng.choice(chosen_files)
             equality_deletes.append(
-                table.position_deletes(
+                table.write_position_deletes(
                     [(chosen_file.path, at) for at in spots[chosen_file.path]], part, has_path_bounds=True
                 )
             )
         ids = rng.choice([[1], [1, 2], [2, 3], [1, 2, 3]])
         rows = [draw_row(rng, part) for _ in range(3)]
-        equality_deletes.append(table.equality_deletes(ids, [tuple(row[at - 1] for at in ids) for row in rows], part))
+        equality_deletes.append(
+            table.write_equality_deletes(ids, [tuple(row[at - 1] for at in ids) for row in rows], part)
+        )
     return equality_deletes
 
 
@@ -134,7 +140,7 @@ async def test_lookups_equal_scans_in_every_snapshot(
         for snapshot in table.snapshots:
             rows = [draw_row(rng, 1) for _ in range(rng.choice([1, 30]))]
             keys = [tuple(row[at - 1] for at in ids) for row in rows]
-            answer = await ask(api, list(map(key_as_json, keys)), index="keys", **{"snapshot-id": snapshot.id})
+            answer = await ask(api, list(map(to_json_key, keys)), index="keys", **{"snapshot-id": snapshot.id})
             expected = find_expected_rows(table, snapshot, keys, ids)
             assert decode_found_rows(answer) == expected, f"seed {seed}"
             assert answer["complete"]
@@ -144,7 +150,7 @@ async def test_lookups_equal_scans_in_every_snapshot(
 
 async def create_two_files(api: Api, **options: Any) -> tuple[StoredTable, list[Any]]:
     table = await StoredTable.create(api, **options)
-    files = [table.data_file([(100 * n + at, f"n{at}", 0.5 * at, 1) for at in range(10)]) for n in range(2)]
+    files = [table.write_data_file([(100 * n + at, f"n{at}", 0.5 * at, 1) for at in range(10)]) for n in range(2)]
     await table.commit(files)
     return table, files
 
@@ -181,7 +187,7 @@ async def test_lookup_reports_live_files_that_the_index_does_not_cover(api: Api)
     assert answer["missing"] == [1]
     await table.commit(removed=[files[1].path])
     assert (await ask(api, [5], index="keys"))["complete"]
-    await table.commit([table.data_file([])])
+    await table.commit([table.write_data_file([])])
     assert (await ask(api, [5], index="keys"))["complete"], "a file without rows has none to miss"
 
 
@@ -213,7 +219,7 @@ async def test_rows_have_their_partition_on_request(api: Api) -> None:
 
 async def test_keys_of_functions_are_found_by_value_and_by_text_in_any_case(api: Api) -> None:
     table = await StoredTable.create(api)
-    file = table.data_file([(n, name, None, 1) for n, name in enumerate(["Ab", "aB", None])])
+    file = table.write_data_file([(n, name, None, 1) for n, name in enumerate(["Ab", "aB", None])])
     await table.commit([file])
     await table.index("keys", "record", ["lower(name)", "bucket[4](id)"], [file])
     actual = await ask(api, [{"lower(name)": "ab", "bucket[4](id)": n} for n in range(4)])
@@ -225,13 +231,13 @@ async def test_keys_of_functions_are_found_by_value_and_by_text_in_any_case(api:
 
 async def test_zeros_are_two_keys_and_a_delete_that_equates_them_leaves_the_row_undecided(api: Api) -> None:
     table = await StoredTable.create(api)
-    file = table.data_file([(1, "a", 0.0, 1), (2, "b", -0.0, 1), (3, "c", float("nan"), 1), (4, "d", None, 1)])
+    file = table.write_data_file([(1, "a", 0.0, 1), (2, "b", -0.0, 1), (3, "c", float("nan"), 1), (4, "d", None, 1)])
     await table.commit([file])
     await table.index("keys", "record", ["price"], [file])
     assert decode_found_rows(await ask(api, [0.0, -0.0, "NaN", None], index="keys")) == [
         (n, file.path, n) for n in range(4)
     ]
-    await table.commit(deletes=[table.equality_deletes([3], [(-0.0,), (float("nan"),)])])
+    await table.commit(deletes=[table.write_equality_deletes([3], [(-0.0,), (float("nan"),)])])
     answer = await ask(api, [0.0, -0.0, "NaN", None], index="keys")
     assert [(row["key"], row.get("undecided", False)) for row in answer["rows"]] == [(0, True), (3, False)]
     assert answer["undecided"] == 1
@@ -247,11 +253,11 @@ async def test_row_with_unreadable_deletes_is_undecided(api: Api, kind: str, dam
     table, files = await create_two_files(api, version=3 if kind == "vector" else 2)
     await table.index("keys", "record", ["id"], files)
     if kind == "vector":
-        vectors = table.vectors({files[0].path: {5}})
+        vectors = table.write_vectors({files[0].path: {5}})
     elif kind == "positions":
-        vectors = [table.position_deletes([(files[0].path, 5)], has_path_bounds=True)]
+        vectors = [table.write_position_deletes([(files[0].path, 5)], has_path_bounds=True)]
     else:
-        vectors = [table.equality_deletes([1], [(5,)])]
+        vectors = [table.write_equality_deletes([1], [(5,)])]
     path = Path(vectors[0].path.removeprefix("file://"))
     data = path.read_bytes()
     if damage == "gone":
@@ -273,7 +279,7 @@ async def test_row_with_unreadable_deletes_is_undecided(api: Api, kind: str, dam
 async def test_rows_of_an_unreadable_data_file_are_undecided(api: Api) -> None:
     table, files = await create_two_files(api)
     await table.index("keys", "record", ["id"], files)
-    await table.commit(deletes=[table.equality_deletes([2], [("n5",)])])
+    await table.commit(deletes=[table.write_equality_deletes([2], [("n5",)])])
     assert decode_found_rows(await ask(api, [5, 6, 105], index="keys")) == [(1, files[0].path, 6)]
     Path(files[0].path.removeprefix("file://")).unlink()
     answer = await ask(api, [5, 6, 105], index="keys")
@@ -321,13 +327,13 @@ async def test_body_that_is_not_an_arrow_stream_of_keys_is_rejected(api: Api) ->
     cases: list[tuple[bytes, int, str]] = [
         (b"", 400, "not an Arrow IPC stream"),
         (b"nonsense" * 100, 400, "not an Arrow IPC stream"),
-        (stream(pa.table({"id": [1]})), 400, "No record index is on id"),
-        (stream(pa.table({"id": ["x"], "name": ["a"]})), 400, "The column id of the keys"),
-        (stream(pa.table({"id": [1], "name": ["a"]}), compression="zstd"), 400, "compressed buffers"),
-        (stream(pa.table({"id": [1], "name": ["a"]}))[:-200], 400, "not an Arrow IPC stream"),
+        (encode_stream(pa.table({"id": [1]})), 400, "No record index is on id"),
+        (encode_stream(pa.table({"id": ["x"], "name": ["a"]})), 400, "The column id of the keys"),
+        (encode_stream(pa.table({"id": [1], "name": ["a"]}), compression="zstd"), 400, "compressed buffers"),
+        (encode_stream(pa.table({"id": [1], "name": ["a"]}))[:-200], 400, "not an Arrow IPC stream"),
         # Arrow has no function that expands these.
-        (stream(pa.table({"id": [1], "name": dictionary_of_views})), 400, "The column name of the keys"),
-        (stream(pa.table({"id": pa.nulls(1_000_001), "name": pa.nulls(1_000_001)})), 413, "1,000,000 rows"),
+        (encode_stream(pa.table({"id": [1], "name": dictionary_of_views})), 400, "The column name of the keys"),
+        (encode_stream(pa.table({"id": pa.nulls(1_000_001), "name": pa.nulls(1_000_001)})), 413, "1,000,000 rows"),
     ]
     for body, status, expected in cases:
         answer = await api("POST", LOOKUP, body, headers={"Content-Type": ARROW_STREAM})
@@ -376,7 +382,7 @@ async def test_shared_key_values_count_against_limits_once_for_each_key(
         for batches, is_refused in ((1, False), (3, True)):
             batch = repeat_value(form, "x" * 4096, 100)
             keys = pa.table({"name": pa.chunked_array([batch] * batches)})
-            body = stream(keys)
+            body = encode_stream(keys)
             assert len(body) < 100_000
             kept_sizes.clear()
             answer = await api("POST", f"{LOOKUP}?index=keys", body, headers=headers)
@@ -443,10 +449,10 @@ async def test_lookup_in_a_table_without_a_snapshot_finds_no_rows(api: Api) -> N
 @pytest.mark.slow
 async def test_million_keys_are_answered_in_one_request(api: Api) -> None:
     table = await StoredTable.create(api)
-    files = [table.data_file([(4 * at + n, "a", None, 1) for at in range(150_000)]) for n in range(4)]
+    files = [table.write_data_file([(4 * at + n, "a", None, 1) for at in range(150_000)]) for n in range(4)]
     await table.commit(files)
     deleted_positions = [(file.path, at) for file in files for at in range(0, 150_000, 1000)]
-    await table.commit(deletes=[table.position_deletes(deleted_positions)])
+    await table.commit(deletes=[table.write_position_deletes(deleted_positions)])
     await table.index("keys", "record", ["id"], files, parts=2)
     ids = np.random.default_rng(1).permutation(1_000_000)
     arrow = await ask_arrow(api, pa.table({"id": ids}), "index=keys")

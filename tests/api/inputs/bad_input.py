@@ -33,7 +33,7 @@ class BadInput:
     headers: tuple[tuple[str, str], ...] = ()
 
 
-def table_commit(*updates: Any, requirements: Any = ()) -> dict[str, Any]:
+def build_table_commit(*updates: Any, requirements: Any = ()) -> dict[str, Any]:
     return {"requirements": list(requirements), "updates": list(updates)}
 
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from tests.api.client import SCHEMA, VIEW_VERSION
-from tests.api.inputs.bad_input import BAD_REQUEST, BEYOND_LONG, BadInput, D, T, V, make_table, table_commit
+from tests.api.inputs.bad_input import BAD_REQUEST, BEYOND_LONG, BadInput, D, T, V, build_table_commit, make_table
 
 
-def _field(type_: Any, **fields: Any) -> dict[str, Any]:
+def _make_table_with_field(type_: Any, **fields: Any) -> dict[str, Any]:
     return make_table(
         schema={"type": "struct", "fields": [{"id": 1, "name": "a", "required": False, "type": type_, **fields}]}
     )
@@ -22,7 +22,7 @@ def _make_nested_list_type(depth: int) -> Any:
     return type_
 
 
-def _snapshot(**fields: Any) -> dict[str, Any]:
+def _make_snapshot_update(**fields: Any) -> dict[str, Any]:
     snapshot = {
         "snapshot-id": 1,
         "sequence-number": 1,
@@ -33,7 +33,7 @@ def _snapshot(**fields: Any) -> dict[str, Any]:
     return {"action": "add-snapshot", "snapshot": {**snapshot, **fields}}
 
 
-def schemas() -> Iterator[BadInput]:
+def list_bad_schemas() -> Iterator[BadInput]:
     def make(description: str, body: Any, status: int = 400, type_: str = BAD_REQUEST) -> BadInput:
         return BadInput("New tables", description, "POST", T, body, status, type_)
 
@@ -41,36 +41,36 @@ def schemas() -> Iterator[BadInput]:
     yield make("a schema that is no object", make_table(schema=[]))
     yield make("a schema without fields", make_table(schema={"type": "struct"}))
     yield make("a schema that is a list", make_table(schema={"type": "list", "fields": []}))
-    yield make("a type nobody knows", _field("quaternion"))
-    yield make("a decimal of 39 digits", _field("decimal(39, 2)"))
-    yield make("a decimal without bounds", _field("decimal(99999999999999999999, 2)"))
-    yield make("a fixed type of negative length", _field("fixed[-1]"))
-    yield make("a type nested 200 deep", _field(_make_nested_list_type(200)))
-    yield make("a type nested 450 deep", _field(_make_nested_list_type(450)))
-    yield make("a type that is a number", _field(5))
-    yield make("a type that is an empty object", _field({}))
-    yield make("a field id beyond 32 bits", _field("int", id=2**31))
-    yield make("a field id beyond 64 bits", _field("int", id=2**64))
-    yield make("a field without a name", _field("int", name=None))
+    yield make("a type nobody knows", _make_table_with_field("quaternion"))
+    yield make("a decimal of 39 digits", _make_table_with_field("decimal(39, 2)"))
+    yield make("a decimal without bounds", _make_table_with_field("decimal(99999999999999999999, 2)"))
+    yield make("a fixed type of negative length", _make_table_with_field("fixed[-1]"))
+    yield make("a type nested 200 deep", _make_table_with_field(_make_nested_list_type(200)))
+    yield make("a type nested 450 deep", _make_table_with_field(_make_nested_list_type(450)))
+    yield make("a type that is a number", _make_table_with_field(5))
+    yield make("a type that is an empty object", _make_table_with_field({}))
+    yield make("a field id beyond 32 bits", _make_table_with_field("int", id=2**31))
+    yield make("a field id beyond 64 bits", _make_table_with_field("int", id=2**64))
+    yield make("a field without a name", _make_table_with_field("int", name=None))
     twice = [{"id": n, "name": "same", "required": False, "type": "int"} for n in (1, 2)]
     yield make("two fields of one name", make_table(schema={"type": "struct", "fields": twice}))
-    same_id = [{"id": 1, "name": n, "required": False, "type": "int"} for n in ("a", "b")]
-    yield make("two fields of one id", make_table(schema={"type": "struct", "fields": same_id}))
+    fields_with_one_id = [{"id": 1, "name": n, "required": False, "type": "int"} for n in ("a", "b")]
+    yield make("two fields of one id", make_table(schema={"type": "struct", "fields": fields_with_one_id}))
     yield make(
         "a field name that is a lone surrogate",
         b'{"name": "new", "schema": {"type": "struct", "fields": '
         b'[{"id": 1, "name": "\\udfff", "required": false, "type": "int"}]}}',
     )
 
-    def spec(**field: Any) -> dict[str, Any]:
+    def make_table_with_spec(**field: Any) -> dict[str, Any]:
         return make_table(**{"partition-spec": {"spec-id": 0, "fields": [{"name": "p", "source-id": 1, **field}]}})
 
-    yield make("a partition transform that is a number", spec(transform=5))
-    yield make("zero buckets", spec(transform="bucket[0]"))
-    yield make("more buckets than 32 bits hold", spec(transform="bucket[99999999999]"))
-    yield make("a width of zero", spec(transform="truncate[0]"))
-    yield make("a year of a long", spec(transform="year"))
-    yield make("a partition on no column", spec(transform="identity", **{"source-id": 77}))
+    yield make("a partition transform that is a number", make_table_with_spec(transform=5))
+    yield make("zero buckets", make_table_with_spec(transform="bucket[0]"))
+    yield make("more buckets than 32 bits hold", make_table_with_spec(transform="bucket[99999999999]"))
+    yield make("a width of zero", make_table_with_spec(transform="truncate[0]"))
+    yield make("a year of a long", make_table_with_spec(transform="year"))
+    yield make("a partition on no column", make_table_with_spec(transform="identity", **{"source-id": 77}))
     order = {
         "order-id": 1,
         "fields": [{"transform": "identity", "source-id": 1, "direction": "up", "null-order": "nulls-first"}],
@@ -84,7 +84,7 @@ def schemas() -> Iterator[BadInput]:
     yield make("a name that a view has", make_table(name="v"), 409, "AlreadyExistsException")
 
 
-def commits() -> Iterator[BadInput]:
+def list_bad_commits() -> Iterator[BadInput]:
     def send(description: str, body: Any, status: int = 400, type_: str = BAD_REQUEST) -> BadInput:
         return BadInput("Commits", description, "POST", f"{T}/t", body, status, type_)
 
@@ -93,65 +93,77 @@ def commits() -> Iterator[BadInput]:
     yield send("no requirements", {"updates": []})
     yield send("updates that are an object", {"requirements": [], "updates": {}})
     yield send("an update that is null", {"requirements": [], "updates": [None]})
-    yield send("an update without an action", table_commit({"spec-id": 1}))
-    yield send("an update nobody knows", table_commit({"action": "levitate"}))
-    yield send("an action that is a number", table_commit({"action": 5}))
-    yield send("a requirement nobody knows", table_commit(requirements=[{"type": "assert-calm"}]))
-    yield send("a requirement without its value", table_commit(requirements=[{"type": "assert-table-uuid"}]))
+    yield send("an update without an action", build_table_commit({"spec-id": 1}))
+    yield send("an update nobody knows", build_table_commit({"action": "levitate"}))
+    yield send("an action that is a number", build_table_commit({"action": 5}))
+    yield send("a requirement nobody knows", build_table_commit(requirements=[{"type": "assert-calm"}]))
+    yield send("a requirement without its value", build_table_commit(requirements=[{"type": "assert-table-uuid"}]))
     yield send(
         "a requirement of another table",
-        table_commit(requirements=[{"type": "assert-table-uuid", "uuid": "other"}]),
+        build_table_commit(requirements=[{"type": "assert-table-uuid", "uuid": "other"}]),
         **conflict,
     )
-    yield send("a create where the table is there", table_commit(requirements=[{"type": "assert-create"}]), **conflict)
+    yield send(
+        "a create where the table is there", build_table_commit(requirements=[{"type": "assert-create"}]), **conflict
+    )
     yield send(
         "a requirement beyond 64 bits",
-        table_commit(requirements=[{"type": "assert-ref-snapshot-id", "ref": "main", "snapshot-id": 2**64}]),
+        build_table_commit(requirements=[{"type": "assert-ref-snapshot-id", "ref": "main", "snapshot-id": 2**64}]),
     )
     yield send(
         "another UUID for the table",
-        table_commit({"action": "assign-uuid", "uuid": "00000000-0000-4000-8000-000000000000"}),
+        build_table_commit({"action": "assign-uuid", "uuid": "00000000-0000-4000-8000-000000000000"}),
     )
-    yield send("a UUID that is none", table_commit({"action": "assign-uuid", "uuid": "x"}))
+    yield send("a UUID that is none", build_table_commit({"action": "assign-uuid", "uuid": "x"}))
     yield send(
-        "a format version that does not exist", table_commit({"action": "upgrade-format-version", "format-version": 9})
+        "a format version that does not exist",
+        build_table_commit({"action": "upgrade-format-version", "format-version": 9}),
     )
-    yield send("a format version of old", table_commit({"action": "upgrade-format-version", "format-version": 1}))
-    yield send("a current schema that does not exist", table_commit({"action": "set-current-schema", "schema-id": 99}))
+    yield send("a format version of old", build_table_commit({"action": "upgrade-format-version", "format-version": 1}))
     yield send(
-        "the last added schema, none being added", table_commit({"action": "set-current-schema", "schema-id": -1})
+        "a current schema that does not exist", build_table_commit({"action": "set-current-schema", "schema-id": 99})
     )
-    yield send("a default spec that does not exist", table_commit({"action": "set-default-spec", "spec-id": 99}))
     yield send(
-        "a default order that does not exist", table_commit({"action": "set-default-sort-order", "sort-order-id": 99})
+        "the last added schema, none being added", build_table_commit({"action": "set-current-schema", "schema-id": -1})
     )
-    yield send("the current schema removed", table_commit({"action": "remove-schemas", "schema-ids": [0]}))
-    yield send("the default spec removed", table_commit({"action": "remove-partition-specs", "spec-ids": [0]}))
-    yield send("a snapshot without an id", table_commit(_snapshot(**{"snapshot-id": None})))
-    yield send("a snapshot id beyond 64 bits", table_commit(_snapshot(**{"snapshot-id": BEYOND_LONG})))
-    yield send("a snapshot id that is a fraction", table_commit(_snapshot(**{"snapshot-id": 1.5})))
+    yield send("a default spec that does not exist", build_table_commit({"action": "set-default-spec", "spec-id": 99}))
+    yield send(
+        "a default order that does not exist",
+        build_table_commit({"action": "set-default-sort-order", "sort-order-id": 99}),
+    )
+    yield send("the current schema removed", build_table_commit({"action": "remove-schemas", "schema-ids": [0]}))
+    yield send("the default spec removed", build_table_commit({"action": "remove-partition-specs", "spec-ids": [0]}))
+    yield send("a snapshot without an id", build_table_commit(_make_snapshot_update(**{"snapshot-id": None})))
+    yield send(
+        "a snapshot id beyond 64 bits", build_table_commit(_make_snapshot_update(**{"snapshot-id": BEYOND_LONG}))
+    )
+    yield send("a snapshot id that is a fraction", build_table_commit(_make_snapshot_update(**{"snapshot-id": 1.5})))
     yield send(
         "a snapshot time that is not finite",
         b'{"requirements": [], "updates": [{"action": "add-snapshot", '
         b'"snapshot": {"snapshot-id": 1, "timestamp-ms": 1e400, "summary": {}}}]}',
     )
-    yield send("a snapshot without a manifest list", table_commit(_snapshot(**{"manifest-list": None})))
-    yield send("a summary that holds no strings", table_commit(_snapshot(summary={"operation": 1})))
-    yield send("one snapshot twice", table_commit(_snapshot(), _snapshot()))
+    yield send(
+        "a snapshot without a manifest list", build_table_commit(_make_snapshot_update(**{"manifest-list": None}))
+    )
+    yield send("a summary that holds no strings", build_table_commit(_make_snapshot_update(summary={"operation": 1})))
+    yield send("one snapshot twice", build_table_commit(_make_snapshot_update(), _make_snapshot_update()))
     branch = {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch"}
-    yield send("a branch to no snapshot", table_commit({**branch, "snapshot-id": 99}))
+    yield send("a branch to no snapshot", build_table_commit({**branch, "snapshot-id": 99}))
     yield send(
         "a reference that is neither branch nor tag",
-        table_commit(_snapshot(), {**branch, "type": "twig", "snapshot-id": 1}),
+        build_table_commit(_make_snapshot_update(), {**branch, "type": "twig", "snapshot-id": 1}),
     )
-    yield send("main as a tag", table_commit(_snapshot(), {**branch, "type": "tag", "snapshot-id": 1}))
-    yield send("a property that is no string", table_commit({"action": "set-properties", "updates": {"a": 1}}))
+    yield send(
+        "main as a tag", build_table_commit(_make_snapshot_update(), {**branch, "type": "tag", "snapshot-id": 1})
+    )
+    yield send("a property that is no string", build_table_commit({"action": "set-properties", "updates": {"a": 1}}))
     yield send(
         "a reserved property that is nonsense",
-        table_commit({"action": "set-properties", "updates": {"write.metadata.previous-versions-max": "many"}}),
+        build_table_commit({"action": "set-properties", "updates": {"write.metadata.previous-versions-max": "many"}}),
     )
     missing = BadInput(
-        "Commits", "a table that is not there", "POST", f"{T}/none", table_commit(), 404, "NoSuchTableException"
+        "Commits", "a table that is not there", "POST", f"{T}/none", build_table_commit(), 404, "NoSuchTableException"
     )
     yield missing
 
@@ -180,9 +192,11 @@ def list_other_inputs() -> Iterator[BadInput]:
         {"updates": [{"action": "set-current-view-version", "view-version-id": 9}]},
     )
     group = "Transactions"
-    change = {"identifier": {"namespace": ["db"], "name": "t"}, **table_commit()}
+    change = {"identifier": {"namespace": ["db"], "name": "t"}, **build_table_commit()}
     yield send("no changes", "/v1/transactions/commit", {"table-changes": []}, group=group)
-    yield send("a change of no table", "/v1/transactions/commit", {"table-changes": [table_commit()]}, group=group)
+    yield send(
+        "a change of no table", "/v1/transactions/commit", {"table-changes": [build_table_commit()]}, group=group
+    )
     yield send("one table twice", "/v1/transactions/commit", {"table-changes": [change, change]}, group=group)
     group = "Metrics and signing"
     yield send("a report of no type", f"{T}/t/metrics", {}, group=group)

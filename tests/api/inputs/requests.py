@@ -6,10 +6,20 @@ from collections.abc import Iterator
 from typing import Any
 
 from tests.api.client import SCHEMA, VIEW_VERSION
-from tests.api.inputs.bad_input import BAD_REQUEST, BODY_LIMIT_BYTES, BadInput, D, N, T, V, make_table, table_commit
+from tests.api.inputs.bad_input import (
+    BAD_REQUEST,
+    BODY_LIMIT_BYTES,
+    BadInput,
+    D,
+    N,
+    T,
+    V,
+    build_table_commit,
+    make_table,
+)
 
 
-def bodies() -> Iterator[BadInput]:
+def list_bad_bodies() -> Iterator[BadInput]:
     def post(description: str, body: Any, path: str = N, status: int = 400, type_: str = BAD_REQUEST) -> BadInput:
         return BadInput("Bodies", description, "POST", path, body, status, type_)
 
@@ -40,7 +50,7 @@ def bodies() -> Iterator[BadInput]:
     yield BadInput("Bodies", "an encoding nobody knows", "POST", N, b"x" * 50, 415, media, unknown)
 
 
-def names() -> Iterator[BadInput]:
+def list_bad_names() -> Iterator[BadInput]:
     def get(description: str, path: str, status: int = 400, type_: str = BAD_REQUEST) -> BadInput:
         return BadInput("Names and paths", description, "GET", path, None, status, type_)
 
@@ -83,7 +93,7 @@ def names() -> Iterator[BadInput]:
     yield post("a rename to no namespace", "/v1/tables/rename", {**ends, "destination": {"namespace": [], "name": "x"}})
 
 
-def locations() -> Iterator[BadInput]:
+def list_bad_locations() -> Iterator[BadInput]:
     for description, location in (
         ("elsewhere on the disk", "file:///etc/passwd"),
         ("above the warehouse, by dots", "{warehouse}/../outside"),
@@ -104,7 +114,7 @@ def locations() -> Iterator[BadInput]:
     ):
         yield BadInput("Locations", f"a table at: {description}", "POST", T, make_table(location=location))
         update = {"action": "set-location", "location": location}
-        yield BadInput("Locations", f"a table moved to: {description}", "POST", f"{T}/t", table_commit(update))
+        yield BadInput("Locations", f"a table moved to: {description}", "POST", f"{T}/t", build_table_commit(update))
         body = {"name": "new", "metadata-location": location}
         yield BadInput("Locations", f"a registered file at: {description}", "POST", f"{D}/register", body)
     invalid_view = {"name": "new", "schema": SCHEMA, "view-version": VIEW_VERSION, "location": "file:///etc"}
@@ -113,7 +123,7 @@ def locations() -> Iterator[BadInput]:
     yield BadInput("Locations", "a registered view elsewhere", "POST", f"{D}/register-view", view)
     properties = {"updates": {"location": "file:///etc"}}
     yield BadInput("Locations", "a namespace's location elsewhere", "POST", f"{D}/properties", properties)
-    path = table_commit({"action": "set-properties", "updates": {"write.metadata.path": "file:///etc"}})
+    path = build_table_commit({"action": "set-properties", "updates": {"write.metadata.path": "file:///etc"}})
     yield BadInput("Locations", "metadata files written elsewhere", "POST", f"{T}/t", path)
     missing = {"name": "new", "metadata-location": "{warehouse}/db/none.metadata.json"}
     yield BadInput(
@@ -125,7 +135,7 @@ def locations() -> Iterator[BadInput]:
     yield BadInput("Locations", "a table registered as a view", "POST", f"{D}/register-view", table_as_view)
 
 
-def queries() -> Iterator[BadInput]:
+def list_bad_queries() -> Iterator[BadInput]:
     for description, query in (
         ("a page token we never gave out", "pageToken=%21%21"),
         ("a page token that is no text", "pageToken=_w"),
@@ -159,7 +169,7 @@ def queries() -> Iterator[BadInput]:
         )
 
 
-def headers() -> Iterator[BadInput]:
+def list_bad_headers() -> Iterator[BadInput]:
     for description, key in (
         ("that is no UUID", "abc"),
         ("of version 4", "017f22e2-79b0-4cc3-98c4-dc0c0c07398f"),

@@ -8,7 +8,7 @@ from typing import Any
 from tests.api.inputs.bad_input import BAD_REQUEST, BadInput
 
 
-def changes() -> Iterator[BadInput]:
+def list_bad_changes() -> Iterator[BadInput]:
     path = "/api/v1/tables/db/t/commit"
 
     def send(description: str, body: Any, status: int = 400, type_: str = BAD_REQUEST) -> BadInput:
@@ -94,7 +94,7 @@ def changes() -> Iterator[BadInput]:
     yield BadInput("Changes", "a table that is not there", "POST", "/api/v1/tables/db/none/commit", *missing)
 
 
-def indexes() -> Iterator[BadInput]:
+def list_bad_indexes() -> Iterator[BadInput]:
     index = "/api/v1/tables/db/t/indexes/i"
 
     def put_index(
@@ -102,24 +102,26 @@ def indexes() -> Iterator[BadInput]:
     ) -> BadInput:
         return BadInput("Indexes", description, "PUT", path, body, status, type_)
 
-    def bloom(*columns: Any, **fields: Any) -> dict[str, Any]:
+    def make_bloom_filter(*columns: Any, **fields: Any) -> dict[str, Any]:
         return {"kind": "bloom", "columns": list(columns), **fields}
 
     yield put_index("a kind that there is not", {"kind": "btree", "columns": ["id"]})
     yield put_index("a bucket index, which is the partition spec's", {"kind": "bucket", "columns": ["id"]})
-    yield put_index("a column that there is not", bloom("idd"))
-    yield put_index("a function that there is not", bloom("reverse(data)"))
-    yield put_index("lower of a number", bloom("lower(id)"))
-    yield put_index("a bucket of no width", bloom("bucket[0](id)"))
-    yield put_index("two columns in a bloom index", bloom("id", "data"))
-    yield put_index("no column", bloom())
-    yield put_index("a share of false positives of 1", bloom("id", fpp=1))
+    yield put_index("a column that there is not", make_bloom_filter("idd"))
+    yield put_index("a function that there is not", make_bloom_filter("reverse(data)"))
+    yield put_index("lower of a number", make_bloom_filter("lower(id)"))
+    yield put_index("a bucket of no width", make_bloom_filter("bucket[0](id)"))
+    yield put_index("two columns in a bloom index", make_bloom_filter("id", "data"))
+    yield put_index("no column", make_bloom_filter())
+    yield put_index("a share of false positives of 1", make_bloom_filter("id", fpp=1))
     yield put_index("what another kind is told", {"kind": "bitmap", "columns": ["id"], "fpp": 0.1})
-    yield put_index("a state that there is not", bloom("id", state="asleep"))
+    yield put_index("a state that there is not", make_bloom_filter("id", state="asleep"))
     yield put_index("pausing what was never defined", {"state": "paused"})
-    yield put_index("a field nobody knows", bloom("id", columnz=1))
-    yield put_index("a name with a slash", bloom("id"), f"{index}%2Fj")
-    yield put_index("the name of what a partition spec makes", bloom("id"), "/api/v1/tables/db/t/indexes/bucket:id")
+    yield put_index("a field nobody knows", make_bloom_filter("id", columnz=1))
+    yield put_index("a name with a slash", make_bloom_filter("id"), f"{index}%2Fj")
+    yield put_index(
+        "the name of what a partition spec makes", make_bloom_filter("id"), "/api/v1/tables/db/t/indexes/bucket:id"
+    )
     missing = (404, "NotFoundException")
     yield BadInput("Indexes", "dropping what is not there", "DELETE", index, None, *missing)
     yield BadInput("Indexes", "building what is not there", "POST", f"{index}/builds", None, *missing)
@@ -130,7 +132,7 @@ def indexes() -> Iterator[BadInput]:
     yield BadInput("Indexes", "an audit of less than nothing", "POST", f"{index}/audits", {"index-files": -1})
 
 
-def rows() -> Iterator[BadInput]:
+def list_bad_row_queries() -> Iterator[BadInput]:
     def ask(description: str, route: str, body: Any, status: int = 400, type_: str = BAD_REQUEST) -> BadInput:
         return BadInput("Rows", description, "POST", f"/api/v1/tables/db/t/{route}", body, status, type_)
 
@@ -153,7 +155,7 @@ def rows() -> Iterator[BadInput]:
     yield ask("a snapshot that there is not", "bitmap", {"where": "id = 1", "snapshot-id": 5})
 
 
-def joins() -> Iterator[BadInput]:
+def list_bad_joins() -> Iterator[BadInput]:
     def ask(body: str, joins: Any, status: int = 400, type_: str = BAD_REQUEST) -> BadInput:
         path = "/api/v1/tables/db/t/plan-tables"
         return BadInput("Joins", body, "POST", path, {"joins": joins}, status, type_)

@@ -66,7 +66,7 @@ async def append(
     for number in range(manifests):
         part = files[number * size : (number + 1) * size]
         listed.append(
-            (_manifest(folder, f"{snapshot_id}-{number}", part, snapshot_id, sequence, metadata, kinds), None)
+            (_write_manifest(folder, f"{snapshot_id}-{number}", part, snapshot_id, sequence, metadata, kinds), None)
         )
     path = folder / f"snap-{snapshot_id}.avro"
     path.write_bytes(list_bytes(listed, version=2, style=STYLE, header={"format-version": "2"}))
@@ -86,13 +86,13 @@ async def append(
     assert answer.status == 200, answer.raw
 
 
-def paths(answer: Answer) -> list[str]:
+def list_paths(answer: Answer) -> list[str]:
     assert answer.status == 200, answer.raw
     return [task["data-file"]["file-path"] for task in answer.json.get("file-scan-tasks", [])]
 
 
 def list_planned_numbers(answer: Answer) -> list[int]:
-    return [int(path.rpartition("/")[2].removesuffix(".parquet")) for path in paths(answer)]
+    return [int(path.rpartition("/")[2].removesuffix(".parquet")) for path in list_paths(answer)]
 
 
 async def read_all_pages(api: Api, answer: Answer, **options: Any) -> list[int]:
@@ -112,7 +112,7 @@ A commit lists the manifests of its parent again.
 """
 
 
-def _manifest(
+def _write_manifest(
     folder: Path,
     name: str,
     files: Sequence[DataFile],

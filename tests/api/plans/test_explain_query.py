@@ -41,7 +41,7 @@ async def explain_tables(star: Star, query: str, **body: Any) -> dict[str, dict[
     return {table["table"][-1]: table for table in answer.json["tables"]}
 
 
-def files_with_rows(star: Star, expected: set[int]) -> int:
+def count_files_with_rows(star: Star, expected: set[int]) -> int:
     """Return the number of fact files that have a supplier in `wanted`.
 
     File n has every fifth supplier from 100 n on.
@@ -80,7 +80,7 @@ async def test_plans_of_random_queries_keep_needed_rows_and_prune_as_far_as_the_
         expected = {n for n in range(2000) if all(parts[part](n) for part in chosen_parts)}
         query = f"SELECT count(*) {JOIN.format(rng.choice(('db', 'sea.db')))} WHERE {' AND '.join(chosen_parts)}"
         tables = await explain_tables(star, query, dialect=rng.choice(("trino", "duckdb")))
-        assert tables["fact"]["plan"]["files"] >= files_with_rows(star, expected), query
+        assert tables["fact"]["plan"]["files"] >= count_files_with_rows(star, expected), query
         if expected and not any(part.startswith("f.") for part in chosen_parts):
             assert tables["fact"]["plan"]["files"] <= len({n // 100 for n in expected}), query
         fewer += tables["fact"]["plan"]["files"] < 20
@@ -222,14 +222,14 @@ def test_plan_of_nearly_all_files_has_a_reason(files: tuple[int, int], reasons: 
 
 
 def test_unused_join_has_the_reason_of_its_outcome() -> None:
-    def outcome(name: str, keys: int | None, reason: str | None = None) -> JoinOutcome:
+    def build_outcome(name: str, keys: int | None, reason: str | None = None) -> JoinOutcome:
         return JoinOutcome(("db", name), 1, keys, keys is not None, reason)
 
     joins = [
         JoinSpec(["db", "a"], {"x": "y"}, joins=[JoinSpec(["db", "b"], {"z": "z"})]),
         JoinSpec(["db", "c"], {"x": "k"}),
     ]
-    outcomes = [outcome("a", None, "it has 9 rows"), outcome("b", 3), outcome("c", 1)]
+    outcomes = [build_outcome("a", None, "it has 9 rows"), build_outcome("b", 3), build_outcome("c", 1)]
     assert find_unpruned_reasons((2, 2), joins, outcomes, has_condition=False, complete=True) == (
         "the join with db.a is not used: it has 9 rows",
         "each file may have rows that join with db.c (1 key of x), by its bounds and the indexes",
@@ -268,11 +268,11 @@ def test_names_defined_by_the_query_are_not_unknown_columns(query: str, dialect:
 def test_few_of_many_unknown_columns_are_compared_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
     compared_columns: list[str] = []
 
-    def near_names(name: str, known_names: Iterable[str], *, maximum: int) -> list[str]:
+    def find_near_names(name: str, known_names: Iterable[str], *, maximum: int) -> list[str]:
         compared_columns.append(name)
         return []
 
-    monkeypatch.setattr(query_notes, "near_names", near_names)
+    monkeypatch.setattr(query_notes, "near_names", find_near_names)
     names = [f"z{number}" for number in range(500)]
     query = f"SELECT {', '.join(names + names)} FROM db.fact"
     assert find_unknown_columns(query, "trino", [("db", "fact")], {"k"}) == {}

@@ -36,12 +36,15 @@ def spread(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     return ids, rng.integers(0, 26**3, (FILES, ROWS))
 
 
-def word(number: int) -> str:
+def build_word(number: int) -> str:
     return "same" + "".join(chr(97 + number // 26**place % 26) for place in (2, 1, 0))
 
 
-def file_of(number: int, ids: np.ndarray, letters: np.ndarray) -> DataFile:
-    bounds = {1: ("long", int(ids.min()), int(ids.max())), 2: ("string", word(letters.min()), word(letters.max()))}
+def build_file(number: int, ids: np.ndarray, letters: np.ndarray) -> DataFile:
+    bounds = {
+        1: ("long", int(ids.min()), int(ids.max())),
+        2: ("string", build_word(letters.min()), build_word(letters.max())),
+    }
     metrics = {
         column: ColumnMetrics(len(ids), 0, None, to_bytes(kind, low), to_bytes(kind, high))
         for column, (kind, low, high) in bounds.items()
@@ -75,7 +78,7 @@ async def test_estimate_of_a_sort_is_close_to_the_sorted_table(api: Api, case: i
     rng = np.random.default_rng(first_seed() + case)
     ids, letters = spread(rng)
     await api.table(properties=TARGET)
-    files = [file_of(n, *rows) for n, rows in enumerate(zip(ids, letters, strict=True))]
+    files = [build_file(n, *rows) for n, rows in enumerate(zip(ids, letters, strict=True))]
     await append(api, "t", files, snapshot_id=1)
     count = 0
     for _ in range(12):
@@ -86,7 +89,9 @@ async def test_estimate_of_a_sort_is_close_to_the_sorted_table(api: Api, case: i
             true = count_kept_files(ids.ravel(), (ids, low, low + span))
             assert abs(reported_layouts["id",] - true) <= max(2, 0.3 * true), (low, span)
         first = int(rng.integers(0, 26**3 - 600))
-        reported_layouts = await read_layouts(api, f"data >= '{word(first)}' AND data < '{word(first + 500)}'")
+        reported_layouts = await read_layouts(
+            api, f"data >= '{build_word(first)}' AND data < '{build_word(first + 500)}'"
+        )
         count += 1
         true = count_kept_files(letters.ravel(), (letters, first, first + 499))
         assert abs(reported_layouts["data",] - true) <= max(2, 0.3 * true), first
@@ -97,14 +102,16 @@ async def test_estimate_of_a_clustering_is_close_to_the_hilbert_layout(api: Api)
     rng = np.random.default_rng(first_seed() + 7)
     ids, letters = rng.integers(0, 60_000, (FILES, ROWS)), rng.integers(0, 26**3, (FILES, ROWS))
     await api.table(properties=TARGET)
-    await append(api, "t", [file_of(n, ids[n], letters[n]) for n in range(FILES)], snapshot_id=1)
+    await append(api, "t", [build_file(n, ids[n], letters[n]) for n in range(FILES)], snapshot_id=1)
     ranks = np.stack([np.argsort(np.argsort(values.ravel())) for values in (ids, letters)], axis=1).astype(np.uint64)
     curve = [bytes(key) for key in compute_curve_keys(ranks, 16, HILBERT)]
     keys = np.argsort(np.argsort(np.array(curve)))
     for _ in range(10):
         low, first = int(rng.integers(0, 50_000)), int(rng.integers(0, 26**3 - 3000))
         reported_layouts = await read_layouts(
-            api, f"id BETWEEN {low} AND {low + 9000} AND data >= '{word(first)}' AND data < '{word(first + 2500)}'"
+            api,
+            f"id BETWEEN {low} AND {low + 9000} AND data >= '{build_word(first)}' AND data <"
+            f" '{build_word(first + 2500)}'",
         )
         true = count_kept_files(keys, (ids, low, low + 9000), (letters, first, first + 2499))
         shared_files = next(files for columns, files in reported_layouts.items() if len(columns) == 2)
@@ -115,13 +122,13 @@ async def test_estimate_of_a_clustering_is_close_to_the_hilbert_layout(api: Api)
 async def test_values_that_a_layout_does_not_group_have_no_estimate(api: Api) -> None:
     await api.table(properties=TARGET)
     ids = np.arange(FILES * ROWS).reshape(FILES, ROWS)
-    files = [file_of(n, ids[n], np.array([5, 9])) for n in range(FILES)]
+    files = [build_file(n, ids[n], np.array([5, 9])) for n in range(FILES)]
     await append(api, "t", files, snapshot_id=1)
     assert await read_layouts(api, "id = 700") == {}, "the plan is as good"
     assert await read_layouts(api, "id >= 0") == {}, "most files match"
     assert await read_layouts(api, "data IS NOT NULL") == {}
     assert await read_layouts(api, "data <> 'x'") == {}
-    assert await read_layouts(api, f"data = '{word(7)}' AND data > '{word(6)}'") == {}, (
+    assert await read_layouts(api, f"data = '{build_word(7)}' AND data > '{build_word(6)}'") == {}, (
         "nothing says how often it occurs"
     )
 
@@ -129,7 +136,7 @@ async def test_values_that_a_layout_does_not_group_have_no_estimate(api: Api) ->
 async def test_numbers_at_the_limits_of_their_type_are_estimated(api: Api) -> None:
     await api.table(properties=TARGET)
     ends = np.array([-(2**63) + 1, 2**63 - 1])
-    files = [file_of(n, ends, np.array([5, 9])) for n in range(FILES)]
+    files = [build_file(n, ends, np.array([5, 9])) for n in range(FILES)]
     await append(api, "t", files, snapshot_id=1)
     reported_layouts = await read_layouts(api, "id > 0 AND id < 1000000000000000000")
     assert 2 <= reported_layouts["id",] <= 5

@@ -9,12 +9,12 @@ from uuid import uuid4
 from tests.api.client import SCHEMA, Answer
 from tests.api.plans.planned import build_data_file
 from tests.api.plans.test_foreign_files import Lake, lake, write_manifest, write_manifest_list
-from tests.catalog.rig import creation_updates
+from tests.catalog.rig import build_creation_updates
 
 __all__ = ["lake"]
 
 
-def _snapshot(snapshot_id: int, timestamp_ms: str, **fields: Any) -> list[dict[str, Any]]:
+def _build_snapshot_updates(snapshot_id: int, timestamp_ms: str, **fields: Any) -> list[dict[str, Any]]:
     snapshot = {
         "snapshot-id": snapshot_id,
         "sequence-number": 1,
@@ -30,7 +30,7 @@ def _snapshot(snapshot_id: int, timestamp_ms: str, **fields: Any) -> list[dict[s
 
 async def _create(lake: Lake, name: str, *updates: dict[str, Any]) -> Answer:
     """Create a table with the commit that ends Spark's CREATE TABLE AS SELECT."""
-    updates_of_creation = [*creation_updates(str(uuid4()), SCHEMA), *updates]
+    updates_of_creation = [*build_creation_updates(str(uuid4()), SCHEMA), *updates]
     body = {"requirements": [{"type": "assert-create"}], "updates": updates_of_creation}
     return await lake("wendy", "POST", f"/v1/namespaces/mine/tables/{name}", body)
 
@@ -47,7 +47,7 @@ async def test_new_table_may_have_files_in_locations_of_its_properties(lake: Lak
         "ctas",
         {"action": "set-location", "location": f"file://{place}"},
         {"action": "set-properties", "updates": {"write.data.path": f"file://{data}"}},
-        *_snapshot(5, list_location),
+        *_build_snapshot_updates(5, list_location),
     )
     assert answer.status == 200, answer.raw
 
@@ -62,7 +62,7 @@ async def test_replaced_table_may_have_files_in_its_new_locations(lake: Lake) ->
     updates = [
         {"action": "set-location", "location": f"file://{place}"},
         {"action": "set-properties", "updates": {"write.data.path": f"file://{data}"}},
-        *_snapshot(5, list_location),
+        *_build_snapshot_updates(5, list_location),
     ]
     body = {"requirements": [], "updates": updates}
     answer = await lake("wendy", "POST", "/v1/namespaces/mine/tables/t", body)
@@ -77,7 +77,7 @@ async def test_location_set_and_removed_by_one_commit_does_not_belong_to_the_tab
     set_path = {"action": "set-properties", "updates": {"write.data.path": f"file://{foreign_folder}"}}
     by_property = [place, set_path, {"action": "remove-properties", "removals": ["write.data.path"]}]
     for updates in (by_location, by_property):
-        answer = await _create(lake, "x", *updates, *_snapshot(5, location))
+        answer = await _create(lake, "x", *updates, *_build_snapshot_updates(5, location))
         assert answer.status == 400, answer.raw
         assert "outside the table's folders" in answer.json["error"]["message"]
 
@@ -86,12 +86,12 @@ async def test_malformed_updates_are_a_bad_request(lake: Lake) -> None:
     own_folder = await lake.folder("mine")
     list_location = write_manifest_list(own_folder / "metadata" / "l.avro", [])
     for updates in (
-        [{"action": "set-location"}, *_snapshot(5, list_location)],
-        [{"action": "set-location", "location": 5}, *_snapshot(5, list_location)],
-        [{"action": "set-properties", "updates": []}, *_snapshot(5, list_location)],
-        [{"action": "remove-properties", "removals": [[]]}, *_snapshot(5, list_location)],
-        _snapshot(5, list_location, **{"parent-snapshot-id": [1]}),
-        _snapshot(5, list_location, **{"parent-snapshot-id": 2**70}),
+        [{"action": "set-location"}, *_build_snapshot_updates(5, list_location)],
+        [{"action": "set-location", "location": 5}, *_build_snapshot_updates(5, list_location)],
+        [{"action": "set-properties", "updates": []}, *_build_snapshot_updates(5, list_location)],
+        [{"action": "remove-properties", "removals": [[]]}, *_build_snapshot_updates(5, list_location)],
+        _build_snapshot_updates(5, list_location, **{"parent-snapshot-id": [1]}),
+        _build_snapshot_updates(5, list_location, **{"parent-snapshot-id": 2**70}),
     ):
         answer = await _create(lake, "x", *updates)
         assert answer.status == 400, answer.raw

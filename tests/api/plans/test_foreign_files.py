@@ -50,15 +50,15 @@ class Lake:
     def planner(self) -> Planner:
         return self._api.server.components.planner
 
-    async def metadata(self, namespace: str) -> dict[str, Any]:
+    async def read_metadata(self, namespace: str) -> dict[str, Any]:
         answer = await self("root", "GET", f"/v1/namespaces/{namespace}/tables/t")
         metadata: dict[str, Any] = answer.json["metadata"]
         return metadata
 
     async def folder(self, namespace: str) -> Path:
-        return Path((await self.metadata(namespace))["location"].removeprefix("file://"))
+        return Path((await self.read_metadata(namespace))["location"].removeprefix("file://"))
 
-    async def table_of_another_catalog(self) -> tuple[Path, dict[str, Any]]:
+    async def forge_table_of_another_catalog(self) -> tuple[Path, dict[str, Any]]:
         """Return the metadata file of a table `forged` in `mine`, and its content.
 
         The server did not write the file, so its name has no digest.
@@ -84,7 +84,7 @@ class Lake:
     async def commit(
         self, principal: str, namespace: str, snapshot_id: int, manifest_list: str, **options: Any
     ) -> Answer:
-        metadata = await self.metadata(namespace)
+        metadata = await self.read_metadata(namespace)
         snapshot = {
             "snapshot-id": snapshot_id,
             "sequence-number": metadata["last-sequence-number"] + 1,
@@ -267,7 +267,7 @@ async def test_plan_reads_neither_manifests_nor_manifest_lists_of_another_table(
     For clients that poll, such as Java's, the server reads the manifest list before it plans.
     """
     foreign_metadata_folder = (await lake.folder("theirs")) / "metadata"
-    path, own_metadata_path = await lake.table_of_another_catalog()
+    path, own_metadata_path = await lake.forge_table_of_another_catalog()
     secret = build_data_file(f"file://{foreign_metadata_folder.parent}/data/{SECRET}.parquet", 1, 9)
     secret_manifest = write_manifest(foreign_metadata_folder / "m.avro", [secret], 1, write=False)
     longer = replace(secret_manifest, length=secret_manifest.length + 1000)
@@ -322,6 +322,21 @@ async def test_manifest_that_names_a_file_of_another_table_is_not_planned(lake: 
     assert SECRET in (await lake.plan("wendy", "mine")).raw.decode()
 
 
+@pytest.mark.parametrize("is_mixed", [True, False], ids=["beside own files", "alone"])
+async def test_file_of_another_table_whose_path_has_no_scheme_is_not_planned(lake: Lake, is_mixed: bool) -> None:
+    """Readers open a path without a scheme on their machine, so it names the same file."""
+    own_folder, foreign_folder = await lake.folder("mine"), await lake.folder("theirs")
+    files = [build_data_file(f"{foreign_folder}/data/{SECRET}.parquet", 1, 9)]
+    if is_mixed:
+        files.append(build_data_file(f"file://{own_folder}/data/a.parquet", 1, 9))
+    naming = write_manifest(own_folder / "metadata" / "own.avro", files, 7)
+    list_location = write_manifest_list(own_folder / "metadata" / "l.avro", [naming])
+    assert (await lake.commit("root", "mine", 7, list_location)).status == 200
+    answer = await lake.plan("wendy", "mine")
+    assert answer.error[0] == 403
+    assert SECRET not in answer.raw.decode().replace(str(foreign_folder), "")
+
+
 async def test_only_an_unconfined_writer_may_add_files_outside_all_tables(lake: Lake, tmp_path: Path) -> None:
     own_folder = await lake.folder("mine")
     legacy = f"file://{tmp_path}/warehouse/legacy/hive/p=1/a.parquet"
@@ -340,8 +355,8 @@ async def test_only_an_unconfined_writer_may_add_files_outside_all_tables(lake: 
 @pytest.mark.parametrize("is_kept", [None, "table-uuid", "location"])
 async def test_overwritten_metadata_opens_no_file_of_another_table(lake: Lake, is_kept: str | None) -> None:
     """A table's writers may be able to overwrite its metadata file."""
-    foreign_metadata = await lake.metadata("theirs")
-    path, own_metadata_path = await lake.table_of_another_catalog()
+    foreign_metadata = await lake.read_metadata("theirs")
+    path, own_metadata_path = await lake.forge_table_of_another_catalog()
     path.write_text(
         json.dumps(foreign_metadata if is_kept is None else {**foreign_metadata, is_kept: own_metadata_path[is_kept]})
     )
@@ -354,8 +369,8 @@ async def test_overwritten_metadata_opens_no_file_of_another_table(lake: Lake, i
 
 async def test_native_commit_uses_locations_of_the_database_and_not_of_the_metadata_file(lake: Lake) -> None:
     """A user who may write the table's folder can put another location or path into its metadata file."""
-    foreign_metadata = await lake.metadata("theirs")
-    path, metadata = await lake.table_of_another_catalog()
+    foreign_metadata = await lake.read_metadata("theirs")
+    path, metadata = await lake.forge_table_of_another_catalog()
     own_location = metadata["location"]
     forged_properties = {**metadata["properties"], "write.data.path": f"{foreign_metadata['location']}/data"}
     path.write_text(json.dumps({**metadata, "properties": forged_properties}))
@@ -377,8 +392,8 @@ async def test_rejected_plan_leaves_no_view_that_the_rightful_table_would_use(la
         folder / "metadata" / "l2.avro", [write_manifest(folder / "metadata" / "m2.avro", [file], 2)]
     )
     assert (await lake.commit("root", "theirs", 2, list_location)).status == 200
-    foreign_metadata = await lake.metadata("theirs")
-    path, own_metadata_path = await lake.table_of_another_catalog()
+    foreign_metadata = await lake.read_metadata("theirs")
+    path, own_metadata_path = await lake.forge_table_of_another_catalog()
     path.write_text(
         json.dumps({**foreign_metadata, **{name: own_metadata_path[name] for name in ("table-uuid", "location")}})
     )
@@ -480,7 +495,7 @@ async def test_expiration_keeps_a_live_file_whose_path_is_spelled_differently(
 async def test_expiration_deletes_nothing_in_a_folder_named_only_by_overwritten_metadata(
     lake: Lake, tmp_path: Path
 ) -> None:
-    path, metadata = await lake.table_of_another_catalog()
+    path, metadata = await lake.forge_table_of_another_catalog()
     legacy = tmp_path / "warehouse" / "legacy"
     legacy.mkdir(parents=True)
     (legacy / "1.parquet").write_bytes(b"rows of nobody")
@@ -546,7 +561,7 @@ async def test_manifest_rewrite_reads_no_file_of_another_table(lake: Lake) -> No
 async def test_orphan_removal_deletes_nothing_in_a_folder_named_only_by_overwritten_metadata(
     lake: Lake, tmp_path: Path, folder: str
 ) -> None:
-    path, metadata = await lake.table_of_another_catalog()
+    path, metadata = await lake.forge_table_of_another_catalog()
     other = await lake.folder("theirs") if folder == "of another table" else tmp_path / "warehouse" / "legacy"
     own_location = Path(metadata["location"].removeprefix("file://"))
     left, foreign = own_location / "data" / "left.parquet", other / "data" / f"{SECRET}.parquet"

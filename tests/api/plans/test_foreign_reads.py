@@ -95,7 +95,7 @@ async def test_change_reads_no_manifest_or_list_of_another_table(lake: Lake) -> 
         assert SECRET not in answer.raw.decode()
 
 
-def _manifest(
+def _write_manifest(
     path: Path, entries: list[Entry], snapshot_id: int, sequence: int, *counts: int, write: bool = True
 ) -> Manifest:
     """Return a manifest whose list entry counts `counts` added and existing files."""
@@ -128,7 +128,7 @@ async def test_rebase_copies_no_manifest_of_another_table(lake: Lake) -> None:
         snapshot = {
             "snapshot-id": snapshot_id,
             "sequence-number": sequence,
-            "timestamp-ms": (await lake.metadata("mine"))["last-updated-ms"] + 1,
+            "timestamp-ms": (await lake.read_metadata("mine"))["last-updated-ms"] + 1,
             "manifest-list": write_manifest_list(own_folder / f"l{snapshot_id}.avro", manifests),
             "summary": {"operation": "append", "added-data-files": "2"},
             "schema-id": 0,
@@ -142,22 +142,22 @@ async def test_rebase_copies_no_manifest_of_another_table(lake: Lake) -> None:
     secrets = [
         Entry(ADDED, 2, None, None, build_data_file(f"file://{theirs}/{SECRET}-{i}.parquet", 1, 9)) for i in range(2)
     ]
-    victim = _manifest(theirs / "v.avro", secrets, 2, 2, 2, 0)
-    reported_manifest = _manifest(theirs / "v.avro", secrets, 2, 9, 1, 1, write=False)
+    victim = _write_manifest(theirs / "v.avro", secrets, 2, 2, 2, 0)
+    reported_manifest = _write_manifest(theirs / "v.avro", secrets, 2, 9, 1, 1, write=False)
     table = "/v1/namespaces/mine/tables/t"
     assert (await lake("wendy", "POST", table, set_properties(**{"seamark.commit.rebase": "append"}))).status == 200
-    first = _manifest(own_folder / "m1.avro", [Entry(ADDED, 11, None, None, a)], 11, 1, 1, 0)
+    first = _write_manifest(own_folder / "m1.avro", [Entry(ADDED, 11, None, None, a)], 11, 1, 1, 0)
     assert await commit(11, "main", None, 1, [first]) == 200
     ref = {"action": "set-snapshot-ref", "ref-name": "b", "type": "branch", "snapshot-id": 11}
     assert (await lake("wendy", "POST", table, {"requirements": [], "updates": [ref]})).status == 200
     merged_entries = [Entry(EXISTING, 11, 1, 1, a), Entry(ADDED, 12, None, None, b)]
-    assert await commit(12, "b", 11, 2, [_manifest(own_folder / "m2.avro", merged_entries, 12, 2, 1, 1)]) == 200
-    third = _manifest(own_folder / "m3.avro", [Entry(ADDED, 13, None, None, c)], 13, 3, 1, 0)
+    assert await commit(12, "b", 11, 2, [_write_manifest(own_folder / "m2.avro", merged_entries, 12, 2, 1, 1)]) == 200
+    third = _write_manifest(own_folder / "m3.avro", [Entry(ADDED, 13, None, None, c)], 13, 3, 1, 0)
     assert await commit(13, "main", 11, 3, [first, third]) == 200
     # The test overwrites it after the commit: the list of the current snapshot names the other table's manifest.
     write_manifest_list(own_folder / "l13.avro", [first, third, victim])
     stale = [Entry(EXISTING, 11, 1, 1, a), Entry(ADDED, 2, None, None, n)]
-    own_manifest = _manifest(own_folder / "n1.avro", stale, 2, 9, 1, 1)
+    own_manifest = _write_manifest(own_folder / "n1.avro", stale, 2, 9, 1, 1)
     assert await commit(2, "b", 11, 9, [own_manifest, reported_manifest]) == 400
     assert await commit(2, "b", 11, 9, [own_manifest, reported_manifest], "root") == 409, (
         "who may write everything rebases none either"

@@ -70,10 +70,10 @@ class Star:
 async def create_star(api: Api) -> Star:
     star = Star(api)
     star.fact = await StarTable.create(api, "fact", FACT)
-    files = [star.fact.file([_sale(100 * number + at) for at in range(0, 100, 5)]) for number in range(20)]
+    files = [star.fact.file([_build_sale(100 * number + at) for at in range(0, 100, 5)]) for number in range(20)]
     await star.fact.commit(files)
     star.supplier = await StarTable.create(api, "supplier", SUPPLIER)
-    rows = [_supplier(number) for number in range(2000)]
+    rows = [_build_supplier(number) for number in range(2000)]
     await star.supplier.commit([star.supplier.file(rows[:1500]), star.supplier.file(rows[1500:])])
     star.nation = await StarTable.create(api, "nation", [Col(1, "n_key", "long"), Col(2, "n_name", "string")])
     nations = [{"n_key": number, "n_name": f"n{number:02d}"} for number in range(25)]
@@ -81,11 +81,11 @@ async def create_star(api: Api) -> Star:
     return star
 
 
-def _sale(supplier: int) -> dict[str, Any]:
+def _build_sale(supplier: int) -> dict[str, Any]:
     return {"f_key": supplier * 10, "f_supplier": supplier, "f_rate": 0.5, "f_name": f"s{supplier}"}
 
 
-def _supplier(number: int) -> dict[str, Any]:
+def _build_supplier(number: int) -> dict[str, Any]:
     return {"s_key": number, "s_region": REGIONS[number % 4], "s_nation": number % 25, "s_rate": 0.5}
 
 
@@ -133,7 +133,7 @@ async def test_only_plans_with_the_same_keys_share_a_name(star: Star) -> None:
     assert (await star.plan(build_supplier_join("s_key BETWEEN 250 AND 749"), predicate="f_key > 0"))["name"] != first
     selective_plan = (await star.plan(build_supplier_join("s_key = 250")))["name"]
     assert selective_plan not in (first, (await star.plan())["name"])
-    await star.supplier.commit([star.supplier.file([_supplier(5000)])])
+    await star.supplier.commit([star.supplier.file([_build_supplier(5000)])])
     second_plan = await star.plan(build_supplier_join("s_key BETWEEN 250 AND 749"))
     assert (second_plan["name"], second_plan["joins"][0]["snapshot-id"]) == (first, 2)
 
@@ -142,7 +142,7 @@ async def test_joined_table_is_read_at_the_requested_snapshot_and_a_commit_reads
     assert (await star.plan(build_supplier_join("s_key >= 1900")))["joins"][0]["keys"] == 100
     for file in star.supplier.data:  # The columns of the table are in memory now.
         Path(file.path.removeprefix("file://")).unlink()
-    await star.supplier.commit([star.supplier.file([_supplier(number) for number in range(1950, 2050)])])
+    await star.supplier.commit([star.supplier.file([_build_supplier(number) for number in range(1950, 2050)])])
     join_report = (await star.plan(build_supplier_join("s_key >= 1900")))["joins"][0]
     assert (join_report["keys"], join_report["snapshot-id"]) == (150, 2)
     join_report = (await star.plan(build_supplier_join("s_key >= 1950", **{"snapshot-id": 1})))["joins"][0]
@@ -328,7 +328,7 @@ async def test_joined_table_that_decodes_to_more_than_the_limit_is_skipped(tmp_p
     async with running(tmp_path, decoded_limit_bytes=1 << 20) as server:
         api = Api(server)
         fact = await StarTable.create(api, "fact", FACT)
-        await fact.commit([fact.file([_sale(100 * number)]) for number in range(3)])
+        await fact.commit([fact.file([_build_sale(100 * number)]) for number in range(3)])
         wide_table = await StarTable.create(api, "wide", [Col(1, "w_key", "long"), Col(2, "w_text", "string")])
         await wide_table.commit([wide_table.file([{"w_key": key, "w_text": f"{key} " * 1000} for key in range(1000)])])
         join = {"table": ["db", "wide"], "on": {"f_supplier": "w_key"}, "predicate": "w_text = '5 5'"}

@@ -27,16 +27,16 @@ class SlowPlanner:
         self.plan_count = 0
         plan = Planner.plan
 
-        async def waits(planner: Planner, bound_scan: BoundScan, entry: Entry) -> Any:
+        async def plan_after_release(planner: Planner, bound_scan: BoundScan, entry: Entry) -> Any:
             await self.go.wait()
             self.plan_count += 1
             return await plan(planner, bound_scan, entry)
 
-        async def says(planner: Planner, bound_scan: BoundScan, entry: Entry) -> int:
+        async def estimate_undecoded(planner: Planner, bound_scan: BoundScan, entry: Entry) -> int:
             return undecoded
 
-        monkeypatch.setattr(Planner, "plan", waits)
-        monkeypatch.setattr(Planner, "entries_to_decode", says)
+        monkeypatch.setattr(Planner, "plan", plan_after_release)
+        monkeypatch.setattr(Planner, "entries_to_decode", estimate_undecoded)
         monkeypatch.setattr(planning, "POLL_S", 0.05)
 
 

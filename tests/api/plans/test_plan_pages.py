@@ -96,11 +96,11 @@ async def test_replica_that_kept_fewer_files_answers_pages_without_loss(
     assert await read_all_pages(paging_api, whole_plan) == [1, 9, 10, 18, 25]
     plan = Planner.plan
 
-    async def keeps_everything(self: Planner, bound_scan: BoundScan, entry: Entry) -> Any:
+    async def plan_without_pruning(self: Planner, bound_scan: BoundScan, entry: Entry) -> Any:
         whole_plan = BoundScan.bind(bound_scan.metadata, ScanRequest(snapshot_id=bound_scan.options.snapshot_id))
         return await plan(self, whole_plan, entry)
 
-    monkeypatch.setattr(Planner, "plan", keeps_everything)
+    monkeypatch.setattr(Planner, "plan", plan_without_pruning)
     assert await read_all_pages(paging_api, whole_plan) == list(range(30))
 
 

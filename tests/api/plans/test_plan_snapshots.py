@@ -66,23 +66,23 @@ async def test_plan_is_a_snapshot_only_for_requests_with_its_header(plan_api: Pl
 
 
 async def test_etag_depends_on_the_plans_in_the_answer(plan_api: PlanApi) -> None:
-    async def tag(name: str | None = None, query: str = "", **options: str) -> tuple[int, str]:
+    async def read_status_and_tag(name: str | None = None, query: str = "", **options: str) -> tuple[int, str]:
         headers = {**PLANS, **options, **({} if name is None else {"If-None-Match": name})}
         answer = await plan_api("GET", f"{STANDARD_TABLES}/t{query}", headers=headers)
         assert "X-Seamark-Plans" in answer.headers["Vary"]
         return answer.status, answer.headers["ETag"]
 
     for query in ("", "?snapshots=refs"):
-        untagged = (await tag(query=query))[1]
+        untagged = (await read_status_and_tag(query=query))[1]
         plan_id = (await make_plan(plan_api, f"id = 5 OR id = {10 * len(query) + 25}"))["plan-snapshot-id"]
-        status, tagged = await tag(untagged, query)
+        status, tagged = await read_status_and_tag(untagged, query)
         assert (status, tagged != untagged) == (200, True)
-        assert await tag(tagged, query) == (304, tagged)
+        assert await read_status_and_tag(tagged, query) == (304, tagged)
         answer = await plan_api("GET", f"{STANDARD_TABLES}/t", headers={**PLANS, "Accept-Encoding": "gzip"})
         raw = answer.raw if answer.raw[:1] == b"{" else gzip.decompress(answer.raw)
         assert str(plan_id).encode() in raw
         await request_lease(plan_api, [plan_id], 0)
-        assert await tag(tagged, query) == (200, untagged)
+        assert await read_status_and_tag(tagged, query) == (200, untagged)
 
 
 async def test_catalog_with_the_header_resolves_no_plan_names(plan_api: PlanApi) -> None:

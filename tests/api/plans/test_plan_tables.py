@@ -56,12 +56,12 @@ class PlanApi(Api):
         body: dict[str, Any] = answer.json
         return body
 
-    async def files_of_plan(self, name: str) -> list[int]:
+    async def list_files_of_plan(self, name: str) -> list[int]:
         """Return the numbers of the files in the plan table with this name."""
-        return numbers(await self.load(name))
+        return list_file_numbers(await self.load(name))
 
 
-def numbers(loaded_table: dict[str, Any]) -> list[int]:
+def list_file_numbers(loaded_table: dict[str, Any]) -> list[int]:
     (snapshot,) = loaded_table["metadata"]["snapshots"]
     paths = read_data_files(read_manifest_list(snapshot["manifest-list"]), 2)
     return sorted(int(path.rpartition("/")[2].removesuffix(".parquet")) for path in paths)
@@ -99,7 +99,7 @@ async def test_plan_answer_has_the_name_of_a_table_with_its_files(plan_api: Plan
     assert name.startswith("t~plan~")
     assert now_ms + LEASE_S * 900 < expires_ms <= now_ms + LEASE_S * 1000
     loaded_table = await plan_api.load(name)
-    assert numbers(loaded_table) == [9, 10, 11]
+    assert list_file_numbers(loaded_table) == [9, 10, 11]
     table = await plan_api.load("t")
     same = ("table-uuid", "format-version", "schemas", "partition-specs", "current-schema-id", "last-sequence-number")
     assert all(loaded_table["metadata"][key] == table["metadata"][key] for key in same)
@@ -128,13 +128,13 @@ async def test_plan_table_lists_the_files_that_the_plan_keeps(
 ) -> None:
     plan = await plan_api.plan(**body)
     assert (plan["files"], plan["considered-files"]) == (len(file_numbers), 30)
-    assert await plan_api.files_of_plan(plan["name"]) == file_numbers
+    assert await plan_api.list_files_of_plan(plan["name"]) == file_numbers
 
 
 async def test_no_plan_table_is_made_for_a_reader_with_an_older_schema(plan_api: PlanApi) -> None:
     """Two columns have swapped their names since, so each name now belongs to the other column."""
     past = {"snapshot-id": 1, "use-snapshot-schema": True}
-    assert await plan_api.files_of_plan((await plan_api.plan(predicate="id = 5", **past))["name"]) == [0]
+    assert await plan_api.list_files_of_plan((await plan_api.plan(predicate="id = 5", **past))["name"]) == [0]
     fields = [
         {"id": 1, "name": "data", "required": True, "type": "long"},
         {"id": 2, "name": "id", "required": False, "type": "string"},
@@ -144,7 +144,7 @@ async def test_no_plan_table_is_made_for_a_reader_with_an_older_schema(plan_api:
     assert (await plan_api("POST", f"{STANDARD_TABLES}/t", {"requirements": [], "updates": updates})).status == 200
     plan = await plan_api.plan(predicate="data = 5", **past)
     assert (plan["name"], plan["snapshot-id"]) == (None, 1)
-    assert await plan_api.files_of_plan((await plan_api.plan(predicate="data = 5"))["name"]) == [0]
+    assert await plan_api.list_files_of_plan((await plan_api.plan(predicate="data = 5"))["name"]) == [0]
 
 
 async def test_table_without_a_snapshot_has_no_plan_table(plan_api: PlanApi) -> None:
@@ -229,12 +229,12 @@ async def test_number_of_plan_tables_is_limited_by_the_setting(tmp_path: Path) -
         api = Api(server)
         await api.table()
         await append(api, "t", build_ten_id_files(30), snapshot_id=1, manifests=3)
-        plan = [
+        plans = [
             (await api("POST", f"{OWN_TABLES}/t/plan-tables", {"predicate": f"id = {n}"})).json for n in (5, 15, 25, 5)
         ]
-        assert [one["name"] is not None for one in plan] == [True, True, False, True]
-        assert plan[2]["files"] == 1
-        assert plan[3] == plan[0]
+        assert [one["name"] is not None for one in plans] == [True, True, False, True]
+        assert plans[2]["files"] == 1
+        assert plans[3] == plans[0]
 
 
 async def test_identical_plans_share_a_name_and_its_files(plan_api: PlanApi, tmp_path: Path) -> None:
@@ -254,7 +254,7 @@ async def test_incomplete_plan_is_not_shared(tmp_path: Path) -> None:
     async with open_plan_api(tmp_path, plan_time_budget_s=0) as plan_api:
         new_plans = [await plan_api.plan(predicate="id = 5") for _ in range(3)]
         assert len({plan["name"] for plan in new_plans}) == 3
-        assert [await plan_api.files_of_plan(plan["name"]) for plan in new_plans] == [list(range(30))] * 3
+        assert [await plan_api.list_files_of_plan(plan["name"]) for plan in new_plans] == [list(range(30))] * 3
 
 
 async def test_only_one_of_concurrent_identical_plans_is_made(plan_api: PlanApi, tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ async def test_concurrent_requests_for_one_plan_leave_one_set_of_files(plan_api:
     results = await asyncio.gather(*(plan_api.plan(predicate="id = 5", **{"lease-s": 100 + each}) for each in range(8)))
     (name,) = {result["name"] for result in results}
     assert len(list_plan_files(tmp_path)) == 3
-    assert await plan_api.files_of_plan(name) == [0]
+    assert await plan_api.list_files_of_plan(name) == [0]
     assert max(result["expires-at-ms"] for result in results) > plan_api.clock.now_ms() + 100_000
 
 
@@ -307,7 +307,7 @@ async def test_requested_plan_is_renewed_after_half_of_its_lease(plan_api: PlanA
     plan_again = await plan_api.plan(predicate="id = 5")
     assert plan_again["name"] == plan["name"]
     assert list_plan_files(tmp_path) == files
-    assert await plan_api.files_of_plan(plan_again["name"]) == [0]
+    assert await plan_api.list_files_of_plan(plan_again["name"]) == [0]
 
 
 async def test_plan_name_can_be_renewed_after_any_change_to_its_table(plan_api: PlanApi, tmp_path: Path) -> None:
@@ -319,12 +319,12 @@ async def test_plan_name_can_be_renewed_after_any_change_to_its_table(plan_api: 
         plan_api.clock.ahead_ms += LEASE_S * 900
         answer = await plan_api("POST", f"{OWN_TABLES}/{name}/lease", {"lease-s": LEASE_S})
         assert answer.json == {"expires-at-ms": pytest.approx(plan_api.clock.now_ms() + LEASE_S * 1000, abs=5000)}
-        assert await plan_api.files_of_plan(name) == [0]
+        assert await plan_api.list_files_of_plan(name) == [0]
     # An expired name is valid again while its files exist.
     plan_api.clock.ahead_ms += LEASE_S * 1100
     assert (await plan_api("HEAD", f"{STANDARD_TABLES}/{name}")).status == 404
     assert (await plan_api("POST", f"{OWN_TABLES}/{name}/lease", {})).status == 200
-    assert await plan_api.files_of_plan(name) == [0]
+    assert await plan_api.list_files_of_plan(name) == [0]
     plan_api.clock.ahead_ms += (LEASE_S + GRACE_S + 1) * 1000
     await plan_api.server.components.housekeeping.round()
     for table_name in (name, NAME, "t", "nosuch"):
@@ -347,11 +347,11 @@ async def test_files_are_deleted_after_the_lease_and_the_plan_can_be_made_again(
     plan_api.clock.ahead_ms += 2000
     assert (await plan_api.server.components.housekeeping.round())["plan_tables_cleaned"] == 1
     assert len(list_plan_files(tmp_path)) == 3
-    assert await plan_api.files_of_plan(other["name"]) == [1]
+    assert await plan_api.list_files_of_plan(other["name"]) == [1]
     assert await plan_api.server.components.store.list_retired_plan_tables(None, 10) == []
     second_plan = await plan_api.plan(predicate="id = 5")
     assert second_plan["name"] == plan["name"]
-    assert await plan_api.files_of_plan(second_plan["name"]) == [0]
+    assert await plan_api.list_files_of_plan(second_plan["name"]) == [0]
     assert len(list_plan_files(tmp_path)) == 6
 
 
@@ -361,16 +361,16 @@ async def test_plan_whose_files_are_about_to_be_deleted_is_made_anew(plan_api: P
     plan_api.clock.ahead_ms += (LEASE_S + GRACE_S + 1) * 1000
     objects, delete = plan_api.server.components.objects, plan_api.server.components.objects.delete
 
-    async def meanwhile(location: str) -> None:
+    async def delete_and_note(location: str) -> None:
         objects.delete = delete  # type: ignore[method-assign]
         second_plan = await plan_api.plan(predicate="id = 5")
         assert second_plan["name"] == plan["name"]
         await delete(location)
 
-    objects.delete = meanwhile  # type: ignore[method-assign]
+    objects.delete = delete_and_note  # type: ignore[method-assign]
     assert (await plan_api.server.components.housekeeping.round())["plan_tables_cleaned"] == 1
     assert plan_files_before.isdisjoint(list_plan_files(tmp_path))
-    assert await plan_api.files_of_plan(plan["name"]) == [0]
+    assert await plan_api.list_files_of_plan(plan["name"]) == [0]
 
 
 async def test_plan_table_name_belongs_to_the_table_it_was_made_for(plan_api: PlanApi) -> None:
@@ -383,7 +383,7 @@ async def test_plan_table_name_belongs_to_the_table_it_was_made_for(plan_api: Pl
     await append(plan_api, "t", build_ten_id_files(3), snapshot_id=1)
     new_plan = await plan_api.plan(predicate="id = 5")
     assert new_plan["name"] != plan["name"]
-    assert await plan_api.files_of_plan(new_plan["name"]) == [0]
+    assert await plan_api.list_files_of_plan(new_plan["name"]) == [0]
     body = {"source": {"namespace": ["db"], "name": "t"}, "destination": {"namespace": ["db"], "name": "moved"}}
     assert (await plan_api("POST", "/v1/tables/rename", body)).status == 204
     assert (await plan_api("GET", f"{STANDARD_TABLES}/{new_plan['name']}")).error[:2] == (404, "NoSuchTableException")
@@ -393,10 +393,10 @@ async def test_plan_table_name_belongs_to_the_table_it_was_made_for(plan_api: Pl
 async def test_plan_table_survives_commits_and_the_expiry_of_its_snapshot(plan_api: PlanApi) -> None:
     plan = await plan_api.plan(predicate="id = 5")
     await append(plan_api, "t", build_ten_id_files(31)[30:], snapshot_id=2, parent=1)
-    assert await plan_api.files_of_plan(plan["name"]) == [0]
+    assert await plan_api.list_files_of_plan(plan["name"]) == [0]
     removal = {"requirements": [], "updates": [{"action": "remove-snapshots", "snapshot-ids": [1]}]}
     assert (await plan_api("POST", f"{STANDARD_TABLES}/t", removal)).status == 200
-    assert await plan_api.files_of_plan(plan["name"]) == [0]
+    assert await plan_api.list_files_of_plan(plan["name"]) == [0]
     answer = await plan_api("POST", f"{OWN_TABLES}/t/plan-tables", {"predicate": "id = 5", "snapshot-id": 1})
     assert "Cannot find snapshot 1" in answer.error[2]
 
@@ -409,7 +409,7 @@ async def test_plan_table_of_a_mixed_case_table_has_a_lower_case_name(plan_api: 
     loaded_table = await plan_api(
         "GET", f"{STANDARD_TABLES}/gr%C3%B6%C3%9Fe%20t~plan~{plan['name'].rpartition('~')[2]}"
     )
-    assert numbers(loaded_table.json) == [1]
+    assert list_file_numbers(loaded_table.json) == [1]
     await plan_api.table("x" * 250)
     await append(plan_api, "x" * 250, build_ten_id_files(3), snapshot_id=1)
     assert (await plan_api.plan("x" * 250, predicate="id = 15"))["name"] is None, "there is no room for the name"
@@ -480,7 +480,7 @@ async def test_requests_that_change_or_create_a_table_with_a_plan_name_are_rejec
         code, kind, message = (await plan_api(method, path, body)).error
         assert (code, kind) == (400, "BadRequestException"), (method, path)
         assert "plan table" in message, (method, path)
-    assert await plan_api.files_of_plan(name) == [0]
+    assert await plan_api.list_files_of_plan(name) == [0]
     assert [identifier["name"] for identifier in (await plan_api("GET", STANDARD_TABLES)).json["identifiers"]] == ["t"]
 
 

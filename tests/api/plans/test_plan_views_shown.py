@@ -32,7 +32,7 @@ async def plan_api(tmp_path: Path) -> AsyncIterator[PlanApi]:
         yield plan_api
 
 
-async def view_request(plan_api: PlanApi, **fields: Any) -> dict[str, Any]:
+async def build_view_request(plan_api: PlanApi, **fields: Any) -> dict[str, Any]:
     plan = (await make_plan(plan_api))["plan-snapshot-id"]
     location = (await plan_api("GET", f"{VIEWS}/v")).json["metadata-location"]
     table = {"start": TABLE_POSITION, "end": TABLE_POSITION + 1, "table": ["db", "t"], "plan-snapshot-id": plan}
@@ -40,14 +40,16 @@ async def view_request(plan_api: PlanApi, **fields: Any) -> dict[str, Any]:
 
 
 async def make_plan_view(plan_api: PlanApi, **fields: Any) -> dict[str, Any]:
-    answer = await plan_api("POST", f"{OWN_VIEWS}/v/plan-views", await view_request(plan_api, **fields), headers=PLANS)
+    answer = await plan_api(
+        "POST", f"{OWN_VIEWS}/v/plan-views", await build_view_request(plan_api, **fields), headers=PLANS
+    )
     assert answer.status == 200, answer.raw
     body: dict[str, Any] = answer.json
     return body
 
 
 async def test_plan_views_tables_are_versions_and_its_rows_are_visible_to_one_user(plan_api: PlanApi) -> None:
-    body = await view_request(plan_api)
+    body = await build_view_request(plan_api)
     answer = await plan_api("POST", f"{OWN_VIEWS}/v/plan-views", body, headers=PLANS)
     loaded_view = (await plan_api("GET", f"{VIEWS}/{answer.json['name']}", headers=PLANS)).json
     plan = body["tables"][0]["plan-snapshot-id"]
@@ -85,11 +87,11 @@ async def test_each_user_and_each_holder_has_a_separate_plan_view(plan_api: Plan
 
 
 async def test_plan_view_requires_the_current_view_and_plans_that_are_shown(plan_api: PlanApi) -> None:
-    plan, body = await make_plan_view(plan_api), await view_request(plan_api)
+    plan, body = await make_plan_view(plan_api), await build_view_request(plan_api)
     assert (await plan_api("POST", f"{VIEWS}/v", set_properties(comment="another"))).status == 200
     assert (await plan_api("GET", f"{VIEWS}/{plan['name']}", headers=PLANS)).status == 404
     assert (await plan_api("POST", f"{OWN_VIEWS}/v/plan-views", body, headers=PLANS)).status == 404
-    body = await view_request(plan_api)
+    body = await build_view_request(plan_api)
     await request_lease(plan_api, [body["tables"][0]["plan-snapshot-id"]], 0)
     assert (await plan_api("POST", f"{OWN_VIEWS}/v/plan-views", body, headers=PLANS)).status == 404
 
@@ -110,7 +112,7 @@ async def test_plan_view_checks_all_columns_of_an_inner_view(plan_api: PlanApi) 
 
 
 async def test_contradictory_parts_of_a_request_are_rejected(plan_api: PlanApi) -> None:
-    body = await view_request(plan_api)
+    body = await build_view_request(plan_api)
     (table,) = body["tables"]
     name = (await plan_api.plan(predicate="id = 5"))["name"]
     body_without_reader = {key: value for key, value in body.items() if key != "reader"}

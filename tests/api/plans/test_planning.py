@@ -38,8 +38,8 @@ from tests.api.plans.planned import (
     append,
     build_data_file,
     build_ten_id_files,
+    list_paths,
     list_planned_numbers,
-    paths,
     read_all_pages,
 )
 from tests.server.rig import running
@@ -316,7 +316,7 @@ async def test_partition_column_with_a_wider_type_is_accepted(api: Api) -> None:
     for value in (1, 1 << 40):
         where = {"type": "eq", "term": "id", "value": value}
         answer = await api("POST", f"{T}/plan", {"snapshot-id": 1, "use-snapshot-schema": True, "filter": where})
-        assert paths(answer) == []
+        assert list_paths(answer) == []
 
 
 async def test_limit_is_met_by_the_first_files_whose_rows_surely_match(api_with_files: Api) -> None:
@@ -336,15 +336,15 @@ async def test_large_answer_is_compressed_for_clients_that_accept_it(tmp_path: P
         await append(api, "t", build_ten_id_files(500), snapshot_id=1)
         plain_plan = await api("POST", f"{T}/plan", {})
         assert "Content-Encoding" not in plain_plan.headers
-        packed = await _raw(api, f"{T}/plan", {}, {"Accept-Encoding": "gzip"})
+        packed = await _post_raw(api, f"{T}/plan", {}, {"Accept-Encoding": "gzip"})
         assert packed.headers["Content-Encoding"] == "gzip"
         assert gzip.decompress(packed.raw) == plain_plan.raw
         assert len(packed.raw) < len(plain_plan.raw) / 5
-        small_answer = await _raw(api, f"{T}/plan", {"filter": EQ_5}, {"Accept-Encoding": "gzip"})
+        small_answer = await _post_raw(api, f"{T}/plan", {"filter": EQ_5}, {"Accept-Encoding": "gzip"})
         assert "Content-Encoding" not in small_answer.headers
 
 
-async def _raw(api: Api, path: str, body: Any, headers: dict[str, str]) -> Response:
+async def _post_raw(api: Api, path: str, body: Any, headers: dict[str, str]) -> Response:
     """Return the answer as received, without decompression."""
     http = aiohttp.ClientSession(auto_decompress=False)
     async with http, http.post(api.server.url + path, json=body, headers=headers) as answer:
@@ -365,7 +365,7 @@ async def test_answer_too_large_to_collect_is_streamed_completely(
         answer = await api("POST", f"{T}/plan", {}, headers={"Accept-Encoding": coding})
         assert answer.headers["Transfer-Encoding"] == "chunked"
         assert answer.headers["X-Request-Id"]
-        assert paths(answer) == [file.path for file in files]
+        assert list_paths(answer) == [file.path for file in files]
 
 
 async def test_answer_that_fails_midway_is_not_mistaken_for_a_complete_one(

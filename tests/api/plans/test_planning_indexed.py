@@ -48,17 +48,17 @@ async def paging_api(tmp_path: Path) -> AsyncIterator[Api]:
         yield api
 
 
-async def index(api: Api, chosen_range: range) -> Path:
+async def build_index_file(api: Api, chosen_range: range) -> Path:
     """Build and register an index file of these data files."""
     build = await begin_build(api)
     term = Term(1, "id", "identity", "long", "long")
     files = [build_ten_id_files(FILES)[number] for number in chosen_range]
     listed_files = [ListedFile(file.path, file.size, file.record_count) for file in files]
-    built = [
+    blobs = [
         bitmap.build(keys_of(pa.array(range(10 * number, 10 * number + 10, 2)), "long")) for number in chosen_range
     ]
     data = b"".join(
-        encode_index_file(build["table-uuid"], IndexDefinition("i", "bitmap", (term,)), listed_files, built)
+        encode_index_file(build["table-uuid"], IndexDefinition("i", "bitmap", (term,)), listed_files, blobs)
     )
     registration = write(build, f"{chosen_range.start}-{chosen_range.stop}.puffin", data)
     answer = await register(api, build, registration)
@@ -66,7 +66,7 @@ async def index(api: Api, chosen_range: range) -> Path:
     return Path(registration["location"].removeprefix("file://"))
 
 
-async def page(api: Api, token: str) -> list[int]:
+async def plan_page(api: Api, token: str) -> list[int]:
     return list_planned_numbers(await api("POST", f"{T}/tasks", {"plan-task": token}))
 
 
@@ -76,31 +76,31 @@ async def test_index_added_between_a_plan_and_its_pages_loses_no_matching_file(p
     results = []
     for place, token in enumerate(tokens):
         if place == 2:
-            await index(paging_api, range(FILES))
-        results += await page(paging_api, token)
+            await build_index_file(paging_api, range(FILES))
+        results += await plan_page(paging_api, token)
     assert len(set(results)) == len(results) < FILES
     assert set(MATCHING_FILES) <= set(results)
     second_answer = await paging_api("POST", f"{T}/plan", {"filter": FILTER})
-    assert [one for token in second_answer.json["plan-tasks"] for one in await page(paging_api, token)] == list(
+    assert [one for token in second_answer.json["plan-tasks"] for one in await plan_page(paging_api, token)] == list(
         MATCHING_FILES
     )
 
 
 async def test_index_removed_between_a_plan_and_its_pages_repeats_no_file(paging_api: Api) -> None:
-    paths = [await index(paging_api, range(20)), await index(paging_api, range(20, FILES))]
+    paths = [await build_index_file(paging_api, range(20)), await build_index_file(paging_api, range(20, FILES))]
     answer = await paging_api("POST", f"{T}/plan", {"filter": FILTER})
     tokens = answer.json["plan-tasks"]
     assert len(tokens) == 3
-    page_answer = await page(paging_api, tokens[0])
+    page_answer = await plan_page(paging_api, tokens[0])
     assert page_answer == [0, 3, 6, 9]
     registry, uuid = paging_api.server.components.indexes.registry, (await begin_build(paging_api))["table-uuid"]
     await registry.quarantine(uuid, paths[0].as_uri(), "said so")
     for token in tokens[1:]:
-        page_answer += await page(paging_api, token)
+        page_answer += await plan_page(paging_api, token)
     assert len(set(page_answer)) == len(page_answer) > len(MATCHING_FILES)
     assert set(MATCHING_FILES) <= set(page_answer)
     assert (await load_index(paging_api))["quarantined"] == 1
-    second_pages = await asyncio.gather(*(page(paging_api, token) for token in tokens))
+    second_pages = await asyncio.gather(*(plan_page(paging_api, token) for token in tokens))
     assert sorted(one for part in second_pages for one in part) == [
         *range(20),
         *(number for number in MATCHING_FILES if number >= 20),
@@ -111,7 +111,7 @@ async def test_cached_answer_is_not_used_after_indexes_changed(paging_api: Api) 
     odd_request: dict[str, Any] = {"filter": {"type": "eq", "term": "id", "value": 15}}
     assert list_planned_numbers(await paging_api("POST", f"{T}/plan", odd_request)) == [1]
     assert list_planned_numbers(await paging_api("POST", f"{T}/plan", odd_request)) == [1]
-    await index(paging_api, range(FILES))
+    await build_index_file(paging_api, range(FILES))
     assert list_planned_numbers(await paging_api("POST", f"{T}/plan", odd_request)) == []
 
 
@@ -119,6 +119,6 @@ async def test_declined_plan_table_is_made_once_an_index_prunes_files(paging_api
     request = {"filter": {"type": "eq", "term": "id", "value": 15}, "kept-max": 0.02}
     for _ in range(2):
         assert (await paging_api("POST", PLAN_TABLES, request)).json["name"] is None
-    await index(paging_api, range(FILES))
+    await build_index_file(paging_api, range(FILES))
     body = (await paging_api("POST", PLAN_TABLES, request)).json
     assert (body["files"], body["name"] is not None) == (0, True)

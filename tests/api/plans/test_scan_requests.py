@@ -55,9 +55,9 @@ async def indexed_api(tmp_path: Path) -> AsyncIterator[Api]:
         build = await begin_build(api)
         term = Term(1, "id", "identity", "long", "long")
         listed_files = [ListedFile(one.path, one.size, one.record_count) for one in build_ten_id_files(FILES)]
-        built = [bitmap.build(keys_of(pa.array(range(10 * n, 10 * n + 10, 2)), "long")) for n in range(FILES)]
+        bitmaps = [bitmap.build(keys_of(pa.array(range(10 * n, 10 * n + 10, 2)), "long")) for n in range(FILES)]
         data = b"".join(
-            encode_index_file(build["table-uuid"], IndexDefinition("i", "bitmap", (term,)), listed_files, built)
+            encode_index_file(build["table-uuid"], IndexDefinition("i", "bitmap", (term,)), listed_files, bitmaps)
         )
         assert (await register(api, build, write(build, "i.puffin", data))).status == 200
         yield api
@@ -117,7 +117,7 @@ async def test_residual_skips_no_row_group_if_the_client_may_rewrite_the_file(in
     plain_filter = {"type": "eq", "term": "id", "value": 14}
     identity_filter = {**plain_filter, "term": {"type": "transform", "transform": "identity", "term": "id"}}
 
-    async def residual(headers: dict[str, str], **options: Any) -> Any:
+    async def read_residual(headers: dict[str, str], **options: Any) -> Any:
         answer = await indexed_api("POST", f"{T}/plan", {"filter": plain_filter, **options}, headers=headers)
         (task,) = answer.json["file-scan-tasks"]
         return task["residual-filter"]
@@ -135,11 +135,11 @@ async def test_residual_skips_no_row_group_if_the_client_may_rewrite_the_file(in
         (PYICEBERG, ALL_COLUMNS, plain_filter),
         ({}, COPIES, plain_filter),
     ):
-        assert await residual(headers, **parameters) == expected, (headers, parameters)
+        assert await read_residual(headers, **parameters) == expected, (headers, parameters)
     modes = {f"write.{one}.mode": "merge-on-read" for one in ("delete", "update", "merge")}
     assert (await indexed_api("POST", T, set_properties(**modes))).status == 200
-    assert await residual(JAVA, **MERGES) == plain_filter, "merge-on-read never writes the other rows of a file"
-    assert await residual(JAVA, **COPIES) == identity_filter
+    assert await read_residual(JAVA, **MERGES) == plain_filter, "merge-on-read never writes the other rows of a file"
+    assert await read_residual(JAVA, **COPIES) == identity_filter
 
 
 async def test_orc_files_that_may_be_rewritten_have_no_residual(api_with_files: Api) -> None:
@@ -210,20 +210,20 @@ async def doubles_api(api_with_files: Api) -> Api:
 
 
 async def test_files_with_nan_are_kept_for_clients_where_nan_is_the_greatest_value(doubles_api: Api) -> None:
-    def comparison(op: str, value: float) -> dict[str, Any]:
+    def build_comparison(op: str, value: float) -> dict[str, Any]:
         return {"type": op, "term": "x", "value": value}
 
     path = f"{T[:-1]}doubles/plan"
-    below = {"type": "and", "left": comparison("gt", 3.0), "right": comparison("lt", 9.0)}
+    below = {"type": "and", "left": build_comparison("gt", 3.0), "right": build_comparison("lt", 9.0)}
     for filter, kept_count in (
-        (comparison("gt", 3.0), [1, 2, 3]),
-        (comparison("gt-eq", 3.0), [1, 2, 3]),
-        ({"type": "not", "child": comparison("lt", 3.0)}, [1, 2, 3]),
-        ({"type": "not", "child": comparison("lt-eq", 3.0)}, [1, 2, 3]),
-        (comparison("gt", 0.5), [0, 1, 2, 3]),
-        (comparison("lt", -3.0), []),
-        ({"type": "not", "child": comparison("gt", -3.0)}, []),
-        (comparison("eq", 3.0), []),
+        (build_comparison("gt", 3.0), [1, 2, 3]),
+        (build_comparison("gt-eq", 3.0), [1, 2, 3]),
+        ({"type": "not", "child": build_comparison("lt", 3.0)}, [1, 2, 3]),
+        ({"type": "not", "child": build_comparison("lt-eq", 3.0)}, [1, 2, 3]),
+        (build_comparison("gt", 0.5), [0, 1, 2, 3]),
+        (build_comparison("lt", -3.0), []),
+        ({"type": "not", "child": build_comparison("gt", -3.0)}, []),
+        (build_comparison("eq", 3.0), []),
         ({"type": "is-nan", "term": "x"}, [1, 2, 3]),
         (below, []),
     ):
@@ -232,11 +232,13 @@ async def test_files_with_nan_are_kept_for_clients_where_nan_is_the_greatest_val
                 list_planned_numbers(await doubles_api("POST", path, {"filter": filter}, headers=headers)) == kept_count
             ), filter
     assert (
-        list_planned_numbers(await doubles_api("POST", path, {"filter": comparison("gt", 3.0)}, headers=PYICEBERG))
+        list_planned_numbers(
+            await doubles_api("POST", path, {"filter": build_comparison("gt", 3.0)}, headers=PYICEBERG)
+        )
         == []
     )
     assert list_planned_numbers(
-        await doubles_api("POST", path, {"filter": comparison("gt", 0.5)}, headers=PYICEBERG)
+        await doubles_api("POST", path, {"filter": build_comparison("gt", 0.5)}, headers=PYICEBERG)
     ) == [0, 1, 3]
 
 

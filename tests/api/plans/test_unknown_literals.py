@@ -81,9 +81,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seamark]:
         yield seamark
 
 
-def condition(rng: random.Random, depth: int = 2) -> BooleanExpression:
+def build_random_condition(rng: random.Random, depth: int = 2) -> BooleanExpression:
     if depth and rng.random() < 0.6:
-        first, other = condition(rng, depth - 1), condition(rng, depth - 1)
+        first, other = build_random_condition(rng, depth - 1), build_random_condition(rng, depth - 1)
         return rng.choice([And(first, other), Or(first, other), Not(first)])
     column = rng.choice(["d", "f"])
     literal = rng.choice([math.inf, -math.inf, math.inf, 1.5, 0.0])
@@ -116,7 +116,7 @@ def test_server_and_client_find_and_count_the_same_rows(server: Seamark, partiti
             modes[mode] = catalog.load_table(name)
     rng, widened = random.Random(first_seed()), 0
     for _ in range(25):
-        input_condition = condition(rng)
+        input_condition = build_random_condition(rng)
         actual = {
             mode: Counter(opened.scan(row_filter=input_condition).to_arrow()["id"].to_pylist())
             for mode, opened in modes.items()

@@ -29,7 +29,7 @@ class Operation:
 
 
 @cache
-def document() -> dict[str, Any]:
+def read_specification() -> dict[str, Any]:
     document = yaml.load(SPEC.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     assert isinstance(document, dict)
     return document
@@ -39,7 +39,7 @@ def document() -> dict[str, Any]:
 def read_operations() -> tuple[Operation, ...]:
     """Return all operations of the specification."""
     actual_operations = []
-    for template, methods in document()["paths"].items():
+    for template, methods in read_specification()["paths"].items():
         for method, operation in methods.items():
             if method in _METHODS:
                 parameter_references = [parameter.get("$ref", "") for parameter in operation.get("parameters", ())]

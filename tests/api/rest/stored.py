@@ -1,6 +1,6 @@
 """Tables of real files, committed over HTTP: Parquet files with field ids, and delete files of every kind.
 
-`live_rows` is the oracle: it reads the files with pyarrow, and applies the written deletes in plain Python.
+`list_live_rows` is the oracle: it reads the files with pyarrow, and applies the written deletes in plain Python.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ class StoredTable(LiveTable):
     def partitioned(self) -> bool:
         return bool(self.parts)
 
-    def _partition(self, part: int | None) -> tuple[Any, ...]:
+    def _build_partition(self, part: int | None) -> tuple[Any, ...]:
         return (part,) if self.partitioned else ()
 
-    def data_file(self, rows: Sequence[Row], *, group_rows: int = 1_000_000) -> DataFile:
+    def write_data_file(self, rows: Sequence[Row], *, group_rows: int = 1_000_000) -> DataFile:
         path = self.path(".parquet")
         columns = list(zip(*rows, strict=True)) or [()] * len(FIELDS)
         write(
@@ -69,10 +69,10 @@ class StoredTable(LiveTable):
         )
         parts = {row[3] for row in rows}
         assert not self.partitioned or len(parts) == 1
-        partition = self._partition(rows[0][3] if rows else None)
+        partition = self._build_partition(rows[0][3] if rows else None)
         return DataFile(f"file://{path}", 0, "PARQUET", 0, partition, len(rows), path.stat().st_size, {})
 
-    def position_deletes(
+    def write_position_deletes(
         self, positions: Iterable[tuple[str, int]], part: int | None = None, *, has_path_bounds: bool = False
     ) -> DeleteFile:
         """Return a position delete file.
@@ -87,28 +87,30 @@ class StoredTable(LiveTable):
         write(path, spots)
         referenced = listed_positions[0][0] if has_path_bounds else None
         return DeleteFile(
-            f"file://{path}", 1, "PARQUET", 0, self._partition(part), len(listed_positions), path.stat().st_size, {},
+            f"file://{path}", 1, "PARQUET", 0, self._build_partition(part), len(listed_positions),
+            path.stat().st_size, {},
             referenced=referenced, positions=frozenset(listed_positions),
         )  # fmt: skip
 
-    def vectors(self, positions: dict[str, set[int]], part: int | None = None) -> list[DeleteFile]:
+    def write_vectors(self, positions: dict[str, set[int]], part: int | None = None) -> list[DeleteFile]:
         """Return a Puffin file with a deletion vector for each data file."""
         path = self.path("-dv.puffin")
         data, results = b"PFA1", []
         for name, rows in positions.items():
-            blob = vector_bytes(rows)
+            blob = encode_vector(rows)
             results.append((name, rows, len(data), len(blob)))
             data += blob
         path.write_bytes(data + b"{}")
         return [
             DeleteFile(
-                f"file://{path}", 1, "PUFFIN", 0, self._partition(part), len(rows), len(data), {}, referenced=name,
+                f"file://{path}", 1, "PUFFIN", 0, self._build_partition(part), len(rows), len(data), {},
+                referenced=name,
                 content_offset=offset, content_size=length, positions=frozenset((name, row) for row in rows),
             )
             for name, rows, offset, length in results
         ]  # fmt: skip
 
-    def equality_deletes(self, ids: Sequence[int], keys: Sequence[Row], part: int | None = None) -> DeleteFile:
+    def write_equality_deletes(self, ids: Sequence[int], keys: Sequence[Row], part: int | None = None) -> DeleteFile:
         """Return an equality delete file.
 
         Args:
@@ -122,7 +124,7 @@ class StoredTable(LiveTable):
         }
         write(path, columns)
         return DeleteFile(
-            f"file://{path}", 2, "PARQUET", 0, self._partition(part), len(keys), path.stat().st_size, {},
+            f"file://{path}", 2, "PARQUET", 0, self._build_partition(part), len(keys), path.stat().st_size, {},
             equality_ids=list(ids), keys=tuple(keys),
         )  # fmt: skip
 
@@ -151,11 +153,11 @@ class StoredTable(LiveTable):
 
     # The rows that readers see
 
-    def live_rows(self, snapshot: Snapshot) -> list[tuple[str, int, Row]]:
+    def list_live_rows(self, snapshot: Snapshot) -> list[tuple[str, int, Row]]:
         """Return (path, position, row) of every row that is not deleted."""
         results = []
         for file in snapshot.data:
-            rows = rows_of(file)
+            rows = read_rows(file)
             removed_ids: set[int] = set()
             for delete in snapshot.deletes:
                 if delete.content == 1:
@@ -175,7 +177,7 @@ def number_fields() -> list[tuple[int, tuple[str, pa.DataType]]]:
     return list(enumerate(FIELDS, 1))
 
 
-def rows_of(file: DataFile) -> list[Row]:
+def read_rows(file: DataFile) -> list[Row]:
     table = pq.read_table(file.path.removeprefix("file://"))
     return list(zip(*(table.column(name).to_pylist() for name, _ in FIELDS), strict=True))
 
@@ -189,7 +191,7 @@ def write(path: Path, columns: dict[int, tuple[str, pa.Array]], group_rows: int 
     pq.write_table(table, path, row_group_size=group_rows)
 
 
-def vector_bytes(rows: Iterable[int]) -> bytes:
+def encode_vector(rows: Iterable[int]) -> bytes:
     """Return a blob `deletion-vector-v1` of the Puffin specification."""
     body = b"\xd1\xd3\x39\x64" + pyroaring.BitMap64(rows).serialize()
     return len(body).to_bytes(4, "big") + body + zlib.crc32(body).to_bytes(4, "big")

@@ -28,18 +28,18 @@ ENDS = {
 }
 
 
-def _change(name: str) -> dict[str, Any]:
+def _build_change(name: str) -> dict[str, Any]:
     return {"table-changes": [{"identifier": {"namespace": ["db"], "name": name}, **set_properties(x="1")}]}
 
 
 async def _do_nothing(api: Api) -> None: ...
 
 
-async def _table(api: Api) -> None:
+async def _create_table(api: Api) -> None:
     await api.table()
 
 
-async def _view(api: Api) -> None:
+async def _create_view(api: Api) -> None:
     await api.view()
 
 
@@ -90,23 +90,23 @@ CASES = (
     ),
     Case(
         "updateTable", "POST", f"{T}/t", append(1), 200,
-        f"{T}/t", {"requirements": [], "updates": [{"action": "dance"}]}, 400, _table,
+        f"{T}/t", {"requirements": [], "updates": [{"action": "dance"}]}, 400, _create_table,
     ),
-    Case("dropTable", "DELETE", f"{T}/t", None, 204, f"{T}/none", None, 404, _table),
-    Case("unregisterTable", "POST", f"{T}/t/unregister", None, 200, f"{T}/none/unregister", None, 404, _table),
+    Case("dropTable", "DELETE", f"{T}/t", None, 204, f"{T}/none", None, 404, _create_table),
+    Case("unregisterTable", "POST", f"{T}/t/unregister", None, 200, f"{T}/none/unregister", None, 404, _create_table),
     Case(
         "renameTable", "POST", "/v1/tables/rename", ENDS, 204,
-        "/v1/tables/rename", {**ENDS, "source": {"namespace": ["db"], "name": "none"}}, 404, _table,
+        "/v1/tables/rename", {**ENDS, "source": {"namespace": ["db"], "name": "none"}}, 404, _create_table,
     ),
     Case(
-        "commitTransaction", "POST", "/v1/transactions/commit", _change("t"), 204,
-        "/v1/transactions/commit", _change("none"), 404, _table,
+        "commitTransaction", "POST", "/v1/transactions/commit", _build_change("t"), 204,
+        "/v1/transactions/commit", _build_change("none"), 404, _create_table,
     ),
-    Case("replaceView", "POST", f"{V}/v", REPLACE_VIEW, 200, f"{V}/none", REPLACE_VIEW, 404, _view),
-    Case("dropView", "DELETE", f"{V}/v", None, 204, f"{V}/none", None, 404, _view),
+    Case("replaceView", "POST", f"{V}/v", REPLACE_VIEW, 200, f"{V}/none", REPLACE_VIEW, 404, _create_view),
+    Case("dropView", "DELETE", f"{V}/v", None, 204, f"{V}/none", None, 404, _create_view),
     Case(
         "renameView", "POST", "/v1/views/rename", {**ENDS, "source": {"namespace": ["db"], "name": "v"}}, 204,
-        "/v1/views/rename", {**ENDS, "source": {"namespace": ["db"], "name": "none"}}, 404, _view,
+        "/v1/views/rename", {**ENDS, "source": {"namespace": ["db"], "name": "none"}}, 404, _create_view,
     ),
     Case(
         "registerView", "POST", "/v1/namespaces/db/register-view",
@@ -126,7 +126,7 @@ def _fill_placeholders(api: Api, body: Any) -> Any:
     return None if body is None else json.loads(json.dumps(body).replace("{location}", location))
 
 
-async def _state(api: Api) -> list[str]:
+async def _read_state(api: Api) -> list[str]:
     """Return all state that a second execution would change."""
     instants = await api.server.components.store.instants(InstantFilter(), 1000)
     store = api.server.components.store
@@ -150,10 +150,10 @@ async def test_success_is_replayed_without_a_second_execution(api: Api, case: Ca
     body, key = _fill_placeholders(api, case.body), create_key()
     first = await api(case.method, case.path, body, key=key)
     assert first.status == case.status, first.raw
-    state = await _state(api)
+    state = await _read_state(api)
     for same_key in (key, key.upper()):
         _check_same(first, await api(case.method, case.path, body, key=same_key))
-    assert await _state(api) == state
+    assert await _read_state(api) == state
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.operation)

@@ -56,7 +56,7 @@ async def list_all(api: Api, path: str, items: str, query: str = "", limit: int 
         token = f"&page-token={answer.json['next-page-token']}"
 
 
-def table_of(answer: Answer) -> pa.Table:
+def decode_table_answer(answer: Answer) -> pa.Table:
     assert answer.status == 200, answer.raw
     assert answer.headers["Content-Type"] == ARROW["Accept"]
     return pa.ipc.open_stream(answer.raw).read_all()
@@ -123,7 +123,7 @@ async def test_arrow_and_json_listings_are_equal(lake_api: Api, tmp_path: Path) 
         paths += [(f"stats/{quote(column.name, safe='')}", "stats") for column in lake.schema.leaves().values()]
         for route, items in paths:
             actual = await list_all(lake_api, f"{path}/{route}", items)
-            table = table_of(await lake_api("GET", f"{path}/{route}", headers=ARROW))
+            table = decode_table_answer(await lake_api("GET", f"{path}/{route}", headers=ARROW))
             assert table.schema.metadata == {b"snapshot-id": str(lake.current.id).encode()}
             assert table.num_rows == len(actual)
             for name in actual[0] if actual else ():
@@ -185,22 +185,22 @@ async def api_with_table(api: Api) -> Api:
     return api
 
 
-async def paths(api: Api, query: str = "") -> list[str]:
+async def list_paths(api: Api, query: str = "") -> list[str]:
     return [item["file-path"] for item in await list_all(api, f"{T}/files", "files", query)]
 
 
 async def test_snapshot_can_be_given_by_id_ref_or_time(api_with_table: Api) -> None:
     log = (await api_with_table("GET", "/v1/namespaces/db/tables/t")).json["metadata"]["snapshot-log"]
-    assert len(await paths(api_with_table)) == 7
+    assert len(await list_paths(api_with_table)) == 7
     for query in (
         "snapshot-id=1",
         "ref=first",
         f"as-of={log[0]['timestamp-ms']}",
         f"as-of={log[1]['timestamp-ms'] - 1}",
     ):
-        assert await paths(api_with_table, query) == [f"file:///t/{n}.parquet" for n in range(5)]
+        assert await list_paths(api_with_table, query) == [f"file:///t/{n}.parquet" for n in range(5)]
     for query in ("snapshot-id=2", "ref=main", f"as-of={log[1]['timestamp-ms']}", "as-of=99999999999999"):
-        assert len(await paths(api_with_table, query)) == 7
+        assert len(await list_paths(api_with_table, query)) == 7
 
 
 async def test_invalid_parameters_are_rejected_with_the_reason(api_with_table: Api) -> None:
@@ -253,9 +253,11 @@ async def test_page_of_an_expired_snapshot_is_rejected(api_with_table: Api) -> N
 
 
 async def test_arrow_pages_have_their_token(api_with_table: Api) -> None:
-    first = table_of(await api_with_table("GET", f"{T}/stats/id?limit=4&fields=file,lower-bound", headers=ARROW))
+    first = decode_table_answer(
+        await api_with_table("GET", f"{T}/stats/id?limit=4&fields=file,lower-bound", headers=ARROW)
+    )
     token = first.schema.metadata[b"next-page-token"].decode()
-    remaining_table = table_of(
+    remaining_table = decode_table_answer(
         await api_with_table("GET", f"{T}/stats/id?limit=4&fields=file,lower-bound&page-token={token}", headers=ARROW)
     )
     assert first.column_names == ["file", "lower_bound"]
@@ -291,7 +293,7 @@ async def test_listings_of_a_table_without_a_snapshot_are_empty(api: Api) -> Non
     await api.table()
     for route, items in (("files", "files"), ("partitions", "partitions"), ("stats/id", "stats")):
         assert (await api("GET", f"{T}/{route}")).json == {"snapshot-id": None, items: [], "next-page-token": None}
-        assert table_of(await api("GET", f"{T}/{route}", headers=ARROW)).num_rows == 0
+        assert decode_table_answer(await api("GET", f"{T}/{route}", headers=ARROW)).num_rows == 0
 
 
 async def test_accept_header_selects_the_form(api_with_table: Api) -> None:

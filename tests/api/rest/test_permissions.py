@@ -35,7 +35,7 @@ class House:
         self.api = api
         self._secrets = secrets
 
-    def secret_of(self, name: str) -> str:
+    def get_secret(self, name: str) -> str:
         return self._secrets[name]
 
     async def __call__(self, name: str, method: str, path: str, body: Any = None, **options: Any) -> Answer:
@@ -134,7 +134,7 @@ async def test_missing_role_is_not_recorded_under_the_idempotency_key(house: Hou
     key, body = create_key(), {"namespace": ["db", "n"]}
     assert (await house("rita", "POST", "/v1/namespaces", body, key=key)).status == 403
     await house.api.server.components.store.transact([SaveGrant(grant=Grant("rita", "writer", ("db",)))])
-    assert await _status_after_grant(lambda: house("rita", "POST", "/v1/namespaces", body, key=key)) == 200
+    assert await _await_status_after_grant(lambda: house("rita", "POST", "/v1/namespaces", body, key=key)) == 200
 
 
 async def test_timeline_names_the_principal(house: House) -> None:
@@ -222,7 +222,7 @@ async def test_timeline_hides_locations_that_its_reader_may_not_see(house: House
         ("other.hidden",)
     }
     assert {tuple(expected) for (principal, _), expected in visible_names.items() if principal == "rita"} == {(None,)}
-    stream = await _stream_of(house, "rita", "/api/v1/tables/db/t/timeline")
+    stream = await _read_event_stream(house, "rita", "/api/v1/tables/db/t/timeline")
     assert b"rename" in stream
     assert b"hidden" not in stream
 
@@ -234,9 +234,9 @@ async def test_timeline_shows_a_new_name_that_its_reader_may_see(house: House) -
     assert [instant["summary"]["to"] for instant in instants] == ["db.new"]
 
 
-async def _stream_of(house: House, principal: str, path: str) -> bytes:
+async def _read_event_stream(house: House, principal: str, path: str) -> bytes:
     """Return the data of an event stream up to the event of the rename."""
-    headers = {"Authorization": f"Bearer {house.secret_of(principal)}", "Accept": "text/event-stream"}
+    headers = {"Authorization": f"Bearer {house.get_secret(principal)}", "Accept": "text/event-stream"}
     server, body = house.api.server, b""
     async with asyncio.timeout(60), server.http.get(server.url + path, headers=headers) as answer:
         while b"rename" not in body or not body.endswith(b"\n\n"):
@@ -244,7 +244,7 @@ async def _stream_of(house: House, principal: str, path: str) -> bytes:
     return body
 
 
-async def _status_after_grant(ask: Callable[[], Any]) -> int:
+async def _await_status_after_grant(ask: Callable[[], Any]) -> int:
     """Repeat a request until its status is not 403, and return the status.
 
     The server caches grants for a short time.

@@ -23,7 +23,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StringType
 
 from tests.api.rest.test_names import NAMES
-from tests.catalog.rig import name_freely
+from tests.catalog.rig import rename_without_digest
 from tests.services.seamark import Seamark
 
 pytestmark = [
@@ -99,7 +99,7 @@ def test_table_is_registered_from_the_metadata_of_a_dropped_table(catalog: RestC
 def test_stored_properties_do_not_redirect_where_a_client_opens_files(catalog: RestCatalog) -> None:
     catalog.create_namespace("stored")
     created_table = catalog.create_table(("stored", "t"), SCHEMA, properties={"team": "x"})
-    path = name_freely(created_table.metadata_location)
+    path = rename_without_digest(created_table.metadata_location)
     document = json.loads(path.read_text())
     evil = {
         "s3.signer.uri": "http://127.0.0.1:9",

@@ -9,11 +9,11 @@ from tests.api.client import Api, set_properties
 COMMIT = "/v1/transactions/commit"
 
 
-def _change(name: str, body: dict[str, Any]) -> dict[str, Any]:
+def _build_change(name: str, body: dict[str, Any]) -> dict[str, Any]:
     return {"identifier": {"namespace": ["db"], "name": name}, **body}
 
 
-async def _property(api: Api, name: str) -> str | None:
+async def _read_property(api: Api, name: str) -> str | None:
     loaded_table = (await api("GET", f"/v1/namespaces/db/tables/{name}")).json
     property_value = loaded_table["metadata"]["properties"].get("x")
     return None if property_value is None else str(property_value)
@@ -22,9 +22,9 @@ async def _property(api: Api, name: str) -> str | None:
 async def test_all_tables_change_together(api: Api) -> None:
     for name in ("a", "b"):
         await api.table(name)
-    answer = await api("POST", COMMIT, {"table-changes": [_change(n, set_properties(x="1")) for n in ("b", "a")]})
+    answer = await api("POST", COMMIT, {"table-changes": [_build_change(n, set_properties(x="1")) for n in ("b", "a")]})
     assert (answer.status, answer.raw) == (204, b"")
-    assert [await _property(api, name) for name in ("a", "b")] == ["1", "1"]
+    assert [await _read_property(api, name) for name in ("a", "b")] == ["1", "1"]
 
 
 async def test_one_rejected_change_cancels_the_whole_transaction(api: Api) -> None:
@@ -32,12 +32,16 @@ async def test_one_rejected_change_cancels_the_whole_transaction(api: Api) -> No
         await api.table(name)
     invalid_change = {"requirements": [{"type": "assert-table-uuid", "uuid": "other"}], "updates": []}
     answer = await api(
-        "POST", COMMIT, {"table-changes": [_change("a", set_properties(x="1")), _change("b", invalid_change)]}
+        "POST",
+        COMMIT,
+        {"table-changes": [_build_change("a", set_properties(x="1")), _build_change("b", invalid_change)]},
     )
     assert answer.error[:2] == (409, "CommitFailedException")
-    missing = {"table-changes": [_change("a", set_properties(x="1")), _change("none", set_properties(x="1"))]}
+    missing = {
+        "table-changes": [_build_change("a", set_properties(x="1")), _build_change("none", set_properties(x="1"))]
+    }
     assert (await api("POST", COMMIT, missing)).error[:2] == (404, "NoSuchTableException")
-    assert await _property(api, "a") is None
+    assert await _read_property(api, "a") is None
 
 
 async def test_change_without_a_table_and_empty_change_are_malformed(api: Api) -> None:

@@ -7,7 +7,7 @@ from tests.api.client import SCHEMA, VIEW_VERSION, Api
 VIEWS = "/v1/namespaces/db/views"
 
 
-def _version(sql: str) -> dict[str, object]:
+def _build_version(sql: str) -> dict[str, object]:
     representations = [{"type": "sql", "sql": sql, "dialect": "spark"}]
     return {**VIEW_VERSION, "version-id": 2, "schema-id": 0, "representations": representations}
 
@@ -37,7 +37,7 @@ async def test_replaced_view_has_its_new_version(api: Api) -> None:
     await api.view()
     body = {
         "updates": [
-            {"action": "add-view-version", "view-version": _version("SELECT 2")},
+            {"action": "add-view-version", "view-version": _build_version("SELECT 2")},
             {"action": "set-current-view-version", "view-version-id": -1},
         ]
     }

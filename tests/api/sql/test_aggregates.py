@@ -20,7 +20,7 @@ from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.store.open import open_store
 from tests.api.client import Answer
 from tests.api.sql.test_statements import ARROW, GRANTS, Site, open_site
-from tests.connector.lake import append, catalog_at, create, spread
+from tests.connector.lake import append, create, open_catalog, spread
 from tests.server.rig import running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -36,10 +36,10 @@ def _fill(url: str) -> None:
     append(url, "db.t", [[60, 61, 62]])
     create(url, "db.renamed")
     append(url, "db.renamed", [[0, 1]])
-    with catalog_at(url) as catalog, catalog.load_table("db.renamed").update_schema() as update:
+    with open_catalog(url) as catalog, catalog.load_table("db.renamed").update_schema() as update:
         update.rename_column("country", "land")
         update.rename_column("id", "country")
-    with catalog_at(url) as catalog:
+    with open_catalog(url) as catalog:
         table = catalog.load_table("db.renamed")
         table.append(pa.table({"country": [2], "land": ["c9"], "discount": [5]}))
 

@@ -71,7 +71,7 @@ class RandomRequests:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
 
-    def cube(self) -> tuple[list[str], list[str]]:
+    def draw_cube(self) -> tuple[list[str], list[str]]:
         """Return the dimensions and the measures of a cube."""
         rng = self._rng
         measures = {"count(*)"}
@@ -141,7 +141,7 @@ class CubeAggregates:
         assert streamed.schema == rows.schema, context
         assert list_rows(streamed, body) == list_rows(rows, body), context
         expected_rows = [row for batch in rows.to_batches() for row in to_json_rows(batch)]
-        assert sorted_texts(answer["rows"]) == sorted_texts(expected_rows), context
+        assert sort_texts(answer["rows"]) == sort_texts(expected_rows), context
         assert list_rows(self._session.sql(statement).to_arrow(), body) == list_rows(rows, body), context
         return "cube"
 
@@ -159,7 +159,7 @@ def list_rows(table: pa.Table, body: dict[str, Any]) -> list[str]:
     return rows if "order" in body else sorted(rows)
 
 
-def sorted_texts(rows: list[list[Any]]) -> list[str]:
+def sort_texts(rows: list[list[Any]]) -> list[str]:
     return sorted(repr([to_comparable_value(value) for value in row]) for row in rows)
 
 
@@ -193,9 +193,9 @@ def run_case(server: ServerThread, seed: int, requests: int) -> Counter[str]:
         world.create_table()
         world.append()
         for _ in range(2):
-            world.add_cube(*random_requests.cube())
+            world.add_cube(*random_requests.draw_cube())
         world.build()
-        asked = CubeAggregates(server, session, plain_session, world.name)
+        comparison = CubeAggregates(server, session, plain_session, world.name)
         for _ in range(4):
             for step in rng.sample(("append", "append", "delete", "tag", "roll back", "damage", "lose"), 2):
                 match step:
@@ -215,7 +215,7 @@ def run_case(server: ServerThread, seed: int, requests: int) -> Counter[str]:
                 body = random_requests.request(*rng.choice(world.cubes))
                 if world.tags and rng.random() < 0.2:
                     body["ref"] = rng.choice(world.tags)
-                counts[asked.compare(body, f"seed {seed}: {body}")] += 1
+                counts[comparison.compare(body, f"seed {seed}: {body}")] += 1
     return counts
 
 
@@ -239,22 +239,22 @@ def test_answer_follows_commits_and_counts_as_a_use_of_the_cube(server: ServerTh
         world.append()
         world.add_cube(["k"], ["sum(id)"])
         world.build()
-        asked = CubeAggregates(server, session, plain_session, world.name)
+        comparison = CubeAggregates(server, session, plain_session, world.name)
         body: dict[str, Any] = {"dimensions": ["k"], "measures": ["sum(id)", "count(*)"]}
-        first = asked.ask(body)[1]
-        second_answer = asked.ask(body)[1]
+        first = comparison.ask(body)[1]
+        second_answer = comparison.ask(body)[1]
         assert json.loads(first)["rows"] == json.loads(second_answer)["rows"]
         assert json.loads(first)["statement-id"] != json.loads(second_answer)["statement-id"]
         used = client.index(world.name, "cube0").json["used"]
         assert (used["plans"], used["files-in"], used["files-removed"]) == (2, 2, 2)
         world.tag()
         world.append()
-        assert asked.compare(body, "a file has no entry") == "statement"
+        assert comparison.compare(body, "a file has no entry") == "statement"
         world.build()
-        assert asked.compare(body, "all files have entries") == "cube"
-        assert json.loads(asked.ask({**body, "ref": "tag0"})[1])["rows"] == json.loads(first)["rows"]
+        assert comparison.compare(body, "all files have entries") == "cube"
+        assert json.loads(comparison.ask({**body, "ref": "tag0"})[1])["rows"] == json.loads(first)["rows"]
         world.delete("id = 3")
-        assert asked.compare(body, "a file has deleted rows") == "statement"
+        assert comparison.compare(body, "a file has deleted rows") == "statement"
 
 
 def test_answer_needs_a_plan_that_is_allowed(server: ServerThread, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,12 +271,12 @@ def test_answer_needs_a_plan_that_is_allowed(server: ServerThread, monkeypatch: 
         world.append()
         world.add_cube(["k"], ["sum(id)"])
         world.build()
-        asked = CubeAggregates(server, session, plain_session, world.name)
+        comparison = CubeAggregates(server, session, plain_session, world.name)
         body = {"dimensions": ["k"], "measures": ["count(*)"]}
-        assert asked.ask({**body, "limit": 5})[0] == 200
+        assert comparison.ask({**body, "limit": 5})[0] == 200
         monkeypatch.setattr(server.components.planner, "plan", forbid)
-        assert asked.ask({**body, "limit": 6})[0] == 403, "files and groups in memory do not replace the check"
-        assert asked.ask({**body, "limit": 5})[0] == 403, "an answer in memory does not replace the check"
+        assert comparison.ask({**body, "limit": 6})[0] == 403, "files and groups in memory do not replace the check"
+        assert comparison.ask({**body, "limit": 5})[0] == 403, "an answer in memory does not replace the check"
 
 
 def test_many_values_are_aggregated_outside_of_the_event_loop(
@@ -299,18 +299,18 @@ def test_many_values_are_aggregated_outside_of_the_event_loop(
         world.append()
         world.add_cube(["k"], ["avg(price)"])
         world.build()
-        asked = CubeAggregates(server, session, session, world.name)
+        comparison = CubeAggregates(server, session, session, world.name)
         body = {"dimensions": ["k"], "measures": ["avg(price)"]}
-        rows = json.loads(asked.ask(body)[1])["rows"]
+        rows = json.loads(comparison.ask(body)[1])["rows"]
         monkeypatch.setattr(cube_answers, "aggregate_groups", aggregate_and_note)
         monkeypatch.setattr(aggregation, "_finish", finish_and_note)
         monkeypatch.setattr(cube_answers, "_IN_LOOP_VALUES", 2 * len(rows))
         too_wide_body = {**body, "measures": ["avg(price)", "avg( price)"], "order": [{"by": "k"}, {"by": "k"}]}
-        raw = asked.ask(too_wide_body)[1]
-        assert sorted_texts([row[:2] for row in json.loads(raw)["rows"]]) == sorted_texts(rows)
+        raw = comparison.ask(too_wide_body)[1]
+        assert sort_texts([row[:2] for row in json.loads(raw)["rows"]]) == sort_texts(rows)
         assert all(first == second for _, first, second in json.loads(raw)["rows"])
         assert measures == ["avg(price)"], "equal measures are computed once"
-        assert asked.ask({**body, "limit": 1000})[0] == 200
+        assert comparison.ask({**body, "limit": 1000})[0] == 200
     assert (threads[0] == threads[1], len(threads)) == (False, 2)
 
 

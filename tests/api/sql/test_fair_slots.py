@@ -13,7 +13,7 @@ from seamark.metaserver.api.sql.fair_slots import FairSlots
 from tests.seeds import quick
 
 
-async def _hold(slots: FairSlots, holder: str | None, end: asyncio.Event, started: list[str | None]) -> None:
+async def _hold_slot(slots: FairSlots, holder: str | None, end: asyncio.Event, started: list[str | None]) -> None:
     async with slots.slot(holder, 60):
         started.append(holder)
         await end.wait()
@@ -21,7 +21,7 @@ async def _hold(slots: FairSlots, holder: str | None, end: asyncio.Event, starte
 
 async def _try(slots: FairSlots, holder: str | None, end: asyncio.Event) -> None:
     with suppress(TooManyRequests, RetryLater):
-        await _hold(slots, holder, end, [])
+        await _hold_slot(slots, holder, end, [])
 
 
 async def _settle() -> None:
@@ -33,7 +33,7 @@ async def test_two_principals_with_statements_leave_a_slot_to_a_third() -> None:
     slots, end, has_started = FairSlots("statements", 4), asyncio.Event(), list[str | None]()
     async with asyncio.TaskGroup() as group:
         for holder in ("ann", "ann", "bob", "bob"):
-            group.create_task(_hold(slots, holder, end, has_started))
+            group.create_task(_hold_slot(slots, holder, end, has_started))
         await _settle()
         # The last request waits: the fourth slot is for a principal without a running statement.
         assert has_started == ["ann", "ann", "bob"]
@@ -53,12 +53,12 @@ async def test_free_slot_goes_to_the_principal_with_the_fewest_slots() -> None:
     slots, ends, has_started = FairSlots("statements", 8), [asyncio.Event() for _ in range(8)], list[str | None]()
     async with asyncio.TaskGroup() as group:
         for holder, end in zip(("ann", "ann", "ann", "bob", "bob", "bob", "cleo", "dora"), ends, strict=True):
-            group.create_task(_hold(slots, holder, end, has_started))
+            group.create_task(_hold_slot(slots, holder, end, has_started))
         await _settle()
         assert slots.taken == 8
         released = asyncio.Event()
         for holder in ("bob", "cleo", "eve"):  # The order is that in which the requests begin to wait.
-            group.create_task(_hold(slots, holder, released, has_started))
+            group.create_task(_hold_slot(slots, holder, released, has_started))
         await _settle()
         ends[0].set()
         await _settle()
@@ -73,12 +73,12 @@ async def test_statement_that_times_out_or_leaves_takes_no_slot() -> None:
         with pytest.raises(RetryLater, match="limit of 1"):
             async with slots.slot("bob", 0.01):
                 raise AssertionError
-        leaving = asyncio.create_task(_hold(slots, "bob", asyncio.Event(), []))
+        leaving = asyncio.create_task(_hold_slot(slots, "bob", asyncio.Event(), []))
         await _settle()
         leaving.cancel()
         with suppress(asyncio.CancelledError):
             await leaving
-        granted = asyncio.create_task(_hold(slots, "bob", asyncio.Event(), []))
+        granted = asyncio.create_task(_hold_slot(slots, "bob", asyncio.Event(), []))
         await _settle()
     granted.cancel()  # The slot is granted, but the statement has not run yet.
     with suppress(asyncio.CancelledError):
@@ -92,7 +92,7 @@ async def test_queue_length_is_limited() -> None:
     slots, end = FairSlots("statements", 1), asyncio.Event()
     async with asyncio.TaskGroup() as group:
         for number in range(9):
-            group.create_task(_hold(slots, f"p{number}", end, []))
+            group.create_task(_hold_slot(slots, f"p{number}", end, []))
         await _settle()
         with pytest.raises(RetryLater):
             async with slots.slot("late", 60):

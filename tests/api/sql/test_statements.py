@@ -57,18 +57,18 @@ class Site:
 
 def list_workers() -> list[psutil.Process]:
     """Return the processes that run statements now: the children of the workers' parent."""
-    parents = [child for child in psutil.Process().children() if STATEMENT_WORKER in _arguments(child)]
-    return [child for one in parents for child in one.children() if _runs(child)]
+    parents = [child for child in psutil.Process().children() if STATEMENT_WORKER in _read_arguments(child)]
+    return [child for one in parents for child in one.children() if _is_running(child)]
 
 
-def _runs(process: psutil.Process) -> bool:
+def _is_running(process: psutil.Process) -> bool:
     try:
         return process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
 
 
-def _arguments(process: psutil.Process) -> list[str]:
+def _read_arguments(process: psutil.Process) -> list[str]:
     try:
         return process.cmdline()
     except psutil.Error:
@@ -82,17 +82,17 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     A server without logins has written the table, and the home then got tokens. The tests only read it.
     """
     folder = tmp_path_factory.mktemp("sql")
-    asyncio.run(_fill(folder))
+    asyncio.run(_create_tables(folder))
     return folder
 
 
-async def _fill(folder: Path) -> None:
+async def _create_tables(folder: Path) -> None:
     async with running(folder) as server:
         await asyncio.to_thread(create, server.url)
         await asyncio.to_thread(append, server.url, "db.t", spread(3))
         await asyncio.to_thread(create, server.url, "db.boast")
         await asyncio.to_thread(append, server.url, "db.boast", spread(1))
-        await _state_totals(Api(server), "9" * 5_000)
+        await _commit_stated_totals(Api(server), "9" * 5_000)
     tokens, clock = {}, SystemClock()
     async with open_store(f"sqlite:///{folder}/seamark.db", clock=clock, queue_limit=10) as store:
         for name in ("root", "wendy", "rita", "olga", "nobody"):
@@ -101,7 +101,7 @@ async def _fill(folder: Path) -> None:
     (folder / "tokens.json").write_text(json.dumps(tokens))
 
 
-async def _state_totals(api: Api, total: str) -> None:
+async def _commit_stated_totals(api: Api, total: str) -> None:
     """Commit a snapshot to the table `db.boast` whose summary has these totals."""
     last_snapshot = (await api("GET", "/v1/namespaces/db/tables/boast")).json["metadata"]["snapshots"][-1]
     summary = {**last_snapshot["summary"], "total-data-files": total, "total-files-size": total}
@@ -309,7 +309,7 @@ async def test_disconnected_client_ends_its_statement(site: Site) -> None:
     await until(lambda: not list_workers())
 
 
-def _file_size_limits(worker: psutil.Process) -> list[list[str]]:
+def _read_file_size_limits(worker: psutil.Process) -> list[list[str]]:
     lines = Path(f"/proc/{worker.pid}/limits").read_text().splitlines()
     return [line.split()[3:5] for line in lines if line.startswith("Max file size")]
 
@@ -326,12 +326,12 @@ async def test_worker_has_no_secret_and_ends_with_the_server(home: Path, monkeyp
         assert b"SEAMARK_S3" not in text
         assert b"smq_" not in Path(f"/proc/{worker.pid}/cmdline").read_bytes()
         # The limit is set before the worker reads the statement.
-        await until(lambda: _file_size_limits(worker) == [["0", "0"]])
+        await until(lambda: _read_file_size_limits(worker) == [["0", "0"]])
         # A fork copies one thread. A second thread may be waiting in an allocator, which supports forks.
         assert psutil.Process(worker.ppid()).num_threads() <= 2
         running_statement.cancel()
         await asyncio.gather(running_statement, return_exceptions=True)
-    await until(lambda: not _runs(worker))
+    await until(lambda: not _is_running(worker))
 
 
 async def test_statement_that_needs_too_much_memory_fails_alone(home: Path) -> None:

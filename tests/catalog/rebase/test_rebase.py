@@ -67,7 +67,7 @@ async def test_file_rewritten_by_a_rejected_client_is_read_again(tmp_path: Path)
         assert read_snapshot(find_head(await load(rig))).keys() == {"a", "b", "new"}
 
 
-def _schema_change(client: Appender, commit: Commit) -> None:
+def _add_property_change(client: Appender, commit: Commit) -> None:
     commit[1].append({"action": "set-properties", "updates": {"x": "1"}})
 
 
@@ -75,15 +75,15 @@ def _change_operation(client: Appender, commit: Commit) -> None:
     commit[1][0]["snapshot"]["summary"]["operation"] = "overwrite"
 
 
-def _second_requirement(client: Appender, commit: Commit) -> None:
+def _add_second_requirement(client: Appender, commit: Commit) -> None:
     commit[0].append({"type": "assert-current-schema-id", "current-schema-id": 7})
 
 
-def _other_parent(client: Appender, commit: Commit) -> None:
+def _set_other_parent(client: Appender, commit: Commit) -> None:
     commit[0][1]["snapshot-id"] = 12345
 
 
-def _no_list(client: Appender, commit: Commit) -> None:
+def _name_missing_list(client: Appender, commit: Commit) -> None:
     commit[1][0]["snapshot"]["manifest-list"] = f"{client.folder}/none.avro"
 
 
@@ -101,8 +101,8 @@ def _change_counts(client: Appender, commit: Commit) -> None:
 
 
 REQUESTS = [
-    _schema_change, _change_operation, _second_requirement, _other_parent, _no_list, _list_outside, _truncate_manifest,
-    _change_counts,
+    _add_property_change, _change_operation, _add_second_requirement, _set_other_parent, _name_missing_list,
+    _list_outside, _truncate_manifest, _change_counts,
 ]  # fmt: skip
 OLD_FILE_ROW = {"file_path": "a", "record_count": 1, "content": 0, "file_format": "PARQUET", "partition": {}}
 ENTRY = {

@@ -93,7 +93,7 @@ class History:
             for path in removed_files:
                 del files[path]
 
-    async def branch(self) -> None:
+    async def draw_branch(self) -> None:
         metadata = await load(self.rig)
         if "main" in metadata.get("refs", {}) and "dev" not in self.model.branches:
             snapshot_id = find_head(metadata)["snapshot-id"]
@@ -105,7 +105,7 @@ class History:
         await commit(self.rig, ([], [{"action": "upgrade-format-version", "format-version": 3}]))
 
     async def run(self, steps: int, *, upgrades: bool, label: str) -> None:
-        moves: list[Callable[[], Any]] = [self.begin] * 5 + [self.finish] * 4 + [self.delete, self.branch]
+        moves: list[Callable[[], Any]] = [self.begin] * 5 + [self.finish] * 4 + [self.delete, self.draw_branch]
         for step in range(steps):
             move = self.source.choice(moves)
             if upgrades and step == steps // 2:

@@ -26,11 +26,12 @@ from seamark.connector.jobs.jobs import run_auto_advice, run_clustering
 from seamark.formats.iceberg.metadata.auto_advice import BYTES_PER_DAY
 from seamark.formats.iceberg.metadata.clustering import COLUMNS
 from seamark.metaserver.api.admin import advice_application
+from seamark.metaserver.history.history import QueryHistory
 from seamark.metaserver.planner.advice.trials import ShapeReads, Trial, judge
 from seamark.metaserver.services.running import ServicesState
-from seamark.metaserver.store.model import QueryShapeSums, QuerySums
+from seamark.metaserver.store.model import AppliedAdvice, QueryShapeSums, QuerySums
 from tests.connector.advice.workloads import TABLE, make_table, measure_planned_bytes, run_statements
-from tests.connector.lake import catalog_at
+from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
 from tests.seeds import first_seed
 from tests.server.rig import OffsetClock
@@ -75,7 +76,7 @@ class Week:
 
 def rename_code(week: Week, name: str) -> None:
     """Rename the column `code` of the table."""
-    with catalog_at(week.server.url) as catalog, catalog.load_table(TABLE).update_schema() as update:
+    with open_catalog(week.server.url) as catalog, catalog.load_table(TABLE).update_schema() as update:
         update.rename_column("code", name)
 
 
@@ -169,12 +170,12 @@ def test_clustering_is_set_again_when_its_replacement_fails(week: Week) -> None:
 def test_verdict_weights_statements_of_unknown_size_by_their_files() -> None:
     trial = Trial(1, "measuring", "", 0, {}, [1], 0, 0.0, [ShapeReads("a", 1.0), ShapeReads("b", 1.0)])
 
-    def sums(fingerprint: str, statements: int, files_in: int, files_left: int) -> QueryShapeSums:
+    def build_sums(fingerprint: str, statements: int, files_in: int, files_left: int) -> QueryShapeSums:
         return QueryShapeSums(fingerprint, "", "", QuerySums(statements, files_in, files_left, 0, 0, 0, 0), 0, 0)
 
-    verdict = judge(trial, [sums("a", 10, 100, 100), sums("b", 30, 300, 0)])
+    verdict = judge(trial, [build_sums("a", 10, 100, 100), build_sums("b", 30, 300, 0)])
     assert (verdict.pays, verdict.saved_fraction) == (True, 0.75)
-    verdict = judge(trial, [sums("a", 40, 1000, 990)])
+    verdict = judge(trial, [build_sums("a", 40, 1000, 990)])
     assert (verdict.pays, verdict.saved_fraction) == (False, 0.01)
     assert verdict.reason == "40 statements since the change saved 1.0% of the bytes; the minimum is 2%"
 
@@ -220,6 +221,22 @@ def test_auto_applies_once_within_its_budget_although_two_replicas_take_steps(we
     with pytest.raises(NoSuchResource, match="no trial 1"):
         finish_advice_step(week.client, TABLE, next_step, "applied")
     assert "it was applied before, and its state is failed" in reason
+
+
+def test_report_of_a_job_reads_the_stored_trials_once(week: Week, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_statements(week.client, BY_DAY)
+    step = take_advice_step(week.client, TABLE)
+    read_trials, reads = QueryHistory.list_applied, []
+
+    async def count_read(history: QueryHistory, uuid: str) -> list[AppliedAdvice]:
+        reads.append(uuid)
+        return await read_trials(history, uuid)
+
+    monkeypatch.setattr(QueryHistory, "list_applied", count_read)
+    # The failed trial is changed twice: its properties are removed between the two changes.
+    answer = finish_advice_step(week.client, TABLE, step, "failed")
+    assert (answer["trial"]["state"], len(reads)) == ("failed", 1)
+    assert answer == week.trials[0]
 
 
 def test_job_that_fails_ends_its_trial(week: Week, monkeypatch: pytest.MonkeyPatch) -> None:

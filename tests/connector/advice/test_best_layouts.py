@@ -24,8 +24,8 @@ from seamark.connector.client.policies import change_table_properties, load_advi
 from seamark.connector.write.appends import append
 from seamark.formats.iceberg.metadata.properties import TARGET_FILE_BYTES
 from seamark.formats.services.curves import compute_curve_keys
-from tests.connector.advice.workloads import FILES, TABLE, make_table, random_workload, run_statements
-from tests.connector.lake import catalog_at
+from tests.connector.advice.workloads import FILES, TABLE, draw_workload, make_table, run_statements
+from tests.connector.lake import open_catalog
 from tests.seeds import first_seed
 
 COLUMNS = ("code", "region", "amount", "day")
@@ -97,7 +97,7 @@ def count_indexed(rows: pa.Table, wheres: Sequence[str], column: str) -> float:
 def test_first_five_proposals_have_most_of_the_best_gain(client: IndexClient, case: int) -> None:
     rng = np.random.default_rng(first_seed() + 500 + case)
     rows = make_table(client, rng)
-    wheres = random_workload(rng).draw(rng, 80)
+    wheres = draw_workload(rng).draw(rng, 80)
     run_statements(client, wheres)
     proposals = load_advice(client, TABLE)["proposals"]
     exact = ExactTable(rows, wheres)
@@ -129,7 +129,7 @@ def test_commands_quote_names(client: IndexClient) -> None:
     """A writer chooses the names of columns, and an administrator copies the commands."""
     name = "c'; rm -rf ~ `x`"
     rows = pa.table({name: np.arange(4000) % 97, "n": np.arange(4000)})
-    with catalog_at(client.url) as catalog:
+    with open_catalog(client.url) as catalog:
         catalog.create_namespace_if_not_exists("db")
         catalog.create_table(TABLE, schema=rows.schema)
     for start in range(0, 4000, 500):

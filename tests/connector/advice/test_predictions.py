@@ -14,7 +14,7 @@ from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.policies import load_advice
 from seamark.connector.jobs.advice import apply_proposal
-from tests.connector.advice.workloads import TABLE, make_table, measure_planned_bytes, random_workload, run_statements
+from tests.connector.advice.workloads import TABLE, draw_workload, make_table, measure_planned_bytes, run_statements
 from tests.connector.server_thread import ServerThread
 from tests.seeds import examples, first_seed, quick
 
@@ -28,7 +28,7 @@ def apply_best(client: IndexClient, case: int) -> tuple[float, float, float]:
     """
     rng = np.random.default_rng(first_seed() + case)
     make_table(client, rng)
-    wheres = random_workload(rng).draw(rng, examples(120, 50))
+    wheres = draw_workload(rng).draw(rng, examples(120, 50))
     run_statements(client, wheres)
     before = measure_planned_bytes(client, wheres)
     advice = load_advice(client, TABLE)

@@ -13,7 +13,7 @@ from seamark.connector.client.names import table_path
 from seamark.connector.client.policies import change_table_properties
 from seamark.connector.write.appends import append
 from seamark.formats.iceberg.metadata.properties import TARGET_FILE_BYTES
-from tests.connector.lake import catalog_at
+from tests.connector.lake import open_catalog
 
 TABLE = "db.t"
 FILES, ROWS = 48, 2000
@@ -55,7 +55,7 @@ def make_rows(rng: np.random.Generator) -> pa.Table:
 def make_table(client: IndexClient, rng: np.random.Generator, files: int = FILES) -> pa.Table:
     """Create `db.t` without a layout, and return its rows. Its target file size is the size of its files."""
     parts = [make_rows(rng) for _ in range(files)]
-    with catalog_at(client.url) as catalog:
+    with open_catalog(client.url) as catalog:
         catalog.create_namespace_if_not_exists("db")
         catalog.create_table(TABLE, schema=parts[0].schema)
     for part in parts:
@@ -65,26 +65,26 @@ def make_table(client: IndexClient, rng: np.random.Generator, files: int = FILES
     return pa.concat_tables(parts)
 
 
-def random_workload(rng: np.random.Generator) -> Workload:
+def draw_workload(rng: np.random.Generator) -> Workload:
     """Return a workload whose frequent conditions are drawn at random."""
 
-    def days(rng: np.random.Generator) -> str:
+    def draw_days(rng: np.random.Generator) -> str:
         start = rng.integers(0, 335)
         return f"day >= {start} AND day < {start + 30}"
 
-    def recent(rng: np.random.Generator) -> str:
+    def draw_recent_days(rng: np.random.Generator) -> str:
         return f"day >= {rng.integers(350, 360)}"
 
-    def code(rng: np.random.Generator) -> str:
+    def draw_code(rng: np.random.Generator) -> str:
         return f"code = 'c{rng.integers(0, CODES):04d}'"
 
-    def region_and_days(rng: np.random.Generator) -> str:
-        return f"region = {rng.integers(0, REGIONS)} AND {days(rng)}"
+    def draw_region_and_days(rng: np.random.Generator) -> str:
+        return f"region = {rng.integers(0, REGIONS)} AND {draw_days(rng)}"
 
-    def amount(rng: np.random.Generator) -> str:
+    def draw_amount(rng: np.random.Generator) -> str:
         return f"amount > {rng.uniform(3, 8):.3f}"
 
-    conditions = [days, recent, code, region_and_days, amount]
+    conditions = [draw_days, draw_recent_days, draw_code, draw_region_and_days, draw_amount]
     weights = 1.0 / np.arange(1, len(conditions) + 1) ** 2
     return Workload(conditions, [float(weight) for weight in rng.permutation(weights)])
 

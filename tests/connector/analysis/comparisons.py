@@ -137,11 +137,11 @@ class Comparisons:
 
     def value(self, kind: str) -> str:
         """Return a literal from a few values, so that rows match each other."""
-        if kind in SHARP and self.chance(0.12):
+        if kind in SHARP and self.draw_chance(0.12):
             return self.rng.choice(SHARP[kind])
-        return self.rng.choice(VALUES[kind][: 3 if self.chance(0.7) else None])
+        return self.rng.choice(VALUES[kind][: 3 if self.draw_chance(0.7) else None])
 
-    def space(self) -> str:
+    def draw_space(self) -> str:
         return self.rng.choice([" ", " ", " ", " ", "\n", "  ", " /* FROM t */ ", " -- WHERE 'x\n", "/**/ "])
 
     def word(self, text: str) -> str:
@@ -149,16 +149,16 @@ class Comparisons:
 
     def spell(self, name: str) -> str:
         """Return the identifier in random case, with or without quotes."""
-        if self.chance(0.2):
+        if self.draw_chance(0.2):
             name = "".join(self.rng.choice([one.upper(), one]) if one.isascii() else one for one in name)
-        if name.isascii() and name.isidentifier() and name.lower() not in WORDS and self.chance(0.7):
+        if name.isascii() and name.isidentifier() and name.lower() not in WORDS and self.draw_chance(0.7):
             return name
         return quote(name)
 
-    def operator(self) -> str:
+    def draw_operator(self) -> str:
         return self.rng.choice(["=", "<>", "<", "<=", ">", ">="])
 
-    def chance(self, share: float) -> bool:
+    def draw_chance(self, share: float) -> bool:
         return self.rng.random() < share
 
     # Columns
@@ -170,21 +170,21 @@ class Comparisons:
 
     def reference(self, column: Column, scope: Scope) -> str:
         is_unambiguous = [one.name.lower() for one in scope].count(column.name.lower()) == 1
-        if is_unambiguous and column.plain and (column.owner is None or self.chance(0.5)):
+        if is_unambiguous and column.plain and (column.owner is None or self.draw_chance(0.5)):
             return self.spell(column.name)
         return f"{self.spell(str(column.owner))}.{self.spell(column.name)}"
 
     def literal(self, kind: str) -> str:
-        if self.chance(0.03):
+        if self.draw_chance(0.03):
             return "NULL"
         text = self.value(kind)
-        if kind == "date" and self.chance(0.1):
+        if kind == "date" and self.draw_chance(0.1):
             return f"{text} {self.rng.choice('+-')} INTERVAL '1' {self.rng.choice(['DAY', 'MONTH', 'YEAR'])}"
-        if kind in NUMBERS and self.chance(0.2):
+        if kind in NUMBERS and self.draw_chance(0.2):
             return f"{text} {self.rng.choice('+-')} {'1' if kind == 'long' else self.rng.choice(['1', '0.5', '-1'])}"
-        return f"({text})" if self.chance(0.05) else text
+        return f"({text})" if self.draw_chance(0.05) else text
 
-    def one_of(self, side: Scope, scope: Scope) -> Column | None:
+    def choose_column(self, side: Scope, scope: Scope) -> Column | None:
         able = [one for one in side if self.can_name(one, scope)]
         return self.rng.choice(able) if able else None
 
@@ -197,7 +197,7 @@ class Comparisons:
             for other in right
             if column.kind == other.kind and self.can_name(column, joined_scope) and self.can_name(other, joined_scope)
         ]
-        periods = self.periods(left, right, joined_scope) if self.chance(0.3) or not pairs else []
+        periods = self.draw_period_conditions(left, right, joined_scope) if self.draw_chance(0.3) or not pairs else []
         if periods:
             return self.rng.choice(periods)
         if not pairs:
@@ -205,7 +205,7 @@ class Comparisons:
         first, other = self.rng.choice(pairs)
         return f"{self.reference(first, joined_scope)} = {self.reference(other, joined_scope)}"
 
-    def periods(self, left: Scope, right: Scope, joined_scope: Scope) -> list[str]:
+    def draw_period_conditions(self, left: Scope, right: Scope, joined_scope: Scope) -> list[str]:
         """Return conditions that equate the hour, day, month or year of a column with a column of the other side."""
         texts = []
         for first, other in (*((a, b) for a in left for b in right), *((b, a) for a in left for b in right)):
@@ -227,9 +227,9 @@ class Comparisons:
         """Return a condition that equates columns of two tables."""
         owner = self.rng.choice([one.owner for one in scope])
         sides = ([one for one in scope if one.owner == owner], [one for one in scope if one.owner != owner])
-        return self.inequality(*sides, scope) if self.chance(0.35) else self.equality(*sides, scope)
+        return self.draw_inequality(*sides, scope) if self.draw_chance(0.35) else self.equality(*sides, scope)
 
-    def inequality(self, left: Scope, right: Scope, scope: Scope) -> str:
+    def draw_inequality(self, left: Scope, right: Scope, scope: Scope) -> str:
         """Return a condition that compares a column with columns of another table by less or greater."""
         families = (("long",), ("date", "timestamp"), ("double", "decimal(9, 2)"), ("string",))
         able = [[one for one in side if self.can_name(one, scope)] for side in (left, right)]
@@ -244,7 +244,7 @@ class Comparisons:
         first, other = self.rng.choice(pairs)
         ends = [each for column, each in pairs if column is first]
         low, high = (self.reference(each, scope) for each in (other, self.rng.choice(ends)))
-        if self.chance(0.2):
+        if self.draw_chance(0.2):
             low, high = self.rng.sample([low, self.literal(first.kind)], 2)
         name = self.reference(first, scope)
         return self.rng.choice(
@@ -258,40 +258,40 @@ class Comparisons:
 
     # Conditions on one column
 
-    def simple(self, scope: Scope) -> str:
+    def draw_simple_condition(self, scope: Scope) -> str:
         able = [one for one in scope if self.can_name(one, scope)]
         if not able:
             return self.rng.choice(["1 = 1", "TRUE", "NOT FALSE"])
         text = self.comparison(self.rng.choice(able), scope)
         shape = self.rng.random()
         if shape < 0.12:
-            return f"NOT {text}" if self.chance(0.5) else f"NOT ({text})"
+            return f"NOT {text}" if self.draw_chance(0.5) else f"NOT ({text})"
         if shape < 0.3:
             return f"({text} {self.rng.choice(['AND', 'OR'])} {self.comparison(self.rng.choice(able), scope)})"
         return text
 
     def comparison(self, column: Column, scope: Scope) -> str:
         name, kind = self.reference(column, scope), column.kind
-        shapes = [*self.any_shapes(name, kind), *self.row_shapes(column, name, scope)]
+        shapes = [*self.list_any_shapes(name, kind), *self.list_row_shapes(column, name, scope)]
         if kind == "string":
-            shapes += self.pattern_shapes(name)
+            shapes += self.list_pattern_shapes(name)
         if kind == "boolean":
             shapes += [lambda: name, lambda: f"NOT {name}"]
         if kind in EXACT_KINDS:
-            shapes += self.conditional_shapes(name, kind)
+            shapes += self.list_conditional_shapes(name, kind)
         if kind in NUMBERS:
-            shapes += self.arithmetic_shapes(name, kind)
+            shapes += self.list_arithmetic_shapes(name, kind)
         if kind == "string":
-            shapes += self.text_shapes(name)
+            shapes += self.list_text_shapes(name)
         if kind in ("date", "timestamp"):
-            shapes += self.time_shapes(name, kind)
-        if kind in (*NUMBERS, "date", "timestamp") and self.chance(0.3):
+            shapes += self.list_time_shapes(name, kind)
+        if kind in (*NUMBERS, "date", "timestamp") and self.draw_chance(0.3):
             shapes = self.list_mixed_shapes(column, name, scope)
         return self.rng.choice(shapes)()
 
     # Shapes of comparisons; a test draws one of them.
 
-    def any_shapes(self, name: str, kind: str) -> Shapes:
+    def list_any_shapes(self, name: str, kind: str) -> Shapes:
         return [
             lambda: f"{name} {self.rng.choice(['=', '<>', '!=', '<', '<=', '>', '>='])} {self.literal(kind)}",
             lambda: f"{name} {self.rng.choice(['<>', '<=', '>='])} {self.literal(kind)}",
@@ -307,7 +307,7 @@ class Comparisons:
             lambda: f"CASE WHEN {name} IS NULL THEN {name} IS NULL ELSE {name} = {self.literal(kind)} END",
         ]
 
-    def row_shapes(self, column: Column, name: str, scope: Scope) -> Shapes:
+    def list_row_shapes(self, column: Column, name: str, scope: Scope) -> Shapes:
         kind = column.kind
         other = self.rng.choice([one for one in scope if self.can_name(one, scope)] or [column])
         pair = f"({name}, {self.reference(other, scope)})"
@@ -333,7 +333,7 @@ class Comparisons:
         """
         numbers = column.kind in NUMBERS
         literals = [self.rng.choice(MIXED_NUMBERS if numbers else MIXED_TIMES) for _ in range(3)]
-        if column.kind in SHARP and self.chance(0.5):
+        if column.kind in SHARP and self.draw_chance(0.5):
             literals[0] = self.rng.choice(SHARP[column.kind])
             literals[1] = "1e300" if numbers else MIXED_TIMES[-2]
         family = NUMBERS if numbers else ("date", "timestamp")
@@ -354,9 +354,9 @@ class Comparisons:
             lambda: f"({name}, 1) IN ({pairs})",
             lambda: f"{name} {negated}IN (VALUES {rows})",
             lambda: f"{name} = ANY (SELECT v FROM (VALUES {rows}) AS w (v))",
-            lambda: f"coalesce({name}, {literals[1]}) {self.operator()} {literals[0]}",
-            lambda: f"nullif({name}, {literals[1]}) {self.operator()} {literals[0]}",
-            lambda: f"CASE WHEN {name} IS NULL THEN {literals[1]} ELSE {name} END {self.operator()} {literals[0]}",
+            lambda: f"coalesce({name}, {literals[1]}) {self.draw_operator()} {literals[0]}",
+            lambda: f"nullif({name}, {literals[1]}) {self.draw_operator()} {literals[0]}",
+            lambda: f"CASE WHEN {name} IS NULL THEN {literals[1]} ELSE {name} END {self.draw_operator()} {literals[0]}",
             # The array contains no null: for null, DuckDB's contains() is false and Trino's is null.
             lambda: f"contains(ARRAY[{', '.join([VALUES[column.kind][0], *values])}], {name})",
         ]
@@ -366,7 +366,7 @@ class Comparisons:
             )
         return shapes
 
-    def pattern_shapes(self, name: str) -> Shapes:
+    def list_pattern_shapes(self, name: str) -> Shapes:
         patterns = ["'a%'", "'%b'", "'ab'", "'a_'", "'%'", "'o''%'"]
         return [
             lambda: f"{name} {self.rng.choice(['', 'NOT '])}LIKE {self.rng.choice(patterns)}",
@@ -375,44 +375,47 @@ class Comparisons:
             lambda: f"({name} LIKE '%b%' OR {name} NOT LIKE '_b%')",
         ]
 
-    def conditional_shapes(self, name: str, kind: str) -> Shapes:
+    def list_conditional_shapes(self, name: str, kind: str) -> Shapes:
         second_literal = self.literal(kind)
         return [
-            lambda: f"coalesce({name}, {second_literal}) {self.operator()} {self.literal(kind)}",
+            lambda: f"coalesce({name}, {second_literal}) {self.draw_operator()} {self.literal(kind)}",
             lambda: (
                 f"coalesce({name}, {second_literal}) {self.rng.choice(['', 'NOT '])}IN "
                 f"({self.literal(kind)}, {second_literal})"
             ),
-            lambda: f"nullif({name}, {second_literal}) {self.operator()} {self.literal(kind)}",
+            lambda: f"nullif({name}, {second_literal}) {self.draw_operator()} {self.literal(kind)}",
             lambda: (
                 f"CASE WHEN {name} = {second_literal} THEN 1 WHEN {name} > {second_literal} THEN 2 "
-                f"ELSE 3 END {self.operator()} 2"
+                f"ELSE 3 END {self.draw_operator()} 2"
             ),
-            lambda: f"CASE {name} WHEN {second_literal} THEN 'x' END {self.operator()} 'x'",
+            lambda: f"CASE {name} WHEN {second_literal} THEN 'x' END {self.draw_operator()} 'x'",
             lambda: (
-                f"CASE WHEN {name} IS NULL THEN {second_literal} ELSE {name} END {self.operator()} {self.literal(kind)}"
+                f"CASE WHEN {name} IS NULL THEN {second_literal} ELSE {name} END {self.draw_operator()}"
+                f" {self.literal(kind)}"
             ),
             lambda: f"CASE WHEN {name} > {second_literal} THEN TRUE ELSE FALSE END",
         ]
 
-    def arithmetic_shapes(self, name: str, kind: str) -> Shapes:
+    def list_arithmetic_shapes(self, name: str, kind: str) -> Shapes:
         shapes: Shapes = []
         if kind == "long":
             shapes += [
                 lambda: (
-                    f"{name} {self.rng.choice('+-*')} {self.rng.choice('123')} {self.operator()} {self.literal(kind)}"
+                    f"{name} {self.rng.choice('+-*')} {self.rng.choice('123')} {self.draw_operator()}"
+                    f" {self.literal(kind)}"
                 ),
                 lambda: (
-                    f"{self.rng.choice('12')} {self.rng.choice('+-')} {name} {self.operator()} {self.literal(kind)}"
+                    f"{self.rng.choice('12')} {self.rng.choice('+-')} {name} {self.draw_operator()}"
+                    f" {self.literal(kind)}"
                 ),
                 lambda: (
                     f"-({name} - {self.rng.choice(['1', '0.5'])}) * 2 "
                     f"{self.rng.choice(['', 'NOT '])}BETWEEN -2 AND {self.literal(kind)}"
                 ),
-                lambda: f"CAST({name} AS BIGINT) {self.operator()} {self.literal(kind)}",
+                lambda: f"CAST({name} AS BIGINT) {self.draw_operator()} {self.literal(kind)}",
             ]
         if kind == "decimal(9, 2)":
-            shapes.append(lambda: f"{name} {self.rng.choice('+-')} 0.5 {self.operator()} {self.literal(kind)}")
+            shapes.append(lambda: f"{name} {self.rng.choice('+-')} 0.5 {self.draw_operator()} {self.literal(kind)}")
         factor = self.rng.choice(
             ["1.19", "0.5", "3", "(-2)", "(-0.7)", "100", *(["1.1e0"] if kind == "double" else [])]
         )
@@ -421,63 +424,71 @@ class Comparisons:
             product = f"{name} * {factor}" if kind != "long" else f"(nullif({name}, {name} // 9) % 5000) * {factor}"
             value = self.rng.choice(["1", "1.785", "-1.5", "2.975", "0", "0.3"])
             shapes += [
-                lambda: f"{product} {self.operator()} {value}",
-                lambda: f"{value} {self.operator()} {factor} * {name}" if kind != "long" else f"{product} = {value}",
-                lambda: f"{name} / {factor} {self.operator()} {value}" if kind != "long" else f"{product} < {value}",
+                lambda: f"{product} {self.draw_operator()} {value}",
+                lambda: (
+                    f"{value} {self.draw_operator()} {factor} * {name}" if kind != "long" else f"{product} = {value}"
+                ),
+                lambda: (
+                    f"{name} / {factor} {self.draw_operator()} {value}" if kind != "long" else f"{product} < {value}"
+                ),
             ]
         return shapes
 
-    def text_shapes(self, name: str) -> Shapes:
+    def list_text_shapes(self, name: str) -> Shapes:
         size = self.rng.choice("123")
         return [
-            lambda: f"substr({name}, 1, {size}) {self.operator()} {self.value('string')}",
+            lambda: f"substr({name}, 1, {size}) {self.draw_operator()} {self.value('string')}",
             lambda: (
                 f"substring({name}, 1, {size}) {self.rng.choice(['', 'NOT '])}IN ('a', 'ab', {self.value('string')})"
             ),
             lambda: f"starts_with({name}, {self.value('string')})",
             lambda: f"lower({name}) {self.rng.choice(['=', '<>'])} {self.value('string')}",
             lambda: f"upper({name}) IN ('A', 'AB', 'O''B')",
-            lambda: f"lower({name}) {self.operator()} '{self.rng.choice(LONG_TEXTS)}'",
+            lambda: f"lower({name}) {self.draw_operator()} '{self.rng.choice(LONG_TEXTS)}'",
             lambda: f"upper({name}) IN ('{self.rng.choice(LONG_TEXTS).upper()}', {self.value('string')})",
         ]
 
-    def time_shapes(self, name: str, kind: str) -> Shapes:
+    def list_time_shapes(self, name: str, kind: str) -> Shapes:
         unit, days = (
             self.rng.choice(["day", "week", "month", "quarter", "year"]),
             DAYS_AGO + self.rng.randint(-9, 9),
         )
         shapes: Shapes = [
-            lambda: f"date_trunc('{unit}', {name}) {self.operator()} {self.value(self.rng.choice(['date', kind]))}",
+            lambda: (
+                f"date_trunc('{unit}', {name}) {self.draw_operator()} {self.value(self.rng.choice(['date', kind]))}"
+            ),
             lambda: (
                 f"date_trunc('{unit}', {name}) {self.rng.choice(['', 'NOT '])}BETWEEN DATE '2020-01-01' AND"
                 f" {self.value('date')}"
             ),
             lambda: f"year({name}) = 2020 AND month({name}) = {self.rng.randint(1, 3)}",
-            lambda: f"{name} {self.operator()} current_date - INTERVAL '{days}' DAY",
+            lambda: f"{name} {self.draw_operator()} current_date - INTERVAL '{days}' DAY",
             lambda: (
                 f"{name} BETWEEN current_date - INTERVAL '{days}' DAY AND current_date - INTERVAL '{days - 20}' DAY"
             ),
             lambda: f"CAST({name} AS date) >= CAST(now() AS date) - INTERVAL '{days}' DAY",
             lambda: (
-                f"{name} {self.rng.choice('+-')} INTERVAL '{self.rng.randint(1, 40)}' DAY {self.operator()}"
+                f"{name} {self.rng.choice('+-')} INTERVAL '{self.rng.randint(1, 40)}' DAY {self.draw_operator()}"
                 f" {self.value('date')}"
             ),
-            lambda: f"date_diff('day', {name}, {self.value(kind)}) {self.operator()} {self.rng.randint(-40, 40)}",
+            lambda: f"date_diff('day', {name}, {self.value(kind)}) {self.draw_operator()} {self.rng.randint(-40, 40)}",
         ]
         form = self.rng.choice(list(SQL_FORMATS))
         text = self.rng.choice(SQL_FORMATS[form])
         shapes += [
-            lambda: f"date_format({name}, '{form}') {self.operator()} '{text}'",
+            lambda: f"date_format({name}, '{form}') {self.draw_operator()} '{text}'",
             lambda: f"date_format({name}, '{form}') {self.rng.choice(['', 'NOT '])}BETWEEN '{text}' AND '{text}9'",
-            lambda: f"{name} {self.operator()} date_parse('{text}', '{form}')",
+            lambda: f"{name} {self.draw_operator()} date_parse('{text}', '{form}')",
         ]
         if kind == "date":
             shapes += [
-                lambda: f"CAST({name} AS varchar) {self.operator()} '{text}'",
+                lambda: f"CAST({name} AS varchar) {self.draw_operator()} '{text}'",
                 lambda: f"CAST({name} AS varchar) {self.rng.choice(['', 'NOT '])}IN ('2020-01-31', '{text}')",
                 lambda: f"CAST({name} AS varchar) {self.rng.choice(['', 'NOT '])}LIKE '{text}%'",
                 lambda: f"substr(CAST({name} AS varchar), 1, {len(text)}) = '{text}'",
-                lambda: f"{name} {self.operator()} from_iso8601_date('{self.rng.choice(SQL_FORMATS['%Y-%m-%d'])}')",
+                lambda: (
+                    f"{name} {self.draw_operator()} from_iso8601_date('{self.rng.choice(SQL_FORMATS['%Y-%m-%d'])}')"
+                ),
             ]
         shapes += [
             lambda: f"CAST({name} AS date) {self.rng.choice(['=', '<', '>='])} {self.literal('date')}",

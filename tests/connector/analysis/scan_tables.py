@@ -17,7 +17,7 @@ TABLES = {
 }
 
 
-def columns_of(names: tuple[str | None, str | None, str]) -> dict[str, str] | None:
+def get_columns(names: tuple[str | None, str | None, str]) -> dict[str, str] | None:
     return TABLES.get(names[2])
 
 
@@ -26,15 +26,15 @@ def find_statement_scans(statement: str, *, parameters: Sequence[str] = (), **op
 
     Check that the statement's tree does not change when its scans are read twice, as the proxy reads it.
     """
-    scans = find_scans(statement, columns_of=columns_of, parameters=parameters, **options)
+    scans = find_scans(statement, columns_of=get_columns, parameters=parameters, **options)
     try:
         query = parse_query(statement, parameters)
     except UnsupportedStatement:
         assert scans == ()
         return scans
     scans_of(query, **options)
-    scans_of(query, columns_of=columns_of, **options)
-    assert scans_of(query, columns_of=columns_of, **options) == scans
+    scans_of(query, columns_of=get_columns, **options)
+    assert scans_of(query, columns_of=get_columns, **options) == scans
     return scans
 
 

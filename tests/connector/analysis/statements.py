@@ -51,48 +51,48 @@ class Statements(Comparisons):
             typed = ", ".join(f"{quote(one)} {KINDS[kind]}" for one, kind in columns.items())
             statements.append(f"CREATE TABLE {quote(name)} ({typed})")
             for _ in range(self.rng.choice([0, *[self.rng.randint(4, ROWS_MAX)] * 9])):
-                row = ", ".join("NULL" if self.chance(0.25) else self.value(kind) for kind in columns.values())
+                row = ", ".join("NULL" if self.draw_chance(0.25) else self.value(kind) for kind in columns.values())
                 statements.append(f"INSERT INTO {quote(name)} VALUES ({row})")
         return statements
 
     # Queries
 
     def query(self, depth: int = 3) -> str:
-        return self.with_query([], depth, [])[0]
+        return self.draw_with_query([], depth, [])[0]
 
-    def with_query(
+    def draw_with_query(
         self, relations: list[StoredRelation], depth: int, outer: Scope
     ) -> tuple[str, list[tuple[str, str]]]:
         """Return the text of a query, and the names and types of its columns."""
         visible_tables, clauses, words = list(relations), [], "WITH"
-        if depth > 1 and self.chance(0.3):
+        if depth > 1 and self.draw_chance(0.3):
             for name in self.rng.sample(sorted({*ALIASES, *TABLE_NAMES}), self.rng.randint(1, 2)):
                 renamed, recursive = (
                     "",
-                    self.recursive(visible_tables, name) if self.chance(self.recursive_share) else None,
+                    self.draw_recursive(visible_tables, name) if self.draw_chance(self.recursive_share) else None,
                 )
-                text, columns = recursive or self.with_query(visible_tables, depth - 1, outer)
+                text, columns = recursive or self.draw_with_query(visible_tables, depth - 1, outer)
                 if recursive:
                     words, renamed = "WITH RECURSIVE", " (rn)"
-                elif self.chance(0.3):
+                elif self.draw_chance(0.3):
                     columns = [(f"w{number}", kind) for number, (_, kind) in enumerate(columns)]
                     renamed = f" ({', '.join(self.spell(one) for one, _ in columns)})"
-                clauses.append(f"{self.spell(name)}{renamed} AS{self.space()}({text})")
+                clauses.append(f"{self.spell(name)}{renamed} AS{self.draw_space()}({text})")
                 visible_tables = [one for one in visible_tables if one.name.lower() != name.lower()]
                 visible_tables.append(StoredRelation(name, dict(columns)))
         text, columns = self.body(visible_tables, depth, outer)
-        return (f"{self.word(words)} {', '.join(clauses)}{self.space()}" if clauses else "") + text, columns
+        return (f"{self.word(words)} {', '.join(clauses)}{self.draw_space()}" if clauses else "") + text, columns
 
     def body(self, relations: list[StoredRelation], depth: int, outer: Scope) -> tuple[str, list[tuple[str, str]]]:
-        if depth > 1 and self.chance(0.28):
+        if depth > 1 and self.draw_chance(0.28):
             left, columns = self.select(relations, depth - 1, outer, set_part=True)
             right, right_columns = self.select(
                 relations, depth - 1, outer, set_part=True, kinds=[kind for _, kind in columns]
             )
             if [kind for _, kind in columns] == [kind for _, kind in right_columns]:
                 word = self.rng.choice(["UNION", "UNION ALL", "INTERSECT", "EXCEPT", "EXCEPT ALL", "INTERSECT ALL"])
-                text = f"({left}){self.space()}{word}{self.space()}({right})"
-                return text + (self.draw_order(len(columns)) if self.chance(0.4) else ""), columns
+                text = f"({left}){self.draw_space()}{word}{self.draw_space()}({right})"
+                return text + (self.draw_order(len(columns)) if self.draw_chance(0.4) else ""), columns
         return self.select(relations, depth, outer)
 
     def draw_order(self, columns: int) -> str:
@@ -101,9 +101,9 @@ class Statements(Comparisons):
         The rows are ordered by all columns, so every engine keeps the same rows.
         """
         keys = ", ".join(f"{number} {self.rng.choice(['ASC', 'DESC'])} NULLS LAST" for number in range(1, columns + 1))
-        offset = f" OFFSET {self.rng.randint(0, 2)}" if self.chance(0.3) else ""
+        offset = f" OFFSET {self.rng.randint(0, 2)}" if self.draw_chance(0.3) else ""
         limit = f" LIMIT {self.rng.randint(1, 5)}"
-        return f" ORDER BY {keys}{limit}{offset}" if self.chance(0.8) else f" ORDER BY {keys}"
+        return f" ORDER BY {keys}{limit}{offset}" if self.draw_chance(0.8) else f" ORDER BY {keys}"
 
     def select(
         self,
@@ -114,24 +114,26 @@ class Statements(Comparisons):
         set_part: bool = False,
         kinds: list[str] | None = None,
     ) -> tuple[str, list[tuple[str, str]]]:
-        source, scope = self.source_list(relations, depth, outer)
+        source, scope = self.draw_source_list(relations, depth, outer)
         where = ""
-        if self.chance(0.7):
-            where = f"{self.space()}{self.word('WHERE')} {self.condition(scope, relations, depth, outer)}"
+        if self.draw_chance(0.7):
+            where = f"{self.draw_space()}{self.word('WHERE')} {self.condition(scope, relations, depth, outer)}"
         shape = self.rng.random()
         if shape < 0.05 and kinds is None:
             return self.draw_filtered_query(source, where, scope)
         if shape < 0.2 and kinds is None:
             return self.draw_grouped_query(source, where, scope, relations, depth)
-        items, columns = self.projections(scope, relations, depth, outer, kinds, window=shape < 0.35)
-        distinct = "DISTINCT " if self.chance(0.1) else ""
-        text = f"{self.word('SELECT')} {distinct}{', '.join(items)}{self.space()}{self.word('FROM')} {source}{where}"
+        items, columns = self.draw_projections(scope, relations, depth, outer, kinds, window=shape < 0.35)
+        distinct = "DISTINCT " if self.draw_chance(0.1) else ""
+        text = (
+            f"{self.word('SELECT')} {distinct}{', '.join(items)}{self.draw_space()}{self.word('FROM')} {source}{where}"
+        )
         text += self.draw_qualify(scope)
-        if not set_part and self.chance(0.25):
+        if not set_part and self.draw_chance(0.25):
             text += self.draw_order(len(columns))
         return text, columns
 
-    def projections(
+    def draw_projections(
         self,
         scope: Scope,
         relations: list[StoredRelation],
@@ -143,9 +145,14 @@ class Statements(Comparisons):
     ) -> tuple[list[str], list[tuple[str, str]]]:
         names = [one.name.lower() for one in scope]
         owners = {one.owner for one in scope if one.owner is not None}
-        if kinds is None and self.chance(0.2) and len(set(names)) == len(names) and all(one.plain for one in scope):
+        if (
+            kinds is None
+            and self.draw_chance(0.2)
+            and len(set(names)) == len(names)
+            and all(one.plain for one in scope)
+        ):
             return ["*"], [(one.name, one.kind) for one in scope]
-        if kinds is None and owners and self.chance(0.1) and all(one.plain for one in scope):
+        if kinds is None and owners and self.draw_chance(0.1) and all(one.plain for one in scope):
             owner = self.rng.choice(sorted(owners))
             owner_columns = [one for one in scope if one.owner == owner]
             return [f"{self.spell(owner)}.*", "1 AS one"], [
@@ -154,11 +161,11 @@ class Statements(Comparisons):
             ]
         items, columns = [], []
         for number, kind in enumerate(kinds or [None] * self.rng.randint(1, 4)):
-            text, result, name = self.projection(scope, relations, depth, outer, kind)
+            text, result, name = self.draw_projection(scope, relations, depth, outer, kind)
             if window and kind is None and number == 0:
-                text, result, name = self.window(scope), "long", None
+                text, result, name = self.draw_window(scope), "long", None
             used_names = {one.lower() for one, _ in columns}
-            if name is None or name.lower() in used_names or self.chance(0.3):
+            if name is None or name.lower() in used_names or self.draw_chance(0.3):
                 name = self.rng.choice([f"p{number}", *COLUMN_NAMES])
                 name = f"p{number}" if name.lower() in used_names else name
                 text = f"{text} {self.rng.choice(['AS ', ''])}{quote(name)}"
@@ -166,24 +173,24 @@ class Statements(Comparisons):
             columns.append((name, result))
         return items, columns
 
-    def projection(
+    def draw_projection(
         self, scope: Scope, relations: list[StoredRelation], depth: int, outer: Scope, kind: str | None
     ) -> tuple[str, str, str | None]:
         fitting = [one for one in scope if kind in (None, one.kind) and self.can_name(one, scope)]
-        if fitting and self.chance(0.75):
+        if fitting and self.draw_chance(0.75):
             column = self.rng.choice(fitting)
             text = self.reference(column, scope)
-            return f"({text})" if self.chance(0.05) else text, column.kind, column.name
+            return f"({text})" if self.draw_chance(0.05) else text, column.kind, column.name
         kind = kind or self.rng.choice(list(KINDS))
-        if kind == "long" and self.chance(0.3):
+        if kind == "long" and self.draw_chance(0.3):
             aggregate = self.aggregate(scope, relations, "count(*)")
             if aggregate is not None:
                 return f"({aggregate})", "long", None
-        if kind == "long" and depth > 1 and self.chance(0.4):
-            inner, _ = self.with_query(relations, depth - 1, [*outer, *scope])
+        if kind == "long" and depth > 1 and self.draw_chance(0.4):
+            inner, _ = self.draw_with_query(relations, depth - 1, [*outer, *scope])
             return f"(SELECT count(*) FROM ({inner}) AS n)", "long", None
         same = [one for one in scope if one.kind == kind and self.can_name(one, scope)]
-        if same and self.chance(0.6):
+        if same and self.draw_chance(0.6):
             return f"coalesce({self.reference(self.rng.choice(same), scope)}, {self.literal(kind)})", kind, None
         return f"CAST({self.literal(kind)} AS {KINDS[kind]})", kind, None
 
@@ -191,7 +198,7 @@ class Statements(Comparisons):
         """Return a QUALIFY clause, or an empty text."""
         return ""
 
-    def window(self, scope: Scope) -> str:
+    def draw_window(self, scope: Scope) -> str:
         keys = [self.reference(one, scope) for one in scope if self.can_name(one, scope)]
         if not keys:
             return "count(*) OVER ()"
@@ -209,7 +216,7 @@ class Statements(Comparisons):
         columns = [(f"g{number}", key.kind) for number, key in enumerate(keys)]
         items.append("count(*) AS n")
         columns.append(("n", "long"))
-        if able and self.chance(0.5):
+        if able and self.draw_chance(0.5):
             column = self.rng.choice(able)
             items.append(f"{self.rng.choice(['min', 'max'])}({self.reference(column, scope)}) AS m")
             columns.append(("m", column.kind))
@@ -222,7 +229,7 @@ class Statements(Comparisons):
             sets += [f"{first}, ROLLUP ({last})", f"GROUPING SETS (({key_list}), {first})", f"CUBE ({last}), {first}"]
             sets.append(f"GROUPING SETS (({first}), ({last}, {first}))")
             text += f" GROUP BY {self.rng.choice([key_list, numbers, *sets, *self.other_groups])}"
-        if self.chance(0.35):
+        if self.draw_chance(0.35):
             conditions = ["count(*) > 1", "count(*) = 0", "min(1) = 1"]
             conditions += [self.comparison(key, [*keys]) for key in keys if self.can_name(key, scope)] * 2
             word = self.rng.choice(["AND", "AND", "OR"])
@@ -239,22 +246,26 @@ class Statements(Comparisons):
         for number in range(self.rng.randint(1, 2)):
             column = self.reference(self.rng.choice(able), scope) if able else "1"
             aggregate = f"count({column})" if able else "count(*)"
-            filter_clause = f" FILTER (WHERE {self.simple(scope)})" if self.chance(0.9) else ""
-            aggregates = [f"sum(CASE WHEN {self.simple(scope)} THEN 2 WHEN {self.simple(scope)} THEN 3 END)"]
+            filter_clause = f" FILTER (WHERE {self.draw_simple_condition(scope)})" if self.draw_chance(0.9) else ""
+            aggregates = [
+                f"sum(CASE WHEN {self.draw_simple_condition(scope)} THEN 2 WHEN"
+                f" {self.draw_simple_condition(scope)} THEN 3 END)"
+            ]
             aggregates += [
-                f"count_if({self.simple(scope)})",
+                f"count_if({self.draw_simple_condition(scope)})",
                 f"count(DISTINCT CASE {column} WHEN {column} THEN {column} END)",
             ]
             aggregates += [
-                f"max(CASE WHEN {self.simple(scope)} THEN 1{self.rng.choice(['', ' ELSE NULL', ' ELSE 0'])} END)"
+                f"max(CASE WHEN {self.draw_simple_condition(scope)} THEN"
+                f" 1{self.rng.choice(['', ' ELSE NULL', ' ELSE 0'])} END)"
             ]
-            text = f"{aggregate}{filter_clause}" if self.chance(0.5) else self.rng.choice(aggregates)
+            text = f"{aggregate}{filter_clause}" if self.draw_chance(0.5) else self.rng.choice(aggregates)
             items.append(f"coalesce({text}, 0) + {number} AS n{number}")
         return f"SELECT {', '.join(items)} FROM {source}{where}", [
             (f"n{number}", "long") for number in range(len(items))
         ]
 
-    def latest(self) -> tuple[str, list[tuple[str, str]]]:
+    def draw_latest(self) -> tuple[str, list[tuple[str, str]]]:
         """Return a query for the first rows of each key, or for the numbers of all rows.
 
         The rows are ordered by all columns, so the first row is always the same.
@@ -265,15 +276,15 @@ class Statements(Comparisons):
         order = ", ".join(f"{name} {self.rng.choice(['', 'DESC'])} NULLS LAST" for name in names)
         function = self.rng.choice(["row_number", "row_number", "rank", "dense_rank"])
         number = f"{function}() OVER (PARTITION BY {keys} ORDER BY {order})"
-        if self.chance(0.2):
+        if self.draw_chance(0.2):
             number = f"{number} + count(*) OVER (PARTITION BY {self.rng.choice(names)})"
         text = f"SELECT {', '.join(names)}, {number} AS rn FROM main.{quote(table.name)}"
         columns = [*table.columns.items(), ("rn", "long")]
-        if self.chance(0.6):
+        if self.draw_chance(0.6):
             return f"SELECT * FROM ({text}) AS ranked WHERE rn = 1", columns
         return text, columns
 
-    def recursive(self, relations: list[StoredRelation], name: str) -> tuple[str, list[tuple[str, str]]] | None:
+    def draw_recursive(self, relations: list[StoredRelation], name: str) -> tuple[str, list[tuple[str, str]]] | None:
         """Return a recursive query on two columns of a table.
 
         Each step selects the rows whose first column has a value of the previous step, and returns their other column.
@@ -287,29 +298,29 @@ class Statements(Comparisons):
         long = [one for one in scope if one.kind == "long"]
         start, before, after = (self.rng.choice(long) for _ in range(3))
         from_table = f"{self.spell(table.name)} AS step"
-        first = f"SELECT {self.reference(start, scope)} FROM {from_table} WHERE {self.simple(scope)}"
-        step_condition = f"{self.simple(scope)} AND step.{quote(before.name)} = {self.spell(name)}.rn"
+        first = f"SELECT {self.reference(start, scope)} FROM {from_table} WHERE {self.draw_simple_condition(scope)}"
+        step_condition = f"{self.draw_simple_condition(scope)} AND step.{quote(before.name)} = {self.spell(name)}.rn"
         text = f"SELECT step.{quote(after.name)} FROM {from_table}, {self.spell(name)} WHERE {step_condition}"
         return f"{first} UNION {text}", [("rn", "long")]
 
     # FROM
 
-    def source_list(self, relations: list[StoredRelation], depth: int, outer: Scope) -> tuple[str, Scope]:
-        text, scope = self.source(relations, depth, outer, set())
+    def draw_source_list(self, relations: list[StoredRelation], depth: int, outer: Scope) -> tuple[str, Scope]:
+        text, scope = self.draw_source(relations, depth, outer, set())
         for _ in range(self.rng.choice([0, 0, 0, 1, 1, 1, 2]) if depth < 3 else self.rng.choice([0, 1, 1])):
             used_names = {one.owner.lower() for one in scope if one.owner is not None}
-            if self.chance(0.2):
+            if self.draw_chance(0.2):
                 right, right_scope = (
                     self.draw_unnest(used_names)
-                    if self.chance(self.listed_share)
-                    else self.source(relations, depth, outer, used_names)
+                    if self.draw_chance(self.listed_share)
+                    else self.draw_source(relations, depth, outer, used_names)
                 )
-                text, scope = f"{text}{self.space()},{self.space()}{right}", [*scope, *right_scope]
+                text, scope = f"{text}{self.draw_space()},{self.draw_space()}{right}", [*scope, *right_scope]
                 continue
-            if self.chance(0.12):
-                text, scope = self.lateral(text, scope, relations, used_names)
+            if self.draw_chance(0.12):
+                text, scope = self.draw_lateral(text, scope, relations, used_names)
                 continue
-            right, right_scope = self.bracket(relations, depth, outer, used_names)
+            right, right_scope = self.draw_bracket(relations, depth, outer, used_names)
             text, scope = self.draw_join(text, scope, right, right_scope, relations, depth, outer)
         return text, scope
 
@@ -320,18 +331,20 @@ class Statements(Comparisons):
         text = f"UNNEST(ARRAY[{', '.join(VALUES['long'][:3])}]) AS {self.spell(alias)} ({quote(column)})"
         return text, [Column(column, "long", alias)]
 
-    def lateral(
+    def draw_lateral(
         self, text: str, scope: Scope, relations: list[StoredRelation], used_names: set[str]
     ) -> tuple[str, Scope]:
         alias = self.rng.choice([one for one in ALIASES if one.lower() not in used_names])
-        query = self.lateral_query(scope, relations) if self.chance(0.6) else None
+        query = self.draw_lateral_query(scope, relations) if self.draw_chance(0.6) else None
         if query is not None:
             inner, columns = query
             step_columns = [Column(name, kind, alias) for name, kind in columns]
             kind = self.rng.choice(["CROSS JOIN", ",", "LEFT JOIN", "LEFT JOIN", "JOIN"])
             join_condition = ""
             if kind not in ("CROSS JOIN", ","):
-                join_condition = f" ON {self.simple([*scope, *step_columns]) if self.chance(0.4) else 'TRUE'}"
+                join_condition = (
+                    f" ON {self.draw_simple_condition([*scope, *step_columns]) if self.draw_chance(0.4) else 'TRUE'}"
+                )
             return f"{text} {kind} LATERAL ({inner}) AS {self.spell(alias)}{join_condition}", [*scope, *step_columns]
         aggregate = self.aggregate(scope, relations, "count(*) AS n, min(1) AS m")
         if aggregate is None:
@@ -340,7 +353,9 @@ class Statements(Comparisons):
         step_columns = [Column("n", "long", alias), Column("m", "long", alias)]
         return f"{text} {join} LATERAL ({aggregate}) AS {self.spell(alias)}{join_condition}", [*scope, *step_columns]
 
-    def lateral_query(self, scope: Scope, relations: list[StoredRelation]) -> tuple[str, list[tuple[str, str]]] | None:
+    def draw_lateral_query(
+        self, scope: Scope, relations: list[StoredRelation]
+    ) -> tuple[str, list[tuple[str, str]]] | None:
         """Return a query for the rows of a table that have the outer row's value in a column.
 
         Some queries join the rows, group them, or return only the first of them.
@@ -351,27 +366,30 @@ class Statements(Comparisons):
         table, name, away = correlated_pair
         table_columns = [Column(column, kind, "qq") for column, kind in table.columns.items()]
         source, inner = f"{self.spell(table.name)} AS qq", table_columns
-        if self.chance(0.4):
+        if self.draw_chance(0.4):
             hidden = {one.name.lower() for one in relations}
             other = self.rng.choice([one for one in self.tables if one.name.lower() not in hidden])
             other_columns = [Column(column, kind, "rr") for column, kind in other.columns.items()]
             inner = [*table_columns, *other_columns]
             join_condition = self.equality(table_columns, other_columns, inner)
-            if self.chance(0.3):
-                join_condition += f" AND {self.simple(inner)}"
+            if self.draw_chance(0.3):
+                join_condition += f" AND {self.draw_simple_condition(inner)}"
             join = self.rng.choice(["JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN"])
             source = f"{source} {join} {self.spell(other.name)} AS rr ON {join_condition}"
-        where = f"qq.{self.spell(name)} = {away}{f' AND {self.simple(inner)}' if self.chance(0.4) else ''}"
+        where = (
+            f"qq.{self.spell(name)} ="
+            f" {away}{f' AND {self.draw_simple_condition(inner)}' if self.draw_chance(0.4) else ''}"
+        )
         able = [one for one in inner if self.can_name(one, inner)]
         grouped = self.rng.sample(able, min(len(able), self.rng.randint(1, 2)))
         columns = [(f"l{number}", one.kind) for number, one in enumerate(grouped)]
         items = [f"{self.reference(one, inner)} AS l{number}" for number, one in enumerate(grouped)]
-        if self.chance(0.3):
+        if self.draw_chance(0.3):
             keys = ", ".join(str(number) for number in range(1, len(items) + 1))
             text = f"SELECT {', '.join([*items, 'count(*) AS ln'])} FROM {source} WHERE {where} GROUP BY {keys}"
             return text, [*columns, ("ln", "long")]
         text = f"SELECT {self.rng.choice(['', '', 'DISTINCT '])}{', '.join(items)} FROM {source} WHERE {where}"
-        return text + (self.draw_order(len(columns)) if self.chance(0.4) else ""), columns
+        return text + (self.draw_order(len(columns)) if self.draw_chance(0.4) else ""), columns
 
     def aggregate(self, scope: Scope, relations: list[StoredRelation], kind: str) -> str | None:
         """Return a query for an aggregate of the rows that have the outer row's value in a column."""
@@ -380,7 +398,7 @@ class Statements(Comparisons):
             return None
         table, name, away = correlated_pair
         columns = [Column(name, table.columns[name], "qq")]
-        extra_condition = f" AND {self.simple(columns)}" if self.chance(0.3) else ""
+        extra_condition = f" AND {self.draw_simple_condition(columns)}" if self.draw_chance(0.3) else ""
         return (
             f"SELECT {kind} FROM {self.spell(table.name)} AS qq WHERE qq.{self.spell(name)} = {away}{extra_condition}"
         )
@@ -403,21 +421,21 @@ class Statements(Comparisons):
         table, name, column = self.rng.choice(pairs)
         return table, name, f"{self.spell(str(column.owner))}.{self.spell(column.name)}"
 
-    def bracket(
+    def draw_bracket(
         self, relations: list[StoredRelation], depth: int, outer: Scope, used_names: set[str]
     ) -> tuple[str, Scope]:
-        text, scope = self.source(relations, depth, outer, used_names)
-        if self.chance(0.12):
+        text, scope = self.draw_source(relations, depth, outer, used_names)
+        if self.draw_chance(0.12):
             inner = {one.owner.lower() for one in scope if one.owner is not None} | used_names
-            other, other_scope = self.source(relations, depth, outer, inner)
+            other, other_scope = self.draw_source(relations, depth, outer, inner)
             text, scope = self.draw_join(text, scope, other, other_scope, relations, depth, outer)
             return f"({text})", scope
         return text, scope
 
     def draw_join_condition(self, scope: Scope, other_scope: Scope, joined_scope: Scope) -> str:
         return (
-            self.inequality(scope, other_scope, joined_scope)
-            if self.chance(0.15)
+            self.draw_inequality(scope, other_scope, joined_scope)
+            if self.draw_chance(0.15)
             else self.equality(scope, other_scope, joined_scope)
         )
 
@@ -432,7 +450,7 @@ class Statements(Comparisons):
         outer: Scope,
     ) -> tuple[str, Scope]:
         kind = self.rng.choice(["JOIN", "INNER JOIN", "LEFT JOIN", "LEFT OUTER JOIN", "RIGHT JOIN", "FULL JOIN"])
-        if self.chance(0.08):
+        if self.draw_chance(0.08):
             return f"{text} CROSS JOIN {right}", [*scope, *other_scope]
         joined_scope = [*scope, *other_scope]
         left_names, right_names = (
@@ -447,24 +465,24 @@ class Statements(Comparisons):
             == next(other.kind for other in other_scope if other.name.lower() == scope_column.name.lower())
             and scope_column.plain
         ]
-        if shared and self.chance(0.3):
+        if shared and self.draw_chance(0.3):
             column = self.rng.choice(shared)
             merged_column = Column(column.name, column.kind, None)
             remaining_columns = [other for other in joined_scope if other.name.lower() != column.name.lower()]
             return f"{text} {kind} {right} USING ({self.spell(column.name)})", [merged_column, *remaining_columns]
         join_condition = (
-            [self.simple(joined_scope)]
-            if self.chance(0.3)
+            [self.draw_simple_condition(joined_scope)]
+            if self.draw_chance(0.3)
             else [self.draw_join_condition(scope, other_scope, joined_scope)]
         )
-        if self.chance(0.35):
-            join_condition.append(self.simple(joined_scope))
-        if depth > 1 and self.chance(0.12):
-            join_condition.append(self.subquery(joined_scope, relations, depth, outer))
+        if self.draw_chance(0.35):
+            join_condition.append(self.draw_simple_condition(joined_scope))
+        if depth > 1 and self.draw_chance(0.12):
+            join_condition.append(self.draw_subquery(joined_scope, relations, depth, outer))
         word = self.rng.choice(["AND", "AND", "AND", "OR"])
         return f"{text} {kind} {right} ON {f' {word} '.join(join_condition)}", joined_scope
 
-    def source(
+    def draw_source(
         self, relations: list[StoredRelation], depth: int, outer: Scope, used_names: set[str]
     ) -> tuple[str, Scope]:
         alias = self.rng.choice([relation for relation in ALIASES if relation.lower() not in used_names])
@@ -475,10 +493,10 @@ class Statements(Comparisons):
             text = f"(VALUES {rows}) AS {self.spell(alias)} ({quote(column)})"
             return text, [Column(column, "long", alias)]
         if shape < 0.11:
-            text, columns = self.latest()
+            text, columns = self.draw_latest()
             text = f"({text}) AS {self.spell(alias)}"
         elif shape < 0.45 and depth > 1:
-            text, columns = self.with_query(relations, depth - 1, [])
+            text, columns = self.draw_with_query(relations, depth - 1, [])
             text = f"({text}) {self.rng.choice(['AS ', ''])}{self.spell(alias)}"
         else:
             hidden = {relation.name.lower() for relation in relations}
@@ -486,12 +504,12 @@ class Statements(Comparisons):
             relation = self.rng.choice([*able, *self.rng.sample(relations, min(len(relations), 1))])
             columns = list(relation.columns.items())
             text = self.spell(relation.name)
-            if relation.name.lower() not in hidden and self.chance(0.2):
+            if relation.name.lower() not in hidden and self.draw_chance(0.2):
                 text = f"main{self.rng.choice(['.', ' . ', '/**/.'])}{text}"
-            if relation.name.lower() not in used_names and self.chance(0.4):
+            if relation.name.lower() not in used_names and self.draw_chance(0.4):
                 return text, [Column(name, kind, relation.name) for name, kind in columns]
-            text = f"{text}{self.space()}{self.rng.choice(['AS ', ''])}{self.spell(alias)}"
-        if self.chance(0.15):
+            text = f"{text}{self.draw_space()}{self.rng.choice(['AS ', ''])}{self.spell(alias)}"
+        if self.draw_chance(0.15):
             columns = [(f"r{number}", kind) for number, (_, kind) in enumerate(columns)]
             text += f" ({', '.join(name for name, _ in columns)})"
         return text, [Column(name, kind, alias) for name, kind in columns]
@@ -502,65 +520,69 @@ class Statements(Comparisons):
         parts = []
         for _ in range(self.rng.choice([1, 1, 1, 1, 2])):
             able = [one for one in scope if self.can_name(one, scope)]
-            column = self.rng.choice(able) if able and self.chance(0.1) else None
+            column = self.rng.choice(able) if able and self.draw_chance(0.1) else None
             extreme = (
-                None if column is None else self.extreme_comparison(column, self.reference(column, scope), relations)
+                None
+                if column is None
+                else self.draw_extreme_comparison(column, self.reference(column, scope), relations)
             )
             if extreme is not None:
                 parts.append(extreme)
-            elif depth > 1 and self.chance(0.2):
-                parts.append(self.subquery(scope, relations, depth, outer))
-            elif outer and self.chance(0.5):
+            elif depth > 1 and self.draw_chance(0.2):
+                parts.append(self.draw_subquery(scope, relations, depth, outer))
+            elif outer and self.draw_chance(0.5):
                 parts.append(self.draw_correlated_condition(scope, outer))
-            elif self.chance(0.2):
+            elif self.draw_chance(0.2):
                 parts.append(self.draw_cross_condition(scope))
-            elif self.chance(0.25):
+            elif self.draw_chance(0.25):
                 owners = sorted({str(one.owner) for one in scope if one.owner is not None})
                 sides = [[one for one in scope if one.owner == owner] for owner in owners]
                 either = [
-                    self.comparison(column, scope) for side in sides if (column := self.one_of(side, scope)) is not None
+                    self.comparison(column, scope)
+                    for side in sides
+                    if (column := self.choose_column(side, scope)) is not None
                 ]
-                parts.append(f"({' OR '.join(either)})" if either else self.simple(scope))
+                parts.append(f"({' OR '.join(either)})" if either else self.draw_simple_condition(scope))
             else:
-                parts.append(self.simple(scope))
+                parts.append(self.draw_simple_condition(scope))
         word = self.rng.choice(["AND", "AND", "AND", "OR"])
-        text = f"{self.space()}{self.word(word)}{self.space()}".join(parts)
-        return f"NOT ({text})" if self.chance(0.15) else text
+        text = f"{self.draw_space()}{self.word(word)}{self.draw_space()}".join(parts)
+        return f"NOT ({text})" if self.draw_chance(0.15) else text
 
-    def subquery(self, scope: Scope, relations: list[StoredRelation], depth: int, outer: Scope) -> str:
+    def draw_subquery(self, scope: Scope, relations: list[StoredRelation], depth: int, outer: Scope) -> str:
         negated = self.rng.choice(["", "NOT "])
-        if self.chance(0.5):
-            inner, _ = self.with_query(relations, depth - 1, [one for one in scope if one.owner is not None])
+        if self.draw_chance(0.5):
+            inner, _ = self.draw_with_query(relations, depth - 1, [one for one in scope if one.owner is not None])
             return f"{negated}EXISTS ({inner})"
         able = [one for one in scope if self.can_name(one, scope)]
         if not able:
-            return self.simple(scope)
+            return self.draw_simple_condition(scope)
         column = self.rng.choice(able)
         aggregate = self.aggregate(scope, relations, "count(*)")
-        if aggregate is not None and self.chance(0.2):
+        if aggregate is not None and self.draw_chance(0.2):
             return f"({aggregate}) {self.rng.choice(['=', '>', '<'])} 1"
-        if self.chance(0.2):
+        if self.draw_chance(0.2):
             inner, _ = self.select(relations, depth - 1, [], set_part=True, kinds=[column.kind, able[0].kind])
             pair = [self.reference(column, scope), self.reference(able[0], scope)]
             text = " AND ".join(f"{name} IS NOT NULL" for name in pair)
             return f"({', '.join(pair)}) {negated}IN ({inner}) AND {text}"
         inner, _ = self.select(relations, depth - 1, [], set_part=True, kinds=[column.kind])
-        if self.chance(0.2):
+        if self.draw_chance(0.2):
             return f"{self.reference(column, scope)} = ANY ({inner})"
-        if self.chance(0.2):
+        if self.draw_chance(0.2):
             return f"{self.reference(column, scope)} = (SELECT q.m FROM ({inner}) AS q (m) ORDER BY 1 LIMIT 1)"
-        if self.chance(0.3):
+        if self.draw_chance(0.3):
             return f"{self.reference(column, scope)} = (SELECT max(q.m) FROM ({inner}) AS q (m))"
-        if self.chance(0.3):
+        if self.draw_chance(0.3):
             return (
-                self.extreme_comparison(column, self.reference(column, scope), relations)
+                self.draw_extreme_comparison(column, self.reference(column, scope), relations)
                 or f"{self.reference(column, scope)} = ANY ({inner})"
             )
-        if self.chance(0.2):
+        if self.draw_chance(0.2):
             return f"{self.reference(column, scope)} {self.rng.choice(['<', '<=', '>', '>='])} ANY ({inner})"
         return f"{self.reference(column, scope)} {negated}IN ({inner})"
 
-    def extreme_comparison(self, column: Column, name: str, relations: list[StoredRelation]) -> str | None:
+    def draw_extreme_comparison(self, column: Column, name: str, relations: list[StoredRelation]) -> str | None:
         """Return a comparison of the column with the extreme of another column, or None if no table has a
         fitting column.
         """
@@ -568,7 +590,7 @@ class Statements(Comparisons):
         if extremes[0] is None:
             return None
         op = self.rng.choice(["=", "=", "<", "<=", ">", ">="])
-        low, high = (extremes[0] if self.chance(0.5) else self.literal(column.kind), extremes[1])
+        low, high = (extremes[0] if self.draw_chance(0.5) else self.literal(column.kind), extremes[1])
         return self.rng.choice(
             [f"{name} {op} {extremes[0]}", f"{extremes[0]} {op} {name}", f"{name} BETWEEN {low} AND {high}"]
         )
@@ -590,9 +612,9 @@ class Statements(Comparisons):
             return None
         table, column = self.rng.choice(columns)
         scope = [Column(name, each, "q") for name, each in table.columns.items()]
-        where = f" WHERE {self.simple(scope)}" if self.chance(0.6) else ""
+        where = f" WHERE {self.draw_simple_condition(scope)}" if self.draw_chance(0.6) else ""
         rows = f"{quote(table.name)} AS q{where}"
-        if self.chance(0.15):
+        if self.draw_chance(0.15):
             rows = f"(SELECT {self.rng.choice(['', 'DISTINCT '])}q.* FROM {rows}) AS q"
         extreme = f"{self.rng.choice(['max', 'min'])}(q.{quote(column)})"
         return extreme, rows, f"q.{quote(self.rng.choice(list(table.columns)))}"
@@ -615,16 +637,16 @@ class Statements(Comparisons):
             f" UNION ALL SELECT {self.value(kind)}",
         ]
         names = [f"m AS (SELECT {extreme} AS e FROM {rows}{self.rng.choice(ends)})"]
-        if self.chance(0.4):
+        if self.draw_chance(0.4):
             inner = f"SELECT q.* FROM {rows}"
             inner = self.rng.choice(
                 [inner, f"{inner} LIMIT 1", f"({inner}) LIMIT 1", f"SELECT DISTINCT q.* FROM {rows}"]
             )
             names = [f"r AS ({inner})", f"m AS (SELECT {extreme} AS e FROM r AS q)"]
-        if self.chance(0.4):
+        if self.draw_chance(0.4):
             names.append(f"n (e) AS ({self.rng.choice(['SELECT e FROM m', 'SELECT * FROM m WHERE e IS NOT NULL'])})")
         name, op = names[-1][0], self.rng.choice(["=", "=", "<", "<=", ">", ">="])
-        comparison = f"o.{quote(column)} {op} {{}}" if self.chance(0.7) else f"{{}} {op} o.{quote(column)}"
+        comparison = f"o.{quote(column)} {op} {{}}" if self.draw_chance(0.7) else f"{{}} {op} o.{quote(column)}"
         condition, join = comparison.format(f"{name}.e"), self.rng.choice(["JOIN", "LEFT JOIN", "RIGHT JOIN"])
         source = f"{quote(table.name)} AS o"
         body = self.rng.choice(
@@ -655,9 +677,9 @@ class Statements(Comparisons):
             and [o.owner for o in outer if o.name.lower() == other.name.lower()].count(other.owner) == 1
         ]
         if not pairs:
-            return self.simple(scope)
+            return self.draw_simple_condition(scope)
         first, other = self.rng.choice(pairs)
         away = f"{self.spell(str(other.owner))}.{self.spell(other.name)}"
-        if self.chance(0.3):
+        if self.draw_chance(0.3):
             return f"{away} = {self.literal(other.kind)}"
         return f"{self.reference(first, scope)} = {away}"

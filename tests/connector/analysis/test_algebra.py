@@ -19,12 +19,12 @@ def compare(column: str, op: str, *values: str) -> ColumnComparison:
     return ColumnComparison((0, column), op, tuple(Literal("integer", value) for value in values))
 
 
-def projection(table: Table, *names: str, nullable: frozenset[str] = frozenset()) -> QueryBlock:
+def build_projection(table: Table, *names: str, nullable: frozenset[str] = frozenset()) -> QueryBlock:
     outputs = AttributeOutputs({name: (0, name) for name in names}, names, nullable)
     return QueryBlock([table], 0, outputs)
 
 
-def predicate_text(table: Table) -> str | None:
+def format_predicate(table: Table) -> str | None:
     condition = condition_of(table, utc=True)
     return None if condition is None else sql_of(condition)
 
@@ -42,20 +42,22 @@ def test_common_joins_keep_alternatives_only_if_all_are_common() -> None:
 
 def test_set_operation_passes_conditions_on_floats_but_no_joins() -> None:
     left, right = (Table({"x": "double", "k": "long"}) for _ in range(2))
-    union = SetOperation(projection(left, "x", "k"), projection(right, "x", "k"))
+    union = SetOperation(build_projection(left, "x", "k"), build_projection(right, "x", "k"))
     union.push_down(compare("x", ">", "3"))
-    assert predicate_text(left) == predicate_text(right) == '"x" > 3'
+    assert format_predicate(left) == format_predicate(right) == '"x" > 3'
     converted = Table({"x": "float", "k": "long"})
-    SetOperation(projection(left, "x", "k"), projection(converted, "x", "k")).push_down(compare("x", ">", "3"))
-    assert predicate_text(left) is predicate_text(converted) is None
+    SetOperation(build_projection(left, "x", "k"), build_projection(converted, "x", "k")).push_down(
+        compare("x", ">", "3")
+    )
+    assert format_predicate(left) is format_predicate(converted) is None
     assert exact_origin(left, ["x"]) is None
 
 
 def test_nullable_output_receives_only_conditions_that_reject_null() -> None:
     table = Table({"a": "long", "b": "long"})
-    block = projection(table, "a", "b", nullable=frozenset({"a"}))
+    block = build_projection(table, "a", "b", nullable=frozenset({"a"}))
     block.push_down(all_of([compare("a", "=", "1"), any_of([compare("a", "IS NULL"), compare("b", "=", "2")])]))
-    assert predicate_text(table) == '"a" = 1'
+    assert format_predicate(table) == '"a" = 1'
 
 
 def test_block_has_no_origin_for_two_extremes_together() -> None:
@@ -76,8 +78,8 @@ def test_anti_join_pushes_on_to_the_right_side_only() -> None:
         [left, right], SourceJoin(0, 1, keeps_left=True, on=predicate), AttributeOutputs({"a": (0, "a")})
     )
     block.push_down(compare("a", "<", "9"))
-    assert predicate_text(left) == '"a" < 9'
-    assert predicate_text(right) == '("b" > 3 AND "b" < 9)'
+    assert format_predicate(left) == '"a" < 9'
+    assert format_predicate(right) == '("b" > 3 AND "b" < 9)'
     numbers = {left: 0, right: 1}
     assert joins_of(left, numbers.get, utc=True) == ()
     assert joins_of(right, numbers.get, utc=True) == (Join(0, (("b", "a"),)),)

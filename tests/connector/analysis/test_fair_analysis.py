@@ -24,7 +24,7 @@ SESSION = Session(catalog="lake", schema="db")
 WAIT_S = 60
 
 
-def statement(number: int, characters: int = 0) -> str:
+def build_statement(number: int, characters: int = 0) -> str:
     return f"SELECT * FROM t WHERE id = {number}{' ' * characters} AND id < 1000"
 
 
@@ -43,10 +43,10 @@ async def test_one_long_statement_is_analysed_at_a_time_beside_short_ones(monkey
     monkeypatch.setattr(reading, "_read", read)
     async with open_rewriter(Seamark(), RewriteLimits(budget_s=WAIT_S)) as rewriter:
         long = [
-            asyncio.create_task(rewriter.rewrite(statement(number, SHORT_CHARACTERS_MAX), SESSION))
+            asyncio.create_task(rewriter.rewrite(build_statement(number, SHORT_CHARACTERS_MAX), SESSION))
             for number in range(3)
         ]
-        rewrite = await rewriter.rewrite(statement(7), SESSION)
+        rewrite = await rewriter.rewrite(build_statement(7), SESSION)
         assert rewrite.statement is not None
         assert not any(one.done() for one in long)
         go.set()
@@ -68,7 +68,7 @@ async def test_client_with_many_statements_waits_only_for_its_own(monkeypatch: p
 
         async def rewrite_as(number: int, address: str, principal: str) -> Any:
             with on_behalf_of(address, principal):
-                return await rewriter.rewrite(statement(number), SESSION)
+                return await rewriter.rewrite(build_statement(number), SESSION)
 
         rewrites = [asyncio.create_task(rewrite_as(number, "10.0.0.1", f"name {number}")) for number in range(5)]
         assert await asyncio.to_thread(has_started.wait, WAIT_S)
@@ -78,7 +78,7 @@ async def test_client_with_many_statements_waits_only_for_its_own(monkeypatch: p
         for task in (*rewrites, other):
             assert (await task).statement is not None
     assert (
-        statement(9) in order[:3]
+        build_statement(9) in order[:3]
     )  # The statement runs after the statement in progress, and after at most one waiting statement.
 
 

@@ -85,13 +85,13 @@ def test_equivalence_classes_contain_every_column_that_equalities_reach() -> Non
 
 
 def test_statement_with_too_many_tables_is_not_analysed() -> None:
-    def text(tables: int) -> str:
+    def build_text(tables: int) -> str:
         return "SELECT 1 FROM " + ", ".join(f"s.t t{number}" for number in range(tables))
 
-    assert len(find_scans(text(RELATIONS_MAX // 4), columns_of=lambda _: COLUMNS)) == RELATIONS_MAX // 4
-    assert find_scans(text(RELATIONS_MAX), columns_of=lambda _: COLUMNS) == ()
+    assert len(find_scans(build_text(RELATIONS_MAX // 4), columns_of=lambda _: COLUMNS)) == RELATIONS_MAX // 4
+    assert find_scans(build_text(RELATIONS_MAX), columns_of=lambda _: COLUMNS) == ()
     with pytest.raises(UnsupportedStatement, match="more than"):
-        DuckDBStatement(text(RELATIONS_MAX))
+        DuckDBStatement(build_text(RELATIONS_MAX))
 
 
 class _ListWithoutIteration(list[Any]):

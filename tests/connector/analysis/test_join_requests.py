@@ -37,10 +37,10 @@ RED_FILTER = "\"color\" = 'red'"
 def answer_with_all_joins(request: TablePlanRequest) -> dict[str, Any]:
     """Return a plan response in which every join is used, at the requested snapshots."""
 
-    def results_of(joins: tuple[JoinRequest, ...]) -> list[JoinResult]:
-        return [each for join in joins for each in (JoinResult(join.snapshot_id, 77, True), *results_of(join.joins))]
+    def list_results(joins: tuple[JoinRequest, ...]) -> list[JoinResult]:
+        return [each for join in joins for each in (JoinResult(join.snapshot_id, 77, True), *list_results(join.joins))]
 
-    return {"joins": tuple(results_of(request.joins))}
+    return {"joins": tuple(list_results(request.joins))}
 
 
 async def run_rewrite(
@@ -163,21 +163,21 @@ async def test_table_with_joins_as_its_only_conditions_is_planned_once() -> None
 # A plan without joins if the small table cannot be read at the snapshot of its join
 
 
-def responses_with(**changes: Any) -> Callable[[TablePlanRequest], dict[str, Any]]:
+def respond_with(**changes: Any) -> Callable[[TablePlanRequest], dict[str, Any]]:
     """Return a function that makes plan responses: every join has the result `changes`."""
 
     def plan(request: TablePlanRequest) -> dict[str, Any]:
         joins = answer_with_all_joins(request)["joins"]
-        return {"joins": tuple(JoinResult(**{**_fields(join), **changes}) for join in joins)}
+        return {"joins": tuple(JoinResult(**{**_list_fields(join), **changes}) for join in joins)}
 
     return plan
 
 
-def _fields(result: JoinResult) -> dict[str, Any]:
+def _list_fields(result: JoinResult) -> dict[str, Any]:
     return {"snapshot_id": result.snapshot_id, "keys": result.keys, "used": result.used}
 
 
-def responses_without(table: str, error: Exception | None = None) -> Callable[[TablePlanRequest], dict[str, Any]]:
+def respond_without(table: str, error: Exception | None = None) -> Callable[[TablePlanRequest], dict[str, Any]]:
     """Return a function that makes plan responses: `table` has no plan, or its request raises `error`."""
 
     def plan(request: TablePlanRequest) -> dict[str, Any]:
@@ -202,10 +202,10 @@ def fail_with_joins(error: Exception) -> Callable[[TablePlanRequest], dict[str, 
 @pytest.mark.parametrize(
     "plan",
     [
-        responses_with(snapshot_id=21),
+        respond_with(snapshot_id=21),
         lambda expected: {},
-        responses_without("items"),
-        responses_without("items", AccessDenied("", status=403)),
+        respond_without("items"),
+        respond_without("items", AccessDenied("", status=403)),
         lambda expected: {
             **answer_with_all_joins(expected),
             **({"snapshot_id": 21} if expected.table[-1] == "items" else {}),
@@ -234,7 +234,7 @@ async def test_unused_join_pins_no_table() -> None:
 
     def plan(request: TablePlanRequest) -> dict[str, Any]:
         sizes = {"files": 3, "considered_files": 3} if request.table[-1] == "items" else {}
-        return {**responses_with(used=False, keys=None)(request), **sizes}
+        return {**respond_with(used=False, keys=None)(request), **sizes}
 
     rewrite, _ = await run_rewrite(f"{STAR} AND price > 3", plan)
     assert "sales FOR VERSION" in (rewrite.statement or "")
@@ -282,11 +282,11 @@ async def test_request_for_many_tables_with_a_common_key_has_at_most_32_joins() 
     names = ", ".join(tables)
     equal = " AND ".join(f"k0 = k{number}" for number in range(1, 30))
     _, requests = await run_rewrite(f"SELECT 1 FROM {names} WHERE {equal} AND x7 = 1", tables=tables)
-    assert all(_count(one.joins) <= 32 for one in requests)
+    assert all(_count_joins(one.joins) <= 32 for one in requests)
 
 
-def _count(joins: tuple[JoinRequest, ...]) -> int:
-    return sum(1 + _count(join.joins) for join in joins)
+def _count_joins(joins: tuple[JoinRequest, ...]) -> int:
+    return sum(1 + _count_joins(join.joins) for join in joins)
 
 
 async def test_disjunction_over_two_small_tables_becomes_alternatives() -> None:

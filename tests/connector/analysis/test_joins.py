@@ -33,7 +33,7 @@ TABLES = {
 }
 
 
-def columns_of(names: tuple[str | None, str | None, str]) -> dict[str, str] | None:
+def get_columns(names: tuple[str | None, str | None, str]) -> dict[str, str] | None:
     return TABLES.get(names[2])
 
 
@@ -42,7 +42,7 @@ def find_joins(statement: str) -> dict[str, list[str]]:
 
     If a table has several scans, its list contains the joins of all of them.
     """
-    scans = find_scans(statement, columns_of=columns_of)
+    scans = find_scans(statement, columns_of=get_columns)
     reasons_by_table: dict[str, list[str]] = {}
     for scan in scans:
         join_texts = (" and ".join(join_pair_texts(join, scans[join.scan].table)) for join in scan.joins)
@@ -59,7 +59,7 @@ def join_pair_texts(join: Join, table: str) -> Iterator[str]:
         yield f"{own_column}{op}{column}"
 
 
-def joins_of_sales(statement: str) -> list[str]:
+def find_joins_of_sales(statement: str) -> list[str]:
     return find_joins(statement).get("sales", [])
 
 
@@ -283,7 +283,7 @@ def test_joined_scans_have_joins_with_each_other() -> None:
     ],
 )
 def test_scan_has_a_join_exactly_if_its_rows_need_a_matching_row(statement: str, expected: list[str]) -> None:
-    assert joins_of_sales(statement) == expected
+    assert find_joins_of_sales(statement) == expected
 
 
 def test_snowflake_table_has_joins_with_both_of_its_neighbours() -> None:
@@ -300,13 +300,13 @@ def test_snowflake_table_has_joins_with_both_of_its_neighbours() -> None:
 
 def test_table_in_both_parts_of_a_set_operation_has_joins_in_each() -> None:
     part = "SELECT s_item AS k FROM sales, items WHERE s_item = i_key"
-    assert joins_of_sales(f"{part} UNION ALL {part}") == ["s_item=items.i_key"] * 2
+    assert find_joins_of_sales(f"{part} UNION ALL {part}") == ["s_item=items.i_key"] * 2
     below = "SELECT * FROM (SELECT s_item AS k FROM sales UNION SELECT b_key FROM brands) JOIN items ON k = i_key"
     assert find_joins(below) == {"sales": ["s_item=items.i_key"], "brands": ["b_key=items.i_key"]}
 
 
 def test_scan_names_the_columns_of_its_predicate() -> None:
-    scans = find_scans("SELECT * FROM items WHERE i_key = 1 AND (color = 'x' OR i_brand = 2)", columns_of=columns_of)
+    scans = find_scans("SELECT * FROM items WHERE i_key = 1 AND (color = 'x' OR i_brand = 2)", columns_of=get_columns)
     assert scans[0].columns == {"i_key", "color", "i_brand"}
 
 
@@ -324,9 +324,9 @@ def test_alias_of_a_later_source_refers_to_the_outer_query(inner: str) -> None:
     assert not [join for join in join_texts.get("items", []) if "days" in join]
 
 
-def limits(statement: str, table: str = "f") -> list[str]:
+def find_limits(statement: str, table: str = "f") -> list[str]:
     """Return the joins of the first scan of a table."""
-    scans = find_scans(statement, columns_of=columns_of)
+    scans = find_scans(statement, columns_of=get_columns)
     scan = next(scan for scan in scans if scan.table == table)
     return sorted(" and ".join(join_pair_texts(join, scans[join.scan].table)) for join in scan.joins)
 
@@ -371,7 +371,7 @@ def limits(statement: str, table: str = "f") -> list[str]:
     ],
 )
 def test_columns_are_limited_by_columns_of_other_tables(join: str, expected: list[str]) -> None:
-    assert limits(f"SELECT * FROM f {join}") == expected
+    assert find_limits(f"SELECT * FROM f {join}") == expected
 
 
 @pytest.mark.parametrize(
@@ -413,7 +413,7 @@ def test_columns_are_limited_by_columns_of_other_tables(join: str, expected: lis
     ],
 )
 def test_columns_are_limited_by_extremes(condition: str, expected: list[str]) -> None:
-    assert limits(f"SELECT * FROM f WHERE {condition}") == expected
+    assert find_limits(f"SELECT * FROM f WHERE {condition}") == expected
 
 
 @pytest.mark.parametrize(
@@ -470,4 +470,4 @@ def test_columns_are_limited_by_extremes(condition: str, expected: list[str]) ->
     ],
 )
 def test_columns_are_limited_by_extremes_of_names_in_with(statement: str, expected: list[str]) -> None:
-    assert limits(f"WITH {statement}") == expected
+    assert find_limits(f"WITH {statement}") == expected

@@ -39,7 +39,7 @@ FILE = Path(__file__).parents[2] / "deploy" / "tpch.sql"
 def find_limiting_joins(sql: str, table: str, tables: dict[str, tuple[str, int]]) -> list[str]:
     """Return the joins that limit each scan of the table."""
     join_plans, _ = plan_joins(sql, tables)
-    return [dimension_texts(each) for place, each in join_plans.items() if place.table == (table,)]
+    return [format_dimensions(each) for place, each in join_plans.items() if place.table == (table,)]
 
 
 def plan_joins(
@@ -60,10 +60,10 @@ def plan_joins(
     return chosen_dimensions, reasons
 
 
-def dimension_texts(dimensions: tuple[Dimension, ...]) -> str:
+def format_dimensions(dimensions: tuple[Dimension, ...]) -> str:
     reports = []
     for reference in dimensions:
-        behind = f" ({dimension_texts(reference.dimensions)})" if reference.dimensions else ""
+        behind = f" ({format_dimensions(reference.dimensions)})" if reference.dimensions else ""
         reports.append(f"{'+'.join(column for column, _ in reference.on)}: {reference.planned.table[0]}{behind}")
     return ", ".join(sorted(reports))
 
@@ -108,10 +108,10 @@ def test_each_dimension_with_a_condition_limits_the_facts(name: str) -> None:
     ],
 )
 def test_snowflake_dimension_limits_a_table_by_its_conditions(number: int, table: str, expected: list[str]) -> None:
-    assert find_limiting_joins(query(number), table, TPCH) == expected
+    assert find_limiting_joins(read_query(number), table, TPCH) == expected
 
 
-def query(number: int) -> str:
+def read_query(number: int) -> str:
     text = "\n".join(line for line in FILE.read_text().splitlines() if not line.startswith("--"))
     return text.split(";")[number - 1]
 
@@ -120,16 +120,16 @@ def test_join_that_is_not_requested_has_a_reason() -> None:
     large = "it is not 4 times smaller"
     no_condition = "neither it nor a smaller table that it is joined with has a condition"
 
-    def because(**reasons: str) -> list[str]:
+    def list_reasons(**reasons: str) -> list[str]:
         return [f"the join with {table} leaves out no files, because {reason}" for table, reason in reasons.items()]
 
-    _, actual = plan_joins(query(18), TPCH)
+    _, actual = plan_joins(read_query(18), TPCH)
     assert actual == [
-        ("customer", because(orders=large)),
-        ("orders", because(customer=no_condition, lineitem=large)),
-        ("lineitem", because(orders=no_condition, lineitem=large)),
+        ("customer", list_reasons(orders=large)),
+        ("orders", list_reasons(customer=no_condition, lineitem=large)),
+        ("lineitem", list_reasons(orders=no_condition, lineitem=large)),
         ("lineitem", []),
     ]
-    _, actual = plan_joins(query(9), TPCH)
-    assert dict(actual)["lineitem"] == because(supplier=no_condition, orders=no_condition)
-    assert dict(actual)["part"] == because(lineitem=large)
+    _, actual = plan_joins(read_query(9), TPCH)
+    assert dict(actual)["lineitem"] == list_reasons(supplier=no_condition, orders=no_condition)
+    assert dict(actual)["part"] == list_reasons(lineitem=large)

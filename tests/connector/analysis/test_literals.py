@@ -60,7 +60,7 @@ DATES = [
 ]
 
 
-def predicate(text: str, column: str = "x") -> str | None:
+def find_predicate(text: str, column: str = "x") -> str | None:
     (scan,) = find_scans(
         f"SELECT * FROM t WHERE {column} = {text}",
         columns_of=lambda _: {"x": "long", "day": "date", "at": "timestamptz"},
@@ -71,7 +71,7 @@ def predicate(text: str, column: str = "x") -> str | None:
 
 @pytest.mark.parametrize("text", BEYOND)
 def test_number_out_of_its_types_range_is_not_in_the_predicate(text: str) -> None:
-    assert predicate(text) is None
+    assert find_predicate(text) is None
     (scan,) = find_scans(f"SELECT * FROM t WHERE x IN (1, {text})")
     assert scan.predicate is None
     (scan,) = find_scans(f"SELECT * FROM t WHERE x BETWEEN 1 AND {text} AND y = 1")
@@ -81,10 +81,10 @@ def test_number_out_of_its_types_range_is_not_in_the_predicate(text: str) -> Non
 
 @pytest.mark.parametrize(("text", "value"), WITHIN)
 def test_number_within_its_types_range_has_the_value_that_trino_computes(text: str, value: str) -> None:
-    assert predicate(text) == f'"x" = {value}'
+    assert find_predicate(text) == f'"x" = {value}'
 
 
 @pytest.mark.parametrize("text", DATES)
 def test_invalid_time_is_not_in_the_predicate(text: str) -> None:
     for column in ("day", "at"):
-        assert predicate(text, column) is None
+        assert find_predicate(text, column) is None

@@ -34,7 +34,7 @@ def start_of(moment: datetime, unit: str) -> datetime:
     return midnight
 
 
-def months_from(moment: datetime, count: int) -> datetime:
+def add_calendar_months(moment: datetime, count: int) -> datetime:
     return datetime.combine(add_months(moment.date(), "MONTH", count), moment.timetz())
 
 
@@ -50,9 +50,9 @@ def draw_expression(rng: random.Random, now: datetime) -> tuple[str, list[dateti
                 unit = rng.choice(["year", "quarter", "month", "week", "day"])
                 text, value = f"date_trunc('{unit}', {text})", start_of(value, unit)
             case 1:
-                text, value = f"({text} + INTERVAL '{count}' MONTH)", months_from(value, count)
+                text, value = f"({text} + INTERVAL '{count}' MONTH)", add_calendar_months(value, count)
             case 2:
-                text, value = f"date_add('month', {count}, {text})", months_from(value, count)
+                text, value = f"date_add('month', {count}, {text})", add_calendar_months(value, count)
             case 3:
                 text, value = f"({text} - INTERVAL '{count}' DAY)", value - timedelta(days=count)
             case 4:

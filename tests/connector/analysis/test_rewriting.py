@@ -360,20 +360,22 @@ async def test_execution_that_is_not_understood_stays_unchanged(statement: str) 
 
 
 def test_session_is_read_from_the_headers() -> None:
-    def session_from(*headers: tuple[str, str]) -> Session:
+    def open_session_from(*headers: tuple[str, str]) -> Session:
         return session_of(CIMultiDictProxy(CIMultiDict(headers)))
 
-    assert session_from() == Session()
-    assert session_from(("X-Trino-Catalog", "Lake"), ("X-Trino-Schema", " DB")) == Session("lake", "db")
-    assert session_from(("X-Trino-Transaction-Id", "NONE")) == Session()
-    assert session_from(("X-Trino-Transaction-Id", "abc")).in_transaction
-    assert session_from(("X-Seamark", "OFF")).off
-    assert session_from(("X-Trino-Client-Tags", "a, seamark-off")).off
-    assert not session_from(("X-Trino-Client-Tags", "seamark-office")).off
-    assert session_from(("X-Trino-Time-Zone", "UTC")).utc
-    assert not session_from(("X-Trino-Time-Zone", "Europe/Zurich")).utc
-    assert not session_from(("X-Trino-Time-Zone", "UTC"), ("X-Trino-Session", "a=1,time_zone_id=Europe%2FZurich")).utc
-    assert session_from(("X-Trino-Prepared-Statement", "p=%24zstd%3Aabc,q=x")).prepared == {"q": "x"}
+    assert open_session_from() == Session()
+    assert open_session_from(("X-Trino-Catalog", "Lake"), ("X-Trino-Schema", " DB")) == Session("lake", "db")
+    assert open_session_from(("X-Trino-Transaction-Id", "NONE")) == Session()
+    assert open_session_from(("X-Trino-Transaction-Id", "abc")).in_transaction
+    assert open_session_from(("X-Seamark", "OFF")).off
+    assert open_session_from(("X-Trino-Client-Tags", "a, seamark-off")).off
+    assert not open_session_from(("X-Trino-Client-Tags", "seamark-office")).off
+    assert open_session_from(("X-Trino-Time-Zone", "UTC")).utc
+    assert not open_session_from(("X-Trino-Time-Zone", "Europe/Zurich")).utc
+    assert not open_session_from(
+        ("X-Trino-Time-Zone", "UTC"), ("X-Trino-Session", "a=1,time_zone_id=Europe%2FZurich")
+    ).utc
+    assert open_session_from(("X-Trino-Prepared-Statement", "p=%24zstd%3Aabc,q=x")).prepared == {"q": "x"}
 
 
 # Time zones
@@ -434,13 +436,13 @@ async def test_statement_with_a_slow_analysis_stays_unchanged_and_is_rewritten_n
     real = reading._read
     go, reads = Event(), 0
 
-    def slow(*arguments: Any) -> Any:
+    def rewrite_slowly(*arguments: Any) -> Any:
         nonlocal reads
         reads += 1
         go.wait()
         return real(*arguments)
 
-    monkeypatch.setattr(reading, "_read", slow)
+    monkeypatch.setattr(reading, "_read", rewrite_slowly)
     async with open_rewriter(Seamark(), RewriteLimits(budget_s=0.3)) as rewriter:
         rewrite = await rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
         assert rewrite.summary.startswith("unchanged; it was not parsed in time")

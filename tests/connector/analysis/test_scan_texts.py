@@ -9,7 +9,7 @@ import pytest
 from seamark.connector.analysis.lexer import ExecuteStatement, parse_execute
 from seamark.connector.analysis.scans import find_scans, read_from_view
 from seamark.connector.plans.splices import splice
-from tests.connector.analysis.scan_tables import columns_of, find_predicates, find_statement_scans
+from tests.connector.analysis.scan_tables import find_predicates, find_statement_scans, get_columns
 
 
 @pytest.mark.parametrize(
@@ -157,4 +157,4 @@ def test_analysis_of_a_random_text_raises_no_error() -> None:
     pieces += ["1", "EXPLAIN", "?", "USING", "UNION", "--", "/*", "*/", "NOT", "IN"]
     pieces += ["EXECUTE IMMEDIATE", "LIKE", ".", "é", "'", "EXECUTE", "LEFT", "VALUES", "TABLE", "UNNEST", "INTERVAL"]
     for _ in range(3000):
-        find_scans(" ".join(rng.choices(pieces, k=rng.randint(1, 25))), columns_of=columns_of)
+        find_scans(" ".join(rng.choices(pieces, k=rng.randint(1, 25))), columns_of=get_columns)

@@ -75,7 +75,7 @@ def prune(
     for number, scan in enumerate(scans):
         name = f"{scan.table}~plan~{number}"
         condition = "TRUE" if scan.predicate is None else f"({scan.predicate})"
-        dimensions = "".join(partners_of(rng, scans, (number,))) if has_join else ""
+        dimensions = "".join(list_partners(rng, scans, (number,))) if has_join else ""
         loose_condition = f" OR (rowid * 7 + {rng.randint(0, 9)}) % 3 = 0" if is_loose else ""
         rows = f"FROM {quote(scan.table)} AS j1 WHERE"
         connection.execute(f"CREATE TABLE {quote(name)} AS SELECT * {rows} ({condition}{dimensions}){loose_condition}")
@@ -88,27 +88,30 @@ def prune(
     return splice(text, replacements), names, left_out
 
 
-def partners_of(rng: random.Random, scans: tuple[Scan, ...], path: tuple[int, ...]) -> Iterator[str]:
+def list_partners(rng: random.Random, scans: tuple[Scan, ...], path: tuple[int, ...]) -> Iterator[str]:
     """Yield conditions on the last scan of `path`.
 
     They follow from some of its joins with scans that are not on the path, and from some of the joins of these
     scans.
     """
 
-    def partner(join: Join) -> str:
+    def format_partner(join: Join) -> str:
         other = scans[join.scan]
         if join.is_extreme:
-            return extreme_sql(join, len(path), quote(other.table))
-        parts = ["TRUE", *([other.predicate] if other.predicate else []), *map(likes_sql, other.likes)]
+            return format_extreme(join, len(path), quote(other.table))
+        parts = ["TRUE", *([other.predicate] if other.predicate else []), *map(format_likes, other.likes)]
         parts += [] if join.where is None else [sql_of(join.where)]
         rows = f"SELECT * FROM {quote(other.table)} WHERE {' AND '.join(parts)}"
-        partner_texts = "".join(partners_of(rng, scans, (*path, join.scan)))
-        return f"EXISTS (SELECT 1 FROM ({rows}) AS j{len(path) + 1} WHERE {equal_sql(join, len(path))}{partner_texts})"
+        partner_texts = "".join(list_partners(rng, scans, (*path, join.scan)))
+        return (
+            f"EXISTS (SELECT 1 FROM ({rows}) AS j{len(path) + 1} WHERE"
+            f" {format_equality(join, len(path))}{partner_texts})"
+        )
 
-    yield from joins_sql(rng, scans[path[-1]].joins, path, partner)
+    yield from format_joins(rng, scans[path[-1]].joins, path, format_partner)
 
 
-def joins_sql(
+def format_joins(
     rng: random.Random, joins: tuple[Join, ...], path: tuple[int, ...], partner: Callable[[Join], str]
 ) -> Iterator[str]:
     """Yield some of the joins with scans that are not on the path, and some of the disjunctions of alternatives."""
@@ -123,7 +126,7 @@ def joins_sql(
             yield f" AND ({' OR '.join([*map(partner, group), *exempt_conditions])})"
 
 
-def extreme_sql(join: Join, depth: int, table: str) -> str:
+def format_extreme(join: Join, depth: int, table: str) -> str:
     """Return the condition of a row of `j{depth}` on an extreme.
 
     Without `exact`, the extreme is only a limit on one side.
@@ -138,7 +141,7 @@ def extreme_sql(join: Join, depth: int, table: str) -> str:
     return f"j{depth}.{quote(own_column)} {op} {extreme}"
 
 
-def equal_sql(join: Join, depth: int) -> str:
+def format_equality(join: Join, depth: int) -> str:
     """Return the condition that a row of `j{depth}` matches a row of the next table."""
     pairs = [(f"j{depth}.{quote(one)}", f"j{depth + 1}.{quote(two)}") for one, two in join.on]
     if join.transform in ("identity", "range"):
@@ -150,7 +153,7 @@ def equal_sql(join: Join, depth: int) -> str:
     return f"({start} OR {number})" if join.transform == "year" else start
 
 
-def likes_sql(alternatives: tuple[Like, ...]) -> str:
+def format_likes(alternatives: tuple[Like, ...]) -> str:
     texts = []
     for like in alternatives:
         column = quote(like.column[1])
@@ -241,11 +244,11 @@ def check_worth(counts: Counter[str]) -> None:
     assert counts["rows left out by joins"] > 0.2 * counts["queries"], counts
 
 
-def extreme_query(rng: random.Random, statements: Statements) -> str | None:
+def draw_extreme_query(rng: random.Random, statements: Statements) -> str | None:
     """Return a query that compares a column with extremes of rows, or None if no column fits."""
     table = rng.choice(statements.tables)
     name, kind = rng.choice(list(table.columns.items()))
-    condition = statements.extreme_comparison(Column(name, kind, "o"), f"o.{quote(name)}", [])
+    condition = statements.draw_extreme_comparison(Column(name, kind, "o"), f"o.{quote(name)}", [])
     if condition is None or kind not in ("long", "date", "timestamp"):
         return None
     return f"SELECT * FROM {quote(table.name)} AS o WHERE {condition}"
@@ -262,7 +265,7 @@ def compare_extremes(seed: int, lakes_count: int, *, is_named: bool) -> Counter[
     counts: Counter[str] = Counter()
     for rng, statements, connection in draw_lakes(seed, lakes_count):
         for _ in range(QUERIES_PER_LAKE):
-            text = statements.draw_named_extreme_query() if is_named else extreme_query(rng, statements)
+            text = statements.draw_named_extreme_query() if is_named else draw_extreme_query(rng, statements)
             if text is None:
                 continue
             try:
@@ -289,10 +292,12 @@ def test_statement_within_execute_immediate_is_analysed_like_a_plain_statement()
         known_columns = KnownColumns(rng, statements.tables)
         for _ in range(20):
             text = statements.query(rng.choice([1, 2]))
-            text_scans, inside = find_scans(text, columns_of=known_columns), immediate(text)
+            text_scans, inside = find_scans(text, columns_of=known_columns), wrap_in_immediate(text)
             scans = find_scans(inside, columns_of=known_columns)
             assert [scan.predicate for scan in scans] == [one.predicate for one in text_scans], text
-            expected = immediate(splice(text, [read_from_view(scan, f"it's {scan.table}") for scan in text_scans]))
+            expected = wrap_in_immediate(
+                splice(text, [read_from_view(scan, f"it's {scan.table}") for scan in text_scans])
+            )
             assert splice(inside, [read_from_view(scan, f"it's {scan.table}") for scan in scans]) == expected
 
 
@@ -316,17 +321,17 @@ def test_lateral_subquery_resolves_names_of_the_left_side() -> None:
     """Engines differ in whether LATERAL sees the tables before a comma."""
     lateral = "LATERAL (SELECT c.k FROM u AS c WHERE c.k = a.k) AS q"
 
-    def joins(sources: str) -> int:
+    def count_joins(sources: str) -> int:
         text = f"SELECT q.k FROM {sources} WHERE a.k = 2"
         return len(find_scans(text, columns_of=lambda _: {"k": "long"})[-1].joins)
 
-    assert joins(f"t AS a CROSS JOIN {lateral}") == 1
-    assert joins(f"t AS a JOIN t AS b ON a.k = b.k LEFT JOIN {lateral} ON TRUE") == 1
-    assert joins(f"t AS a, {lateral}") == 1
-    assert joins(f"t AS a, t AS b CROSS JOIN {lateral}") == 0
+    assert count_joins(f"t AS a CROSS JOIN {lateral}") == 1
+    assert count_joins(f"t AS a JOIN t AS b ON a.k = b.k LEFT JOIN {lateral} ON TRUE") == 1
+    assert count_joins(f"t AS a, {lateral}") == 1
+    assert count_joins(f"t AS a, t AS b CROSS JOIN {lateral}") == 0
 
 
-def immediate(text: str) -> str:
+def wrap_in_immediate(text: str) -> str:
     return "EXECUTE IMMEDIATE '" + text.replace("'", "''") + "'"
 
 

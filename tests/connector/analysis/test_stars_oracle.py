@@ -71,39 +71,42 @@ class Stars:
         return statements
 
     def value(self, column: str, kind: str) -> str:
-        if self.chance(0.15):
+        if self.draw_chance(0.15):
             return "NULL"
         return self.rng.choice(["2020", "2021", "1969"] if column == "yr" else SHORT[kind])
 
-    def chance(self, share: float) -> bool:
+    def draw_chance(self, share: float) -> bool:
         return self.rng.random() < share
 
     def query(self, _: int = 1) -> str:
-        source, names = self.fact(), ["f"]
-        for name, join_condition in self.rng.sample(self.joins(), self.rng.randint(1, 3)):
+        source, names = self.draw_fact(), ["f"]
+        for name, join_condition in self.rng.sample(self.draw_joins(), self.rng.randint(1, 3)):
             kind = self.rng.choice(["JOIN", "JOIN", "JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN", ","])
             extra_condition = (
-                f" {self.rng.choice(['AND', 'OR'])} {self.condition([*names, name])}" if self.chance(0.15) else ""
+                f" {self.rng.choice(['AND', 'OR'])} {self.condition([*names, name])}" if self.draw_chance(0.15) else ""
             )
-            relation = self.dimension(name)
+            relation = self.draw_dimension(name)
             if kind == "," and not extra_condition:
                 source += f" CROSS JOIN {relation}"
                 names.append(name)
                 self.held.append(join_condition)
                 continue
-            if self.chance(0.15):
-                join_condition = self.in_branches(join_condition, [*names, name])
+            if self.draw_chance(0.15):
+                join_condition = self.repeat_in_branches(join_condition, [*names, name])
             source += f" {kind if kind != ',' else 'JOIN'} {relation} ON {join_condition}{extra_condition}"
             names.append(name)
-        where = [*(self.in_branches(join_condition, names) for join_condition in self.held), self.condition(names)]
-        if self.chance(0.4):
+        where = [
+            *(self.repeat_in_branches(join_condition, names) for join_condition in self.held),
+            self.condition(names),
+        ]
+        if self.draw_chance(0.4):
             where.append(self.condition(names))
         self.held = []
         projection = self.rng.choice(["count(*), min(f.c)", "f.c, f.ts", "f.*", "DISTINCT f.k1", "f.k1, count(*)"])
         tail = " GROUP BY f.k1" if projection.startswith("f.k1,") else ""
         return f"SELECT {projection} FROM {source} WHERE {' AND '.join(where)}{tail}"
 
-    def fact(self) -> str:
+    def draw_fact(self) -> str:
         return self.rng.choice(
             [
                 "fact AS f",
@@ -114,7 +117,7 @@ class Stars:
             ]
         )
 
-    def dimension(self, name: str) -> str:
+    def draw_dimension(self, name: str) -> str:
         columns = ", ".join(TABLES[name])
         first, *_, last = TABLES[name]
         return self.rng.choice(
@@ -132,15 +135,15 @@ class Stars:
             ]
         )
 
-    def joins(self) -> list[tuple[str, str]]:
+    def draw_joins(self) -> list[tuple[str, str]]:
         return [("days", self.rng.choice(KEYS)), ("one", "f.k1 = one.k"), ("two", "two.k = f.k2")]
 
-    def in_branches(self, star_condition: str, names: Sequence[str]) -> str:
+    def repeat_in_branches(self, star_condition: str, names: Sequence[str]) -> str:
         """Return the join condition, in some cases repeated in each branch of an OR.
 
         In rare cases, one branch lacks the join, and may contain another join.
         """
-        if self.chance(0.4):
+        if self.draw_chance(0.4):
             return star_condition
         first, _, other = star_condition.partition(" = ")
         branches = []
@@ -154,19 +157,19 @@ class Stars:
                     f"{star_condition} AND {star_condition}",
                 ]
             )
-            if self.chance(0.1):
+            if self.draw_chance(0.1):
                 join_condition = self.rng.choice(
-                    [f"{first} <> {other}", "f.k1 = f.k2", f"{star_condition} OR {self.branch(names)}"]
+                    [f"{first} <> {other}", "f.k1 = f.k2", f"{star_condition} OR {self.build_branch(names)}"]
                 )
-            branches.append(f"({join_condition} AND {self.branch(names)})")
+            branches.append(f"({join_condition} AND {self.build_branch(names)})")
         return f"({' OR '.join(branches)})"
 
     def condition(self, names: Sequence[str]) -> str:
-        parts = [self.branch(names) for _ in range(self.rng.choice([1, 1, 2, 2, 3]))]
+        parts = [self.build_branch(names) for _ in range(self.rng.choice([1, 1, 2, 2, 3]))]
         text = f"({' OR '.join(parts)})"
-        return f"NOT {text}" if self.chance(0.1) else text
+        return f"NOT {text}" if self.draw_chance(0.1) else text
 
-    def branch(self, names: Sequence[str]) -> str:
+    def build_branch(self, names: Sequence[str]) -> str:
         parts = [self.comparison(self.rng.choice(names)) for _ in range(self.rng.choice([1, 1, 2]))]
         return parts[0] if len(parts) == 1 else f"({' AND '.join(parts)})"
 
@@ -203,12 +206,12 @@ def run_campaign(seed: int, stars: int, queries: int) -> tuple[Counter[str], Cou
                 counts["rows left out by joins"] += check_same(
                     rng, connection, text, scans, count_rows(connection, text), name
                 )
-                count(counts, scans)
+                count_shapes(counts, scans)
                 check_one(rng, statements, connection, told_duckdb, name)  # type: ignore[arg-type]
     return counts, told_duckdb
 
 
-def count(counts: Counter[str], scans: Sequence[Scan]) -> None:
+def count_shapes(counts: Counter[str], scans: Sequence[Scan]) -> None:
     joins = [join for scan in scans for join in scan.joins]
     counts["queries"] += 1
     counts["periods"] += any(join.transform != "identity" for join in joins)

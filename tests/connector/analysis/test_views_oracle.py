@@ -62,7 +62,7 @@ def make_views(
     while len(views) < VIEWS:
         name = f"v{len(views)}"
         statements.tables = [*tables, *[view for view in views.values() for _ in range(3)]]
-        text, columns = statements.with_query([], statements.rng.choice([1, 1, 2]), [])
+        text, columns = statements.draw_with_query([], statements.rng.choice([1, 1, 2]), [])
         if len({one.lower() for one, _ in columns}) < len(columns):
             continue
         try:

@@ -50,7 +50,7 @@ ROW_CONDITIONS = ("id < 100", "k BETWEEN -3 AND 7", "big <> 3", "ts < TIMESTAMP 
 FURTHER = ("count(1)", "sum(1)", "count(k)", "count(s.f)", "max(s.f)", "avg(a.s.f)", "sum(DISTINCT k)", "count(name)")
 
 
-def random_file(rng: random.Random) -> pa.Table:
+def draw_file(rng: random.Random) -> pa.Table:
     table = exact_rows(rng, rng.choice((0, 1, 20, 40)))
     rows = [
         None if rng.random() < 0.1 else {"f": rng.choice((1, 2, None)), "Über": rng.choice("ab")}
@@ -59,7 +59,7 @@ def random_file(rng: random.Random) -> pa.Table:
     return table.append_column("s", pa.array(rows, pa.struct([("f", pa.int64()), ("Über", pa.string())])))
 
 
-def columns_by_id(table: pa.Table) -> dict[int, pa.ChunkedArray]:
+def index_columns_by_id(table: pa.Table) -> dict[int, pa.ChunkedArray]:
     """Return the columns of a file, and the fields of its struct, by field id."""
     columns = {field.id: table[field.name] for field in SCHEMA.fields}
     fields = (
@@ -97,10 +97,10 @@ class RandomDuckDBAggregates(RandomAggregates):
         return text
 
 
-def entry_of(rng: random.Random, cube: IndexDefinition, file: pa.Table) -> pa.RecordBatch | None:
+def build_entry(rng: random.Random, cube: IndexDefinition, file: pa.Table) -> pa.RecordBatch | None:
     """Return the groups of a file, or None if its rows are read."""
     try:
-        return group_rows(cube.terms, cube.measures, columns_by_id(file)) if rng.random() < 0.7 else None
+        return group_rows(cube.terms, cube.measures, index_columns_by_id(file)) if rng.random() < 0.7 else None
     except ValueError:  # A value does not fit its type.
         return None
 
@@ -125,7 +125,7 @@ def are_certain(con: duckdb.DuckDBPyConnection, file: pa.Table, query: DuckDBCub
     return bool(counts[0] == 0)
 
 
-def counted(relation: duckdb.DuckDBPyRelation) -> Counter[str]:
+def count_rows(relation: duckdb.DuckDBPyRelation) -> Counter[str]:
     return Counter(repr([to_comparable_value(value) for value in row]) for row in relation.fetchall())
 
 
@@ -135,8 +135,8 @@ def run_case(con: duckdb.DuckDBPyConnection, seed: int, queries: int) -> Counter
     aggregates, counts = RandomDuckDBAggregates(rng), Counter[str]()
     dimensions, measures = aggregates.cube()
     cube = define("cube", "cube", dimensions, SCHEMA, measures=measures)
-    files = [random_file(rng) for _ in range(rng.randint(1, 4))]
-    entries = [entry_of(rng, cube, file) for file in files]
+    files = [draw_file(rng) for _ in range(rng.randint(1, 4))]
+    entries = [build_entry(rng, cube, file) for file in files]
     store(con, "t", pa.concat_tables(files))
     for _ in range(queries):
         text = aggregates.query(dimensions, measures, "t")
@@ -163,7 +163,7 @@ def run_case(con: duckdb.DuckDBPyConnection, seed: int, queries: int) -> Counter
         actual = con.sql(query.write("rest" if rows else None))
         where = f"seed {seed}: {text}\n{query.write('rest')}"
         assert (actual.columns, actual.types) == (expected.columns, expected.types), where
-        assert counted(actual) == counted(expected), where
+        assert count_rows(actual) == count_rows(expected), where
         counts["cube and condition" if query.statement.row_condition else "cube"] += 1
     return counts
 

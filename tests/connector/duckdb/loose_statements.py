@@ -33,7 +33,7 @@ class LooseStatements(Statements):
 
     def body(self, relations: list[StoredRelation], depth: int, outer: Scope) -> tuple[str, list[tuple[str, str]]]:
         """Return a query, in some cases a set operation over `*` of names in WITH and of subqueries."""
-        if depth < 2 or not self.chance(0.1):
+        if depth < 2 or not self.draw_chance(0.1):
             return super().body(relations, depth, outer)
         kinds = [self.rng.choice(["long", "long", "string", "date", "double"]) for _ in range(self.rng.randint(1, 3))]
         first, other, alias = self.rng.sample(ALIASES, 3)
@@ -46,21 +46,22 @@ class LooseStatements(Statements):
         return f"SELECT * FROM ({clauses} {joined_text}) AS {self.spell(alias)}", columns
 
     def value(self, kind: str) -> str:
-        return "'NaN'" if kind == "double" and self.chance(0.15) else super().value(kind)
+        return "'NaN'" if kind == "double" and self.draw_chance(0.15) else super().value(kind)
 
     def literal(self, kind: str) -> str:
-        return self.rng.choice(LOOSE_CONDITIONS[kind]) if self.chance(0.25) else super().literal(kind)
+        return self.rng.choice(LOOSE_CONDITIONS[kind]) if self.draw_chance(0.25) else super().literal(kind)
 
     def comparison(self, column: Column, scope: Scope) -> str:
-        if column.kind == "string" and self.chance(0.1):
+        if column.kind == "string" and self.draw_chance(0.1):
             return f"{self.reference(column, scope)} {self.rng.choice(['', 'NOT '])}ILIKE '{self.rng.choice('%_')}B%'"
-        if self.chance(0.12):
+        if self.draw_chance(0.12):
             return self.draw_list_condition(column, scope)
-        if column.kind == "long" and self.chance(0.12):
+        if column.kind == "long" and self.draw_chance(0.12):
             return (
-                f"{self.reference(column, scope)} // {self.rng.choice('2357')} {self.operator()} {self.literal('long')}"
+                f"{self.reference(column, scope)} // {self.rng.choice('2357')}"
+                f" {self.draw_operator()} {self.literal('long')}"
             )
-        if column.kind in ("date", "timestamp") and self.chance(0.1):
+        if column.kind in ("date", "timestamp") and self.draw_chance(0.1):
             form = self.rng.choice(list(FORMATTED))
             text = f"strftime({self.reference(column, scope)}, '{form}')"
             return (
@@ -71,9 +72,9 @@ class LooseStatements(Statements):
     def draw_list_condition(self, column: Column, scope: Scope) -> str:
         """Return a condition on a list or on rows, in some cases with nulls and values of other types."""
         name, negated = self.reference(column, scope), self.rng.choice(["", "", "NOT "])
-        other = self.one_of(scope, scope) or column
-        values = ", ".join(self.any_value(column.kind) for _ in range(2))
-        row = f"({self.any_value(column.kind)}, {self.any_value(other.kind)})"
+        other = self.choose_column(scope, scope) or column
+        values = ", ".join(self.draw_any_value(column.kind) for _ in range(2))
+        row = f"({self.draw_any_value(column.kind)}, {self.draw_any_value(other.kind)})"
         function = self.rng.choice(["list_contains", "contains", "list_has"])
         return self.rng.choice(
             [
@@ -81,17 +82,19 @@ class LooseStatements(Statements):
                 f"{negated}{function}([{values}], {name})",
                 f"({name}, {self.reference(other, scope)}) {negated}IN ({row}, {row})",
                 f"({name}, {self.reference(other, scope)}) = {row}",
-                f"CASE {name} WHEN {self.any_value(column.kind)} THEN 'x' ELSE 'y' END {self.operator()} 'x'",
-                f"CASE WHEN {self.simple(scope)} THEN 'x' WHEN {self.simple(scope)} THEN 'y' END {self.operator()} 'x'",
-                f"if({self.simple(scope)}, {name}, {self.any_value(column.kind)}) {self.operator()}"
-                f" {self.any_value(column.kind)}",
+                f"CASE {name} WHEN {self.draw_any_value(column.kind)} THEN 'x' ELSE 'y' END {self.draw_operator()} 'x'",
+                f"CASE WHEN {self.draw_simple_condition(scope)} THEN 'x' WHEN"
+                f" {self.draw_simple_condition(scope)} THEN 'y' END {self.draw_operator()} 'x'",
+                f"if({self.draw_simple_condition(scope)}, {name}, {self.draw_any_value(column.kind)})"
+                f" {self.draw_operator()}"
+                f" {self.draw_any_value(column.kind)}",
             ]
         )
 
-    def any_value(self, kind: str) -> str:
-        if self.chance(0.1):
+    def draw_any_value(self, kind: str) -> str:
+        if self.draw_chance(0.1):
             return "NULL"
-        return self.rng.choice(LOOSE_CONDITIONS[kind]) if self.chance(0.1) else self.value(kind)
+        return self.rng.choice(LOOSE_CONDITIONS[kind]) if self.draw_chance(0.1) else self.value(kind)
 
     def draw_unnest(self, used_names: set[str]) -> tuple[str, Scope]:
         """Return a list of literals as a source, with or without column names."""
@@ -99,22 +102,24 @@ class LooseStatements(Statements):
         kinds = [self.rng.choice(["long", "long", "string", "date"]) for _ in range(self.rng.randint(1, 2))]
         names = self.rng.sample(COLUMN_NAMES, self.rng.randint(0, len(kinds)))
         text = f" ({', '.join(map(quote, names))})" if names else ""
-        if self.chance(0.3):
+        if self.draw_chance(0.3):
             names, kinds = [*names[:1], "unnest"][:1], kinds[:1]
             text = f" ({quote(names[0])})" if names != ["unnest"] else ""
-            values = f"unnest([{', '.join(self.any_value(kinds[0]) for _ in range(2))}])"
+            values = f"unnest([{', '.join(self.draw_any_value(kinds[0]) for _ in range(2))}])"
         else:
             names += [f"col{number}" for number in range(len(names), len(kinds))]
-            rows = (f"({', '.join(map(self.any_value, kinds))})" for _ in range(self.rng.randint(1, 3)))
+            rows = (f"({', '.join(map(self.draw_any_value, kinds))})" for _ in range(self.rng.randint(1, 3)))
             values = f"(VALUES {', '.join(rows)})"
         scope = [Column(name, kind, alias) for name, kind in zip(names, kinds, strict=True)]
         return f"{values} AS {self.spell(alias)}{text}", scope
 
     def draw_qualify(self, scope: Scope) -> str:
-        if self.chance(0.9):
+        if self.draw_chance(0.9):
             return ""
-        extra_condition = f" {self.rng.choice(['AND', 'OR'])} {self.simple(scope)}" if self.chance(0.3) else ""
-        return f" QUALIFY {self.window(scope)} <= {self.rng.randint(1, 3)}{extra_condition}"
+        extra_condition = (
+            f" {self.rng.choice(['AND', 'OR'])} {self.draw_simple_condition(scope)}" if self.draw_chance(0.3) else ""
+        )
+        return f" QUALIFY {self.draw_window(scope)} <= {self.rng.randint(1, 3)}{extra_condition}"
 
     def draw_correlated_condition(self, scope: Scope, outer: Scope) -> str:
         """Return a condition on a column of the outer query.
@@ -129,7 +134,7 @@ class LooseStatements(Statements):
             for other in outer
             if column.kind == other.kind and self.can_name(column, scope) and other.name.lower() not in column_names
         ]
-        if not pairs or self.chance(0.7):
+        if not pairs or self.draw_chance(0.7):
             return super().draw_correlated_condition(scope, outer)
         first, other = self.rng.choice(pairs)
         return f"{self.reference(first, scope)} = {self.spell(other.name)}"
@@ -143,7 +148,7 @@ class LooseStatements(Statements):
             and self.can_name(column, joined_scope)
             and self.can_name(other, joined_scope)
         ]
-        if not pairs or self.chance(0.6):
+        if not pairs or self.draw_chance(0.6):
             return super().equality(left, right, joined_scope)
         first, other = self.rng.choice(pairs)
         return f"{self.reference(first, joined_scope)} = {self.reference(other, joined_scope)}"

@@ -14,7 +14,7 @@ import seamark.duckdb
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.cubes.summaries import EXACT, OFF, CubeSummary
 from seamark.connector.duckdb.queries import rewrite_query
-from tests.connector.lake import catalog_at
+from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
 from tests.connector.sql.comparing import to_comparable_value
 from tests.connector.sql.test_cubes import RandomAggregates, World, sales, server
@@ -30,7 +30,7 @@ def con(server: ServerThread) -> Iterator[duckdb.DuckDBPyConnection]:
         yield con
 
 
-def rows_of(relation: duckdb.DuckDBPyRelation) -> Counter[str]:
+def count_rows(relation: duckdb.DuckDBPyRelation) -> Counter[str]:
     return Counter(repr([to_comparable_value(value) for value in row]) for row in relation.fetchall())
 
 
@@ -39,7 +39,7 @@ def compare(con: duckdb.DuckDBPyConnection, text: str) -> CubeSummary | None:
     expected = seamark.duckdb.sql(con, text, cubes=OFF)
     actual = seamark.duckdb.sql(con, text)
     assert (actual.columns, actual.types) == (expected.columns, expected.types), text
-    assert rows_of(actual) == rows_of(expected), text
+    assert count_rows(actual) == count_rows(expected), text
     return rewrite_query(con, text).cube
 
 
@@ -63,7 +63,7 @@ def run_case(server: ServerThread, con: duckdb.DuckDBPyConnection, seed: int, qu
                         world.build()
                     case "spoil" if rng.random() < 0.5:
                         world.spoil(loses=rng.random() < 0.5)
-            with catalog_at(server.url) as catalog:
+            with open_catalog(server.url) as catalog:
                 snapshots = [one.snapshot_id for one in catalog.load_table(world.name).metadata.snapshots]
             for _ in range(queries):
                 source = f"sea.{world.name}"

@@ -74,13 +74,13 @@ class PlannedStatements(LooseStatements):
         return quote(name) if name in TABLE_NAMES else super().spell(name)
 
     def value(self, kind: str) -> str:
-        return self.rng.choice(LONG_AGO[kind]) if kind in LONG_AGO and self.chance(0.25) else super().value(kind)
+        return self.rng.choice(LONG_AGO[kind]) if kind in LONG_AGO and self.draw_chance(0.25) else super().value(kind)
 
     def transform(self, name: str) -> tuple[str, Transform[Any, Any]] | None:
         """Return a column of a table and a transform for its partition field, or None."""
         (table,) = (one for one in self.tables if one.name == name)
         columns = [(column, kind) for column, kind in table.columns.items() if kind in TRANSFORMS and column != "added"]
-        if not columns or self.chance(0.3):
+        if not columns or self.draw_chance(0.3):
             return None
         column, kind = self.rng.choice(columns)
         return column, self.rng.choice(TRANSFORMS[kind])
@@ -89,14 +89,14 @@ class PlannedStatements(LooseStatements):
         tables = super().make_tables()
         for table in self.tables:
             name = quote(table.name)
-            if self.chance(0.5):
+            if self.draw_chance(0.5):
                 table.columns["added"] = "long"
                 tables.append(f"ALTER TABLE {name} ADD COLUMN added BIGINT")
                 tables.append(f"INSERT INTO {name} (added) VALUES (1), (3)")
             for _ in range(self.rng.choice([0, 1])):
                 column, kind = self.rng.choice(list(table.columns.items()))
                 condition = f"{quote(column)} = {self.value(kind)}"
-                value = "NULL" if self.chance(0.3) else self.value(kind)
+                value = "NULL" if self.draw_chance(0.3) else self.value(kind)
                 change = f"UPDATE {name} SET {quote(column)} = {value} WHERE"
                 tables.append(f"{self.rng.choice([f'DELETE FROM {name} WHERE', change])} {condition}")
         return tables
@@ -114,7 +114,7 @@ def run_campaign(server: Seamark, seed: int, lakes: int, queries: int) -> Counte
             for text in statements.make_tables():
                 con.execute(text)
                 if text.startswith("CREATE TABLE"):
-                    counts["partitioned"] += partition(server, schema, statements)
+                    counts["partitioned"] += partition_randomly(server, schema, statements)
             copy.execute(f"CREATE SCHEMA {schema}")
             copy.execute(f"USE {schema}")
             for table in statements.tables:
@@ -128,7 +128,7 @@ def run_campaign(server: Seamark, seed: int, lakes: int, queries: int) -> Counte
     return counts
 
 
-def partition(server: Seamark, schema: str, statements: PlannedStatements) -> bool:
+def partition_randomly(server: Seamark, schema: str, statements: PlannedStatements) -> bool:
     """Partition new tables at random. Return True if a table was partitioned."""
     with RestCatalog("sea", uri=server.base_url) as catalog:
         names = {name for _, name in catalog.list_tables(schema)}
@@ -209,25 +209,25 @@ def make_structs(con: duckdb.DuckDBPyConnection, rng: random.Random) -> None:
     con.execute("CREATE TABLE info (zone VARCHAR, tag INTEGER)")
     con.execute("INSERT INTO info VALUES ('3', 3), ('4', NULL)")
 
-    def or_null(text: str, share: float = 0.15) -> str:
+    def replace_with_null(text: str, share: float = 0.15) -> str:
         return "NULL" if rng.random() < share else text
 
     for number in range(8):
         rows = []
         for _ in range(rng.randint(1, 3)):
-            day = or_null(f"DATE '2026-01-{number + 1:02}'")
-            below = or_null(f"{{'n': {or_null(str(number * 10))}, 'other': 'x'}}")
+            day = replace_with_null(f"DATE '2026-01-{number + 1:02}'")
+            below = replace_with_null(f"{{'n': {replace_with_null(str(number * 10))}, 'other': 'x'}}")
             struct = (
-                f"{{'zone': {or_null(str(number))}, 'tag': {or_null(repr(f'a{number}'))}, "
+                f"{{'zone': {replace_with_null(str(number))}, 'tag': {replace_with_null(repr(f'a{number}'))}, "
                 f"'day': {day}, 'more': {below}}}"
             )
-            rows.append(f"({number}, {or_null(struct)}, {rng.randint(0, 7)})")
+            rows.append(f"({number}, {replace_with_null(struct)}, {rng.randint(0, 7)})")
         con.execute(f"INSERT INTO facts (id, info, zone) VALUES {', '.join(rows)}")
         for names in ("id TO other", "zone TO id", "other TO zone") if number == 2 else ():
             con.execute(f"ALTER TABLE facts RENAME COLUMN {names}")
 
 
-def field_condition(rng: random.Random, alias: str) -> str:
+def draw_field_condition(rng: random.Random, alias: str) -> str:
     name, kind = rng.choice([(name, kind) for name, kind in FIELDS.items() if name != "tag"])
     field = rng.choice([f"{alias}.{name}" if alias and name != "info.more.n" else name, name])
     op = rng.choice(["=", "=", "<", ">=", "<>", "IS DISTINCT FROM"])
@@ -264,7 +264,7 @@ def test_conditions_on_fields_of_structs_leave_files_out_but_no_rows(server: Sea
             ]
         for _ in range(examples(150)):
             alias = rng.choice(["", "f", "info"])
-            parts = [field_condition(rng, alias) for _ in range(rng.choice([1, 1, 2]))]
+            parts = [draw_field_condition(rng, alias) for _ in range(rng.choice([1, 1, 2]))]
             where = f" {rng.choice(['AND', 'OR'])} ".join(parts)
             past = rng.choice(steps) if rng.random() < 0.5 else ""
             facts = f"facts {alias}{past}"

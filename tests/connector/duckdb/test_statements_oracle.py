@@ -25,7 +25,7 @@ from seamark.connector.plans.quotes import quote_name
 from seamark.connector.plans.scan import Join, Scan
 from seamark.connector.plans.splices import Replacement, splice
 from tests.connector.analysis.comparisons import StoredRelation
-from tests.connector.analysis.test_scans_oracle import equal_sql, extreme_sql, joins_sql, likes_sql
+from tests.connector.analysis.test_scans_oracle import format_equality, format_extreme, format_joins, format_likes
 from tests.connector.duckdb.loose_statements import LooseStatements
 from tests.seeds import first_seed
 
@@ -55,26 +55,27 @@ class Tables:
                 text = re.sub(f"{re.escape(column)}(?! IS NULL)", lambda _, number=number: number, text)
         return f"({text})"
 
-    def partners(self, rng: random.Random, path: tuple[int, ...]) -> Iterator[str]:
-        def partner(join: Join) -> str:
+    def list_partners(self, rng: random.Random, path: tuple[int, ...]) -> Iterator[str]:
+        def format_partner(join: Join) -> str:
             if join.is_extreme:
-                return extreme_sql(join, len(path), self.name(join.scan))
-            partner_texts = "".join(self.partners(rng, (*path, join.scan)))
-            parts = [self.condition(join.scan), *map(likes_sql, self.found[join.scan].likes)]
+                return format_extreme(join, len(path), self.name(join.scan))
+            partner_texts = "".join(self.list_partners(rng, (*path, join.scan)))
+            parts = [self.condition(join.scan), *map(format_likes, self.found[join.scan].likes)]
             parts += [] if join.where is None else [sql_of(join.where)]
             rows = f"SELECT * FROM {self.name(join.scan)} WHERE {' AND '.join(parts)}"
             return (
-                f"EXISTS (SELECT 1 FROM ({rows}) AS j{len(path) + 1} WHERE {equal_sql(join, len(path))}{partner_texts})"
+                f"EXISTS (SELECT 1 FROM ({rows}) AS j{len(path) + 1} WHERE"
+                f" {format_equality(join, len(path))}{partner_texts})"
             )
 
         joins = self.found[path[-1]].joins
         known_joins = [
             join for join in joins if all(self.is_known(o.scan) for o in joins if o.any_of == join.any_of is not None)
         ]
-        yield from joins_sql(rng, tuple(one for one in known_joins if self.is_known(one.scan)), path, partner)
+        yield from format_joins(rng, tuple(one for one in known_joins if self.is_known(one.scan)), path, format_partner)
 
 
-def scans_of(
+def find_scans_of_statement(
     rng: random.Random, statement: DuckDBStatement, tables: list[StoredRelation]
 ) -> tuple[dict[str, StoredRelation], tuple[Scan, ...]]:
     """Return the stored tables of the statement, by mark, and its scans.
@@ -110,7 +111,7 @@ def prune(rng: random.Random, connection: duckdb.DuckDBPyConnection, statement: 
             for at, scan_reference in enumerate(statement.references)
             if scan_reference is not None and mark_name(at) == scan.table
         )
-        partners = "".join(tables.partners(rng, (number,)))
+        partners = "".join(tables.list_partners(rng, (number,)))
         name = f"plan~{number}"
         condition = f"{tables.condition(number)}{partners}"
         connection.execute(
@@ -143,14 +144,14 @@ def check_one(
 ) -> None:
     text = statements.query(rng.choice([1, 1, 2, 2, 3]))
     try:
-        expected = _rows(connection, text)
+        expected = _count_rows(connection, text)
     except duckdb.Error:
         counts["invalid"] += 1
         return
     counts["queries"] += 1
     try:
         statement = DuckDBStatement(text)
-        stored, result = scans_of(rng, statement, statements.tables)
+        stored, result = find_scans_of_statement(rng, statement, statements.tables)
     except UnsupportedStatement as why:
         counts[f"unsupported: {why}"] += 1
         counts["unsupported"] += 1
@@ -165,16 +166,16 @@ def check_one(
         f"{reference.table}: {reference.predicate} {reference.joins}" for reference in result
     )
     try:
-        rows = _rows(connection, replacements)
+        rows = _count_rows(connection, replacements)
     except duckdb.Error as error:
         raise AssertionError(f"{error}\n{note}") from error
-    if rows != expected and any(_rows(connection, text) != expected for _ in range(20)):
+    if rows != expected and any(_count_rows(connection, text) != expected for _ in range(20)):
         counts["unstable"] += 1  # DuckDB itself gives different rows for the unchanged statement.
         return
     assert rows == expected, note
 
 
-def _rows(connection: duckdb.DuckDBPyConnection, text: str) -> Counter[str]:
+def _count_rows(connection: duckdb.DuckDBPyConnection, text: str) -> Counter[str]:
     return Counter(map(repr, connection.execute(text).fetchall()))
 
 

@@ -123,7 +123,7 @@ class Column:
                 return pa.MapArray.from_arrays(
                     starts, *(child.array([pair[n] for pair in flat_values]) for n, child in enumerate(self.children))
                 )
-        return typed.array(self.kind, values)
+        return typed.build_array(self.kind, values)
 
     def to_plain_values(self, column: pa.Array) -> list[Any]:
         """Convert an Arrow array back to plain values."""
@@ -146,23 +146,23 @@ class Column:
                 return [flat[starts[n] : starts[n + 1]] if is_present else None for n, is_present in enumerate(valid)]
         return typed.to_plain(self.kind, column)
 
-    def frozen(self, value: Any) -> Hashable:
+    def freeze(self, value: Any) -> Hashable:
         """Return a hashable form of the value: NaN equals NaN, and -0.0 differs from 0.0."""
         if value is None:
             return None
         match self.kind:
             case "struct":
-                return tuple(child.frozen(child.of(value)) for child in self.children)
+                return tuple(child.freeze(child.of(value)) for child in self.children)
             case "list":
-                return tuple(map(self.children[0].frozen, value))
+                return tuple(map(self.children[0].freeze, value))
             case "map":
                 key, other = self.children
-                return frozenset((key.frozen(one), other.frozen(two)) for one, two in value)
+                return frozenset((key.freeze(one), other.freeze(two)) for one, two in value)
         if isinstance(value, float):
             return "NaN" if value != value else struct.pack("<d", value)
         return type(value).__name__, value
 
-    def draw(self, rng: random.Random) -> Any:
+    def draw_value(self, rng: random.Random) -> Any:
         match self.kind:
             case "struct":
                 return {child.id: child.draw_or_null(rng) for child in self.children}
@@ -170,12 +170,12 @@ class Column:
                 return [self.children[0].draw_or_null(rng) for _ in range(rng.choice((0, 1, 2, 5)))]
             case "map":
                 key, value = self.children
-                keys = {key.draw(rng) for _ in range(rng.choice((0, 1, 2)))}
+                keys = {key.draw_value(rng) for _ in range(rng.choice((0, 1, 2)))}
                 return [(one, value.draw_or_null(rng)) for one in sorted(keys)]
         return draw_value(rng, self.kind)
 
     def draw_or_null(self, rng: random.Random) -> Any:
-        return None if rng.random() < 0.2 else self.draw(rng)
+        return None if rng.random() < 0.2 else self.draw_value(rng)
 
     # Promotion
 
@@ -196,7 +196,7 @@ class Column:
         return all(abs(int(row[self.id]) * unit) < _LONG for row in rows if unit > 1 and row.get(self.id) is not None)
 
 
-def kinds(version: int) -> list[str]:
+def list_kinds(version: int) -> list[str]:
     return [kind for kind in typed.SAMPLES if version >= 3 or kind not in _V3_KINDS]
 
 
@@ -222,6 +222,6 @@ def draw_value(rng: random.Random, kind: str) -> Any:
     return rng.choice(typed.SAMPLES[kind])
 
 
-def key_of(value: Any) -> Any:
+def compute_key(value: Any) -> Any:
     """Return a value that is equal for equal keys. Both zeros are one key, and all NaNs are one key."""
     return ("NaN" if value != value else value + 0.0) if isinstance(value, float) else value

@@ -30,9 +30,19 @@ from seamark.connector.write.appends import append
 from seamark.connector.write.compaction import CompactionPolicy, compact
 from seamark.connector.write.equality_upserts import EQUALITY
 from seamark.connector.write.upserts import MODES, delete, upsert
-from tests.connector.histories.columns import LIST, MAP, NESTED, PROMOTED, STRUCT, Column, draw_value, key_of, kinds
+from tests.connector.histories.columns import (
+    LIST,
+    MAP,
+    NESTED,
+    PROMOTED,
+    STRUCT,
+    Column,
+    compute_key,
+    draw_value,
+    list_kinds,
+)
 from tests.connector.histories.predicates import Row, draw_filter
-from tests.connector.histories.statements import can_be_written, draw_change, draw_known, literal, quote
+from tests.connector.histories.statements import can_be_written, draw_change, draw_known, format_literal, quote
 
 NAMES = ("id", "a", "B", "naïve", "two words", "x-y", "größe", "1st", "null", "select", "day", 'q"q', "日本")
 KEY_KINDS = ("long", "int", "string", "uuid", "decimal(9, 2)", "decimal(38, 10)", "date", "timestamp", "timestamptz")
@@ -82,7 +92,7 @@ class TableHistory:
         kind = self._rng.choice((STRUCT, LIST)) if depth and self._rng.random() < 0.4 else ""
         names = {STRUCT: self._rng.sample(("a", "b", "C c"), self._rng.choice((1, 2))), LIST: ["element"]}.get(kind, [])
         self._last_id += 1
-        column = Column(self._last_id, name, kind or self._rng.choice(kinds(self._version)))
+        column = Column(self._last_id, name, kind or self._rng.choice(list_kinds(self._version)))
         column.children = [self._draw_inner(one, depth - 1) for one in names]
         return column
 
@@ -99,7 +109,7 @@ class TableHistory:
                 key = self._draw_inner("key", 0)
                 key.kind = rng.choice(("string", "int", "date"))
                 return self._draw_column(MAP, [key, self._draw_inner("value", 1)])
-        column = self._draw_column(rng.choice(kinds(self._version)))
+        column = self._draw_column(rng.choice(list_kinds(self._version)))
         if default and self._version >= 3 and rng.random() < 0.5:
             value = draw_value(rng, column.kind)
             column.initial = value if value == value and value not in (float("inf"), float("-inf")) else None
@@ -118,17 +128,17 @@ class TableHistory:
         ordered = [column.name for column in plain_columns if column.name.isidentifier()]
         if ordered:
             properties["seamark.clustering.columns"] = ",".join(rng.sample(ordered, min(2, len(ordered))))
-        body = {"name": self._name, "schema": self._schema(), "properties": properties}
+        body = {"name": self._name, "schema": self._build_schema(), "properties": properties}
         if rng.random() < 0.7:
             body["partition-spec"] = {"spec-id": 0, "fields": self._draw_spec()}
         self._post("/v1/namespaces/db/tables", body)
-        metadata = self._metadata()
+        metadata = self._read_metadata()
         for column, field in zip(self._columns, metadata["schemas"][0]["fields"], strict=True):
             column.take_ids(field)
         self._last_id = metadata["last-column-id"]
         self._spec = metadata["partition-specs"][0]["fields"]
 
-    def _schema(self) -> dict[str, Any]:
+    def _build_schema(self) -> dict[str, Any]:
         return {"type": "struct", "schema-id": 0, "fields": [column.json for column in self._columns]}
 
     def _draw_spec(self) -> list[dict[str, Any]]:
@@ -151,34 +161,34 @@ class TableHistory:
     def _update(self, *updates: dict[str, Any]) -> None:
         self._post(f"/v1/namespaces/db/tables/{self._name}", {"requirements": [], "updates": updates})
 
-    def _metadata(self) -> dict[str, Any]:
+    def _read_metadata(self) -> dict[str, Any]:
         result: dict[str, Any] = json.loads(self._client.load_table(self._table, history=True).metadata)
         return result
 
     # Rows
 
-    def _row(self) -> Row:
+    def _draw_row(self) -> Row:
         return {
-            column.id: column.draw(self._rng) if column in self._keys else column.draw_or_null(self._rng)
+            column.id: column.draw_value(self._rng) if column in self._keys else column.draw_or_null(self._rng)
             for column in self._columns
         }
 
-    def _key(self, row: Row) -> tuple[Any, ...]:
-        return tuple(key_of(row[key.id]) for key in self._keys)
+    def _compute_key(self, row: Row) -> tuple[Any, ...]:
+        return tuple(compute_key(row[key.id]) for key in self._keys)
 
-    def _arrow(self, rows: Sequence[Row], columns: Sequence[Column] | None = None) -> pa.Table:
+    def _build_arrow_table(self, rows: Sequence[Row], columns: Sequence[Column] | None = None) -> pa.Table:
         columns = self._columns if columns is None else columns
         arrays = [column.array([column.of(row) for row in rows]) for column in columns]
         return pa.Table.from_arrays(arrays, [column.name for column in columns])
 
-    def _frozen(self, rows: Sequence[Row]) -> Counter[Any]:
-        return Counter(tuple(column.frozen(column.of(row)) for column in self._columns) for row in rows)
+    def _freeze_rows(self, rows: Sequence[Row]) -> Counter[Any]:
+        return Counter(tuple(column.freeze(column.of(row)) for column in self._columns) for row in rows)
 
     def _read(self, columns: Sequence[Column], where: Any = None, at: At = CURRENT) -> Counter[Any]:
         actual = scan(self._client, self._table, where=where, at=at).to_arrow().combine_chunks()
         assert actual.column_names == [column.name for column in columns]
         values = [
-            map(column.frozen, column.to_plain_values(_array(actual.column(place))))
+            map(column.freeze, column.to_plain_values(_combine_chunks(actual.column(place))))
             for place, column in enumerate(columns)
         ]
         return Counter(zip(*values, strict=True))
@@ -189,8 +199,8 @@ class TableHistory:
         """Make a random step and return its description."""
         steps: dict[Callable[[], str], int] = {
             **{self._append: 3, self._upsert: 6, self._upsert_unlocated: 1, self._delete: 2, self._delete_matching: 2},
-            **{self._compact: 3, self._cluster: 1, self._index: 2, self._list_again: 1},
-            **{self._evolve: 4, self._partition: 1, self._sql_change: 3, self._sql_insert: 1},
+            **{self._compact: 3, self._cluster_table: 1, self._index_table: 2, self._list_again: 1},
+            **{self._evolve: 4, self._change_partitioning: 1, self._run_sql_change: 3, self._run_sql_insert: 1},
         }
         choice = self._rng.choices(list(steps), list(steps.values()))[0]
         self._touched = set()
@@ -198,26 +208,26 @@ class TableHistory:
         return f"{choice.__name__.strip('_')} {choice()}"
 
     def _append(self) -> str:
-        known_keys, new_rows_by_key = {self._key(row) for row in self.rows}, dict[Any, Row]()
-        for row in (self._row() for _ in range(8)):
-            if self._key(row) not in known_keys:
-                new_rows_by_key[self._key(row)] = row
-        append(self._client, self._table, self._arrow(list(new_rows_by_key.values())))
+        known_keys, new_rows_by_key = {self._compute_key(row) for row in self.rows}, dict[Any, Row]()
+        for row in (self._draw_row() for _ in range(8)):
+            if self._compute_key(row) not in known_keys:
+                new_rows_by_key[self._compute_key(row)] = row
+        append(self._client, self._table, self._build_arrow_table(list(new_rows_by_key.values())))
         self.rows += new_rows_by_key.values()
         return str(list(new_rows_by_key.values()))
 
-    def _batch(self) -> list[Row]:
+    def _draw_batch(self) -> list[Row]:
         """Return random rows; some of them have keys of stored rows."""
-        rows = [self._row() for _ in range(self._rng.randint(1, 6))]
+        rows = [self._draw_row() for _ in range(self._rng.randint(1, 6))]
         for row in rows:
             if self.rows and self._rng.random() < 0.6:
                 stored_row = self._rng.choice(self.rows)
                 row |= {key.id: stored_row[key.id] for key in self._keys}
-        self._touched = {self._key(row) for row in rows}
+        self._touched = {self._compute_key(row) for row in rows}
         return rows
 
     def _upsert(self) -> str:
-        rng, rows = self._rng, self._batch()
+        rng, rows = self._rng, self._draw_batch()
         remaining_columns = [column for column in self._columns if column not in self._keys]
         ordered = [column for column in remaining_columns if column.kind in _PRECOMBINED]
         sort_column = rng.choice(ordered) if ordered and rng.random() < 0.4 else None
@@ -230,7 +240,7 @@ class TableHistory:
         upsert(
             self._client,
             self._table,
-            self._arrow(rows),
+            self._build_arrow_table(rows),
             keys=[key.name for key in self._keys],
             precombine=None if sort_column is None else sort_column.name,
             columns=None if input_remaining_columns is None else [column.name for column in input_remaining_columns],
@@ -241,12 +251,12 @@ class TableHistory:
         return f"{mode}, {strategy}, by {sort_column}, of {input_remaining_columns}: {rows}"
 
     def _upsert_unlocated(self) -> str:
-        rows = self._batch()
+        rows = self._draw_batch()
         try:
             upsert(
                 self._client,
                 self._table,
-                self._arrow(rows),
+                self._build_arrow_table(rows),
                 keys=[key.name for key in self._keys],
                 strategy=EQUALITY,
             )
@@ -269,11 +279,11 @@ class TableHistory:
                 else other_value is not None and bool(own_value < other_value)
             )
 
-        stored_keys, latest = {self._key(row): row for row in self.rows}, dict[Any, Row]()
+        stored_keys, latest = {self._compute_key(row): row for row in self.rows}, dict[Any, Row]()
         for row in rows:
-            earlier = latest.get(self._key(row))
+            earlier = latest.get(self._compute_key(row))
             if earlier is None or not is_older(row, earlier):
-                latest[self._key(row)] = row
+                latest[self._compute_key(row)] = row
         for key, row in latest.items():
             old_row = stored_keys.get(key)
             if old_row is not None and is_older(row, old_row):
@@ -287,11 +297,11 @@ class TableHistory:
         self.rows = list(stored_keys.values())
 
     def _delete(self) -> str:
-        rows, mode = self._batch(), self._rng.choice(MODES)
+        rows, mode = self._draw_batch(), self._rng.choice(MODES)
         keys = [key.name for key in self._keys]
-        delete(self._client, self._table, keys=self._arrow(rows, self._keys), key=keys, mode=mode)
-        removed_keys = {self._key(row) for row in rows}
-        self.rows = [row for row in self.rows if self._key(row) not in removed_keys]
+        delete(self._client, self._table, keys=self._build_arrow_table(rows, self._keys), key=keys, mode=mode)
+        removed_keys = {self._compute_key(row) for row in rows}
+        self.rows = [row for row in self.rows if self._compute_key(row) not in removed_keys]
         return f"{mode}: {rows}"
 
     def _delete_matching(self) -> str:
@@ -301,7 +311,7 @@ class TableHistory:
         self.rows = [row for row in self.rows if not matches(row)]
         return f"{mode}: {where}"
 
-    def _sql_change(self) -> str:
+    def _run_sql_change(self) -> str:
         remaining_columns = [column for column in self._columns if column not in self._keys]
         change = draw_change(self._rng, f"db.{self._name}", self._columns, remaining_columns, self.rows)
         if change is None:
@@ -311,7 +321,7 @@ class TableHistory:
             (count,) = session.sql(change.text).to_arrow()["rows"].to_pylist()
         assert count == len(matching), change.text
         self.counts["rows changed by SQL"] += count
-        self._touched = {self._key(row) for row in matching}
+        self._touched = {self._compute_key(row) for row in matching}
         if change.new:
             for row in matching:
                 row |= change.new
@@ -319,22 +329,22 @@ class TableHistory:
             self.rows = [row for row in self.rows if not change.matches(row)]
         return change.text
 
-    def _sql_insert(self) -> str:
+    def _run_sql_insert(self) -> str:
         """Run an INSERT that leaves some columns to their defaults."""
         writable_columns = [column for column in self._columns if can_be_written(column)]
         if any(key not in writable_columns for key in self._keys):
             return "nothing"
-        known_keys, rows = {self._key(row) for row in self.rows}, dict[Any, Row]()
+        known_keys, rows = {self._compute_key(row) for row in self.rows}, dict[Any, Row]()
         for _ in range(self._rng.randint(1, 3)):
             row = {column.id: column.initial for column in self._columns}
             row |= {
                 column.id: draw_known(self._rng, column, nulls=column not in self._keys) for column in writable_columns
             }
-            if self._key(row) not in known_keys:
-                rows[self._key(row)] = row
+            if self._compute_key(row) not in known_keys:
+                rows[self._compute_key(row)] = row
         names = ", ".join(quote(column.name) for column in writable_columns)
         values = ", ".join(
-            f"({', '.join(literal(column.kind, row[column.id]) for column in writable_columns)})"
+            f"({', '.join(format_literal(column.kind, row[column.id]) for column in writable_columns)})"
             for row in rows.values()
         )
         text = f"INSERT INTO db.{self._name} ({names}) VALUES {values}"
@@ -349,7 +359,7 @@ class TableHistory:
         assert not report.errors
         return ""
 
-    def _cluster(self) -> str:
+    def _cluster_table(self) -> str:
         try:
             report = cluster_incrementally(self._client, self._table, full=self._rng.random() < 0.5)
         except InvalidRequest as error:  # The step renames or drops a column of the statement.
@@ -357,7 +367,7 @@ class TableHistory:
         assert not report.errors
         return ""
 
-    def _index(self) -> str:
+    def _index_table(self) -> str:
         return str(run_indexing(self._client, ("db", self._name)))
 
     def _list_again(self) -> str:
@@ -365,7 +375,7 @@ class TableHistory:
         compute_statistics(self._client, self._table)
         return ""
 
-    def _partition(self) -> str:
+    def _change_partitioning(self) -> str:
         self._spec = self._draw_spec() if self._rng.random() < 0.85 else []
         new_spec = {"action": "add-spec", "spec": {"spec-id": 0, "fields": self._spec}}
         self._update(new_spec, {"action": "set-default-spec", "spec-id": -1})
@@ -433,13 +443,13 @@ class TableHistory:
             column.promote(kind)
 
     def _change_schema(self) -> None:
-        new_schema = {"action": "add-schema", "schema": self._schema(), "last-column-id": self._last_id}
+        new_schema = {"action": "add-schema", "schema": self._build_schema(), "last-column-id": self._last_id}
         self._update(new_schema, {"action": "set-current-schema", "schema-id": -1})
 
     # Comparisons
 
     def check(self) -> None:
-        expected = self._frozen(self.rows)
+        expected = self._freeze_rows(self.rows)
         for column in (column for column in self._columns if column.kind == "date"):
             self._stored_dates[column.id] |= {row[column.id] for row in self.rows if row.get(column.id) is not None}
         assert self._read(self._columns) == expected
@@ -448,9 +458,9 @@ class TableHistory:
             actual_rows = [row for row in self.rows if matches(row)]
             self.counts["filters"] += 1
             self.counts["rows found"] += len(actual_rows)
-            assert self._read(self._columns, where) == self._frozen(actual_rows), json.dumps(where)
+            assert self._read(self._columns, where) == self._freeze_rows(actual_rows), json.dumps(where)
         self._check_row_ids()
-        metadata = self._metadata()
+        metadata = self._read_metadata()
         current = metadata.get("current-snapshot-id", -1)
         schemas = {snapshot["snapshot-id"]: snapshot.get("schema-id") for snapshot in metadata["snapshots"]}
         if schemas.get(current) == metadata["current-schema-id"]:
@@ -467,10 +477,11 @@ class TableHistory:
         rows = scan(self._client, self._table, [*names, "_row_id", "_last_updated_sequence_number"]).to_arrow()
         *values, ids, numbers = (rows.combine_chunks().column(place) for place in range(rows.num_columns))
         keys = zip(
-            *(key.to_plain_values(_array(value)) for key, value in zip(self._keys, values, strict=True)), strict=True
+            *(key.to_plain_values(_combine_chunks(value)) for key, value in zip(self._keys, values, strict=True)),
+            strict=True,
         )
         id_pairs = zip(ids.to_pylist(), numbers.to_pylist(), strict=True)
-        now = {tuple(map(key_of, key)): one for key, one in zip(keys, id_pairs, strict=True)}
+        now = {tuple(map(compute_key, key)): one for key, one in zip(keys, id_pairs, strict=True)}
         assert len({number for number, _ in now.values()}) == rows.num_rows
         for key in self._row_ids.keys() & now.keys() if self._touched is not None else ():
             assert key in (self._touched or ()) or now[key] == self._row_ids[key], key
@@ -481,5 +492,5 @@ def _quote(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def _array(column: pa.ChunkedArray) -> pa.Array:
+def _combine_chunks(column: pa.ChunkedArray) -> pa.Array:
     return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)

@@ -34,10 +34,10 @@ def draw_filter(rng: random.Random, columns: Sequence[Column], rows: Sequence[Ro
     if depth and rng.random() < 0.15:
         json, matches, fails = draw_filter(rng, columns, rows, depth - 1)
         return {"type": "not", "child": json}, fails, matches
-    name, column, get = rng.choice(_terms(columns))
+    name, column, get = rng.choice(_list_terms(columns))
     stored_values = [value for row in rows if (value := get(row)) is not None and value == value]
 
-    def literal() -> Any:
+    def draw_literal() -> Any:
         while True:
             value = rng.choice(stored_values) if stored_values and rng.random() < 0.8 else draw_value(rng, column.kind)
             if value == value:
@@ -46,7 +46,7 @@ def draw_filter(rng: random.Random, columns: Sequence[Column], rows: Sequence[Ro
     ops = ["eq", "lt", "lt-eq", "in", "in", "is-null"]
     ops += ["starts-with"] * 3 if column.kind == "string" else ["is-nan"] if column.kind in ("float", "double") else []
     op = rng.choice([*ops, *map(_NEGATED.__getitem__, ops)])
-    values = [literal() for _ in range(rng.randint(1, 4))]
+    values = [draw_literal() for _ in range(rng.randint(1, 4))]
     if "starts" in op:
         values = [values[0][: rng.randint(0, 3)]]
     json = {"type": op, "term": name}
@@ -54,7 +54,7 @@ def draw_filter(rng: random.Random, columns: Sequence[Column], rows: Sequence[Ro
         json["values"] = [render(column.kind, value, "spec") for value in values]
     elif not op.endswith(("null", "nan")):
         json["value"] = render(column.kind, values[0], "spec")
-    return json, _test(op, values, get), _test(_NEGATED[op], values, get)
+    return json, _build_test(op, values, get), _build_test(_NEGATED[op], values, get)
 
 
 def _join_tests(word: str, test: Test, other: Test) -> Test:
@@ -63,7 +63,7 @@ def _join_tests(word: str, test: Test, other: Test) -> Test:
     return lambda row: test(row) or other(row)
 
 
-def _terms(columns: Sequence[Column]) -> list[tuple[str, Column, Callable[[Row], Any]]]:
+def _list_terms(columns: Sequence[Column]) -> list[tuple[str, Column, Callable[[Row], Any]]]:
     """Return columns and fields of structs, each with its name and a function that reads it from a row."""
     readers: list[tuple[str, Column, Callable[[Row], Any]]] = []
     for column in columns:
@@ -78,7 +78,7 @@ def _read_within(column: Column, child: Column) -> Callable[[Row], Any]:
     return lambda row: None if column.of(row) is None else child.of(column.of(row))
 
 
-def _test(op: str, values: Sequence[Any], get: Callable[[Row], Any]) -> Test:
+def _build_test(op: str, values: Sequence[Any], get: Callable[[Row], Any]) -> Test:
     known_keys = [_sort_key(value) for value in values]
     match op:
         case "is-null":
@@ -91,7 +91,7 @@ def _test(op: str, values: Sequence[Any], get: Callable[[Row], Any]) -> Test:
             return lambda row: get(row) is not None and get(row).startswith(values[0])
         case "lt" | "lt-eq" | "gt" | "gt-eq" | "eq":
             return lambda row: get(row) is not None and bool(_ORDERED[op](_sort_key(get(row)), known_keys[0]))
-    opposite = _test(_NEGATED[op], values, get)  # Null and NaN match the opposite comparison.
+    opposite = _build_test(_NEGATED[op], values, get)  # Null and NaN match the opposite comparison.
     return lambda row: not opposite(row)
 
 

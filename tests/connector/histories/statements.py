@@ -58,7 +58,9 @@ def draw_change(
         return DrawnStatement(f"DELETE FROM {table} WHERE {where}", matches)
     chosen_names = rng.sample(settable, rng.randint(1, len(settable)))
     new_row: Row = {column.id: draw_known(rng, column) for column in chosen_names}
-    sets = ", ".join(f"{quote(column.name)} = {literal(column.kind, new_row[column.id])}" for column in chosen_names)
+    sets = ", ".join(
+        f"{quote(column.name)} = {format_literal(column.kind, new_row[column.id])}" for column in chosen_names
+    )
     return DrawnStatement(f"UPDATE {table} SET {sets} WHERE {where}", matches, new_row)
 
 
@@ -66,7 +68,7 @@ def quote(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def literal(kind: str, value: Any) -> str:
+def format_literal(kind: str, value: Any) -> str:
     """Return the value as a literal of Trino's SQL."""
     if value is None:
         return "NULL"
@@ -86,28 +88,30 @@ def _draw_condition(rng: random.Random, column: Column, rows: Sequence[Row]) -> 
     name = quote(column.name)
     stored_keys = [one for row in rows if (one := column.of(row)) is not None and _is_known(column.kind, one)]
 
-    def value() -> Any:
+    def draw_value() -> Any:
         return rng.choice(stored_keys) if stored_keys and rng.random() < 0.8 else draw_known(rng, column, nulls=False)
 
     match rng.choice(("=", "=", "IN", "<", "IS NULL", "BETWEEN")):
         case "IS NULL":
             return f"{name} IS NULL", lambda row: column.of(row) is None
         case "IN":
-            values = [value() for _ in range(rng.randint(1, 3))]
-            texts = ", ".join(literal(column.kind, one) for one in values)
-            return f"{name} IN ({texts})", _on_value(column, lambda one: one in values)
+            values = [draw_value() for _ in range(rng.randint(1, 3))]
+            texts = ", ".join(format_literal(column.kind, one) for one in values)
+            return f"{name} IN ({texts})", _test_value(column, lambda one: one in values)
         case "<":
-            minimum = value()
-            return f"{name} < {literal(column.kind, minimum)}", _on_value(column, lambda one: bool(one < minimum))
+            minimum = draw_value()
+            return f"{name} < {format_literal(column.kind, minimum)}", _test_value(
+                column, lambda one: bool(one < minimum)
+            )
         case "BETWEEN":
-            low, high = value(), value()
-            text = f"{name} BETWEEN {literal(column.kind, low)} AND {literal(column.kind, high)}"
-            return text, _on_value(column, lambda one: bool(low <= one <= high))
-    same = value()
-    return f"{name} = {literal(column.kind, same)}", _on_value(column, lambda one: bool(one == same))
+            low, high = draw_value(), draw_value()
+            text = f"{name} BETWEEN {format_literal(column.kind, low)} AND {format_literal(column.kind, high)}"
+            return text, _test_value(column, lambda one: bool(low <= one <= high))
+    same = draw_value()
+    return f"{name} = {format_literal(column.kind, same)}", _test_value(column, lambda one: bool(one == same))
 
 
-def _on_value(column: Column, test: Callable[[Any], bool]) -> Callable[[Row], bool]:
+def _test_value(column: Column, test: Callable[[Any], bool]) -> Callable[[Row], bool]:
     return lambda row: column.of(row) is not None and test(column.of(row))
 
 

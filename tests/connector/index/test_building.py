@@ -25,7 +25,7 @@ from seamark.connector.client.errors import Refused
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index.builds import AdaptiveWorkers, GroupLimits, InProcessWorkers, Progress, build, group_files
 from seamark.connector.index.files import DataFile, IndexTask, WrittenIndex
-from tests.connector.lake import SCHEMA, append, catalog_at, create, rows, spread
+from tests.connector.lake import SCHEMA, append, build_columns, create, open_catalog, spread
 from tests.connector.server_thread import ServerThread
 from tests.support.commands import invoke_seamark
 
@@ -89,10 +89,10 @@ def test_built_index_leaves_files_out_of_a_plan(client: IndexClient) -> None:
 
 
 def test_build_includes_files_of_concurrent_commits(client: IndexClient) -> None:
-    def commit() -> None:
+    def append_rows() -> None:
         append(client.url, "db.t", [[1000, 1001]])
 
-    workers = RecordingWorkers(None, commit, None, commit)
+    workers = RecordingWorkers(None, append_rows, None, append_rows)
     report = build(client, "db.t", "b", workers, limits=SMALL_GROUPS)
     assert [len(group) for group in workers.groups] == [2, 2, 2, 1, 1]
     assert (report.progress.files_done, report.progress.files_total) == (8, 8)
@@ -100,8 +100,8 @@ def test_build_includes_files_of_concurrent_commits(client: IndexClient) -> None
 
 
 def test_build_reads_a_partition_spec_that_is_added_during_the_build(client: IndexClient) -> None:
-    def repartition() -> None:
-        with catalog_at(client.url) as catalog, catalog.load_table("db.t").update_spec() as update:
+    def append_to_partitions() -> None:
+        with open_catalog(client.url) as catalog, catalog.load_table("db.t").update_spec() as update:
             update.add_identity("discount")
         append(client.url, "db.t", [[11, 22], [33]])
 
@@ -113,7 +113,7 @@ def test_build_reads_a_partition_spec_that_is_added_during_the_build(client: Ind
         def build_files(self, *arguments: Any, **options: Any) -> Iterator[dict[str, Any]]:
             self.listings += 1
             if self.listings == 2:
-                repartition()
+                append_to_partitions()
             return super().build_files(*arguments, **options)
 
     paged = RepartitioningClient(client.url)
@@ -123,10 +123,10 @@ def test_build_reads_a_partition_spec_that_is_added_during_the_build(client: Ind
 
 
 def test_build_includes_files_that_only_a_branch_has(client: IndexClient) -> None:
-    with catalog_at(client.url) as catalog:
+    with open_catalog(client.url) as catalog:
         table = catalog.load_table("db.t")
         table.manage_snapshots().create_branch(table.current_snapshot().snapshot_id, "work").commit()
-        table.append(pa.table(rows([1000, 1001]), schema=SCHEMA), branch="work")
+        table.append(pa.table(build_columns([1000, 1001]), schema=SCHEMA), branch="work")
     index = client.index("db.t", "b")
     assert (index.lag_files, index.lag_files_of_refs) == (6, 1)
     report = build(client, "db.t", "b", InProcessWorkers())
@@ -262,7 +262,7 @@ def test_groups_respect_the_limits_and_contain_every_file() -> None:
                 assert sum(one.records for one in group) <= limits.rows, seed
 
 
-def seamark(url: str, *arguments: str) -> tuple[int, str]:
+def run_seamark(url: str, *arguments: str) -> tuple[int, str]:
     return invoke_seamark("index", *arguments, url=url)
 
 
@@ -270,15 +270,15 @@ def test_build_command_builds_one_index_or_all(client: IndexClient) -> None:
     client.put_index("db.t", "m", kind="bitmap", columns=["country"])
     client.put_index("db.t", "off", kind="bitmap", columns=["discount"])
     client.put_index("db.t", "off", state="paused")
-    code, text = seamark(client.url, "build", "db.t", "b", "--engine", "process")
+    code, text = run_seamark(client.url, "build", "db.t", "b", "--engine", "process")
     assert (code, "Index b: 6 data files, 120 rows in 1 index file" in text) == (0, True), text
-    code, text = seamark(client.url, "build", "db.t")
+    code, text = run_seamark(client.url, "build", "db.t")
     assert (code, "Index b: 0 data files" in text, "Index m: 6 data files" in text) == (0, True, True), text
     assert [index.health for index in client.indexes("db.t")] == ["ok", "ok", "paused"]
 
 
 def test_build_command_reports_invalid_definitions_and_fails(client: IndexClient) -> None:
-    with catalog_at(client.url) as catalog, catalog.load_table("db.t").transaction() as change:
+    with open_catalog(client.url) as catalog, catalog.load_table("db.t").transaction() as change:
         change.set_properties({"seamark.index.odd": "bitmap(nope)"})
     result = CliRunner().invoke(cli, ["index", "build", "db.t"], env={"SEAMARK_URL": client.url})
     assert result.exit_code == 1
@@ -299,7 +299,7 @@ def test_build_command_reports_why_it_cannot_build(client: IndexClient) -> None:
         (("db.t", "nope"), 1, "no index 'nope'"),
         (("db.t", "b", "--engine", "hand"), 2, "hand"),
     ):
-        actual, text = seamark(client.url, "build", *arguments)
+        actual, text = run_seamark(client.url, "build", *arguments)
         assert (actual, expected in text) == (code, True), text
 
 
@@ -317,7 +317,7 @@ def test_build_command_fails_if_no_file_can_be_read(client: IndexClient) -> None
     pages = client.build_files("db.t", "b", client.start_build("db.t", "b")["build-id"])
     for file in next(pages)["files"]:
         Path(file["file-path"].removeprefix("file://")).unlink()
-    code, text = seamark(client.url, "build", "db.t", "b")
+    code, text = run_seamark(client.url, "build", "db.t", "b")
     assert (code, "Cannot be indexed, and kept by every plan: 6 data files" in text, "was not built" in text) == (
         1,
         True,

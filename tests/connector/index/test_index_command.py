@@ -28,7 +28,7 @@ def url(server: ServerThread) -> str:
     return server.url
 
 
-def seamark(url: str, *arguments: str) -> tuple[int, str]:
+def run_seamark(url: str, *arguments: str) -> tuple[int, str]:
     return invoke_seamark("index", *arguments, url=url)
 
 
@@ -46,37 +46,39 @@ def build_half(url: str, name: str) -> dict[str, Any]:
 
 
 def test_index_commands_create_list_pause_resume_and_drop_an_index(url: str) -> None:
-    code, text = seamark(url, "create", "db.t", "--kind", "bitmap", "--columns", "data")
+    code, text = run_seamark(url, "create", "db.t", "--kind", "bitmap", "--columns", "data")
     assert (code, "Index data_bitmap: bitmap(data), 6 data files to index" in text) == (0, True)
     assert "Without table services: seamark index build db.t" in text
-    assert "Without table services: seamark index build db.t" in seamark(url, "list", "db.t")[1]
-    code, text = seamark(url, "create", "db.t", "--name", "k", "--kind", "record", "--columns", "id, truncate[2](data)")
+    assert "Without table services: seamark index build db.t" in run_seamark(url, "list", "db.t")[1]
+    code, text = run_seamark(
+        url, "create", "db.t", "--name", "k", "--kind", "record", "--columns", "id, truncate[2](data)"
+    )
     assert (code, "record(id, truncate[2](data))" in text) == (0, True)
     build_half(url, "k")
-    code, text = seamark(url, "list", "db.t")
+    code, text = run_seamark(url, "list", "db.t")
     assert code == 0
     for part in ("data_bitmap", "bitmap(data)", "record(id, truncate[2](data))", "3 of 6", "behind"):
         assert part in text, text
-    code, text = seamark(url, "show", "db.t", "k")
+    code, text = run_seamark(url, "show", "db.t", "k")
     titles = [line.strip() for line in text.splitlines()]
     assert (code, "1 index file" in titles, "live" in text) == (0, True, True)
-    assert seamark(url, "pause", "db.t", "k")[0] == 0
-    assert "paused" in seamark(url, "list", "db.t")[1]
-    assert "3 data files to index" in seamark(url, "resume", "db.t", "k")[1]
-    code, text = seamark(url, "show", "db.t", "data")
+    assert run_seamark(url, "pause", "db.t", "k")[0] == 0
+    assert "paused" in run_seamark(url, "list", "db.t")[1]
+    assert "3 data files to index" in run_seamark(url, "resume", "db.t", "k")[1]
+    code, text = run_seamark(url, "show", "db.t", "data")
     assert (code, "no index 'data'; did you mean data_bitmap?" in text) == (1, True)
-    code, text = seamark(url, "pause", "db.t", "data")
+    code, text = run_seamark(url, "pause", "db.t", "data")
     assert (code, "no index 'data'; to define it" in text) == (2, True)
-    assert seamark(url, "drop", "db.t", "k")[0] == 0
-    assert "record" not in seamark(url, "list", "db.t")[1].rpartition("who=")[2]
+    assert run_seamark(url, "drop", "db.t", "k")[0] == 0
+    assert "record" not in run_seamark(url, "list", "db.t")[1].rpartition("who=")[2]
 
 
 def test_index_commands_print_json(url: str) -> None:
-    assert "no indexes" in seamark(url, "list", "db.t")[1]
-    seamark(url, "create", "db.t", "--name", "i", "--kind", "bloom", "--columns", "lower(data)", "--fpp", "0.25")
-    _, _, output = seamark(url, "show", "db.t", "i", "--json")[1].partition("\n{")  # Logs are part of the output.
+    assert "no indexes" in run_seamark(url, "list", "db.t")[1]
+    run_seamark(url, "create", "db.t", "--name", "i", "--kind", "bloom", "--columns", "lower(data)", "--fpp", "0.25")
+    _, _, output = run_seamark(url, "show", "db.t", "i", "--json")[1].partition("\n{")  # Logs are part of the output.
     assert json.loads("{" + output)["fpp"] == 0.25
-    listing = seamark(url, "list", "db.t", "--json")[1]
+    listing = run_seamark(url, "list", "db.t", "--json")[1]
     assert json.loads(listing[listing.index("\n[\n") :])[0]["columns"] == ["lower(data)"]
 
 
@@ -96,7 +98,7 @@ def test_index_command_reports_each_error_in_one_line(url: str, monkeypatch: pyt
         (("list", "db.t", "--url", "http://127.0.0.1:9"), 1, "No answer"),
     ]
     for arguments, code, expected in cases:
-        actual, text = seamark(url, *arguments)
+        actual, text = run_seamark(url, *arguments)
         assert (actual, expected in text) == (code, True), (arguments, text)
         assert "Traceback" not in text, arguments
 

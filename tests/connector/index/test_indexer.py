@@ -24,7 +24,7 @@ from seamark.connector.index.files import DataFile, IndexTask, WrittenIndex
 from seamark.connector.index.indexer import AuditLimits, Indexer, Round
 from seamark.formats.index.index_file import open_index_file
 from seamark.formats.protocol.wire import FORMER_INDEX_FOLDER, INDEX_FOLDER
-from tests.connector.lake import append, catalog_at, create, spread
+from tests.connector.lake import append, create, open_catalog, spread
 from tests.connector.server_thread import ServerThread
 
 
@@ -43,7 +43,7 @@ def create_table(client: IndexClient, name: str, files: int = 3, **indexes: tupl
         client.put_index(name, index, kind=kind, columns=[column])
 
 
-def health(client: IndexClient, *tables: str) -> dict[str, str]:
+def read_health(client: IndexClient, *tables: str) -> dict[str, str]:
     return {f"{name} {index.name}": index.health for name in tables for index in client.indexes(name)}
 
 
@@ -51,7 +51,7 @@ def test_round_builds_every_enabled_index_and_the_next_round_has_nothing_to_do(c
     create_table(client, "a.one", i=("bloom", "id"), j=("bitmap", "country"))
     create_table(client, "a.two", i=("record", "id"), off=("bloom", "id"))
     client.put_index("a.two", "off", state="paused")
-    with catalog_at(client.url) as catalog:
+    with open_catalog(client.url) as catalog:
         catalog.create_namespace("b")
         catalog.create_namespace("b.c")
         catalog.create_namespace("empty")
@@ -59,7 +59,7 @@ def test_round_builds_every_enabled_index_and_the_next_round_has_nothing_to_do(c
     create_table(client, "b.none")
     keeper = Indexer(client, open_in_process_workers)
     assert keeper.round() == Round(tables=4, indexes=4, builds=4, files=12)
-    assert health(client, "a.one", "a.two", "b.c.deep") == {
+    assert read_health(client, "a.one", "a.two", "b.c.deep") == {
         "a.one i": "ok",
         "a.one j": "ok",
         "a.two i": "ok",
@@ -110,7 +110,7 @@ def test_merge_drops_entries_of_files_that_no_snapshot_has(client: IndexClient) 
     create_table(client, "db.t", files=5, i=("record", "id"))
     one_each = GroupLimits(files=1)
     assert Indexer(client, open_in_process_workers, limits=one_each).round().builds == 1
-    with catalog_at(client.url) as catalog:
+    with open_catalog(client.url) as catalog:
         loaded_table = catalog.load_table("db.t")
         old_snapshots = [snapshot.snapshot_id for snapshot in loaded_table.snapshots()]
         loaded_table.delete()  # This removes whole files.
@@ -147,7 +147,10 @@ def test_concurrent_indexers_index_each_file_once(client: IndexClient, server: S
     Indexer(
         client, open_in_process_workers
     ).round()  # Two indexers may have given way to each other. This one builds the rest.
-    assert (sum(one.failed for one in rounds), set(health(client, "db.t0", "db.t1", "db.t2").values())) == (0, {"ok"})
+    assert (sum(one.failed for one in rounds), set(read_health(client, "db.t0", "db.t1", "db.t2").values())) == (
+        0,
+        {"ok"},
+    )
     for number in range(3):
         files = client.index(f"db.t{number}", "i").json["index-files"]
         assert sum(file["files"] for file in files) == 4
@@ -213,12 +216,12 @@ def test_audits_respect_their_limits_and_reach_every_index_file(client: IndexCli
     assert sum(one.damaged for one in rounds) == 1
     assert len(list(client.timeline(action="auditing"))) == 2
 
-    def slow() -> float:
+    def advance_clock() -> float:
         clock.now_s += 1.0
         return clock.now_s
 
     later_limits = AuditLimits(seconds=2.5, every_s=0)
-    keeper = Indexer(client, open_in_process_workers, limits=one_each, now=slow, audit=later_limits)
+    keeper = Indexer(client, open_in_process_workers, limits=one_each, now=advance_clock, audit=later_limits)
     assert 0 < keeper.round().verified < 6
 
 
@@ -242,7 +245,7 @@ def test_failing_index_is_retried_with_growing_pauses_and_delays_no_other(client
     workers, clock = FailingWorkers("bloom"), ManualClock()
     keeper = Indexer(client, lambda: closing(workers), now=clock)
     assert keeper.round() == Round(tables=2, indexes=2, builds=1, files=3, failed=1)
-    assert health(client, "db.a", "db.b") == {"db.a i": "behind", "db.b i": "ok"}
+    assert read_health(client, "db.a", "db.b") == {"db.a i": "behind", "db.b i": "ok"}
     (instant,) = client.timeline("db.a", action="indexing")
     assert (instant.state, instant.summary["reason"]) == ("rolled_back", "RuntimeError: executor lost")
     seconds = []
@@ -256,7 +259,7 @@ def test_failing_index_is_retried_with_growing_pauses_and_delays_no_other(client
     workers.kind = "none"
     clock.now_s = 1000
     assert keeper.round().builds == 1
-    assert health(client, "db.a") == {"db.a i": "ok"}
+    assert read_health(client, "db.a") == {"db.a i": "ok"}
 
 
 def test_files_that_cannot_be_indexed_are_tried_again_after_a_change_or_a_pause(client: IndexClient) -> None:
@@ -322,13 +325,13 @@ def test_failed_round_is_logged_and_repeated_after_a_pause(monkeypatch: pytest.M
     assert slept == [10, 20, 40]
 
 
-def seamark(url: str, *arguments: str) -> subprocess.Popen[str]:
+def start_seamark(url: str, *arguments: str) -> subprocess.Popen[str]:
     argv = [str(Path(sys.executable).parent / "seamark"), "indexer", "--engine", "process", "--log-format", "json"]
     environment = {**os.environ, "SEAMARK_URL": url}
     return subprocess.Popen([*argv, *arguments], env=environment, stderr=subprocess.PIPE, text=True)
 
 
-def until(condition: Callable[[], Any], timeout_s: float = 60) -> None:
+def wait_until(condition: Callable[[], Any], timeout_s: float = 60) -> None:
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end
@@ -337,9 +340,9 @@ def until(condition: Callable[[], Any], timeout_s: float = 60) -> None:
 
 def test_indexer_process_keeps_indexes_built_and_ends_at_sigterm(client: IndexClient) -> None:
     create_table(client, "db.t", i=("bloom", "id"))
-    with seamark(client.url, "--interval", "1") as process:
+    with start_seamark(client.url, "--interval", "1") as process:
         assert process.stderr is not None
-        until(lambda: client.index("db.t", "i").health == "ok")
+        wait_until(lambda: client.index("db.t", "i").health == "ok")
         append(client.url, "db.t", [[1000]])
         reports = []
         while [one["event"] for one in reports].count("index built") < 2:
@@ -359,9 +362,9 @@ def test_indexer_process_keeps_indexes_built_and_ends_at_sigterm(client: IndexCl
 
 def test_exit_code_of_one_round_says_whether_it_succeeded(client: IndexClient) -> None:
     create_table(client, "db.t", i=("bloom", "id"))
-    with seamark(client.url, "--once") as process:
+    with start_seamark(client.url, "--once") as process:
         assert process.wait(60) == 0
-    assert health(client, "db.t") == {"db.t i": "ok"}
-    with seamark("http://127.0.0.1:9", "--once") as process:
+    assert read_health(client, "db.t") == {"db.t i": "ok"}
+    with start_seamark("http://127.0.0.1:9", "--once") as process:
         _, errors = process.communicate(timeout=60)
         assert (process.returncode, "No answer" in errors, "Traceback" in errors) == (1, True, False)

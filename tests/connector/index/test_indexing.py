@@ -51,8 +51,8 @@ ARROW = {
 }
 
 
-def column(rng: random.Random, column_id: int, rows: int) -> list[Any]:
-    def value() -> Any:
+def draw_column(rng: random.Random, column_id: int, rows: int) -> list[Any]:
+    def draw_value() -> Any:
         match column_id:
             case 1:
                 return rng.choice([-(2**63), -1, 0, 5, 2**63 - 1])
@@ -66,10 +66,10 @@ def column(rng: random.Random, column_id: int, rows: int) -> list[Any]:
                 return rng.choice([bytes(16), b"\xff" * 16, bytes(range(16))])
         return dt.date(1970, 1, 1) + dt.timedelta(days=rng.choice([-1, 0, 400, -700]))
 
-    return [None if column_id != 1 and rng.random() < 0.2 else value() for _ in range(rows)]
+    return [None if column_id != 1 and rng.random() < 0.2 else draw_value() for _ in range(rows)]
 
 
-def iceberg(value: Any) -> Any:
+def to_iceberg_value(value: Any) -> Any:
     """Return the value in the form that `expressions.py` uses."""
     if isinstance(value, dt.datetime):
         return (value - EPOCH) // dt.timedelta(microseconds=1)
@@ -78,7 +78,7 @@ def iceberg(value: Any) -> Any:
     return int(value.scaleb(2)) if isinstance(value, Decimal) else value
 
 
-def key_at(keys: Keys, row: int) -> Any:
+def get_key(keys: Keys, row: int) -> Any:
     if keys.valid is not None and not mask_of(keys.valid, keys.rows)[row]:
         return None
     if keys.codes is not None:
@@ -115,18 +115,18 @@ def test_keys_of_a_term_are_the_keys_of_its_results(text: str) -> None:
     term = resolve(text, SCHEMA)
     for seed in range(20):
         rng = random.Random(f"{text} {seed}")
-        values = column(rng, term.column_id, rng.choice([0, 1, 7, 100]))
+        values = draw_column(rng, term.column_id, rng.choice([0, 1, 7, 100]))
         split = rng.randint(0, len(values))
         chunks = [pa.array(part, ARROW[term.column_id]) for part in (values[:split], values[split:])]
         keys = keys_of_term(term, pa.chunked_array(chunks))
         assert keys.rows == len(values)
         for row, value in enumerate(values):
-            plain = None if value is None else iceberg(value)
+            plain = None if value is None else to_iceberg_value(value)
             is_folded = term.transform in INDEXED_FUNCTIONS
             folded = fold(str(plain)) if is_folded and plain is not None else plain
             result = folded if is_folded else apply(term.transform, term.source, plain)
             expected = None if result is None else key_of(result, term.kind)
-            assert key_at(keys, row) == expected, (seed, row, value)
+            assert get_key(keys, row) == expected, (seed, row, value)
 
 
 def write_file(folder: Path, name: str, ids: list[int], names: list[Any]) -> DataFile:
@@ -225,7 +225,7 @@ def test_lower_case_is_indexed_for_every_string_type_of_arrow(is_indexed: pa.Dat
     plain_array = pa.array(values, pa.string())
     column = plain_array.dictionary_encode() if pa.types.is_dictionary(is_indexed) else plain_array.cast(is_indexed)
     keys = keys_of_term(resolve("lower(name)", SCHEMA), pa.chunked_array([column]))
-    assert [key_at(keys, row) for row in range(4)] == ["àb".encode(), None, b"ab", b""]
+    assert [get_key(keys, row) for row in range(4)] == ["àb".encode(), None, b"ab", b""]
 
 
 @pytest.mark.parametrize("column", [pa.array([7]), pa.array([b"\xff"])], ids=["numbers", "no UTF-8"])

@@ -68,12 +68,12 @@ def test_delete_matches_rows_by_the_tables_identifier_fields(client: IndexClient
     assert [row[0] for row in read_rows(client)] == [3]
 
 
-def numbers(client: IndexClient) -> list[tuple[str, int]]:
+def list_numbers(client: IndexClient) -> list[tuple[str, int]]:
     values = scan(client, "db.t", ["x", "n"]).to_arrow().to_pylist()
     return sorted((repr(value["x"]), value["n"]) for value in values)
 
 
-def doubles(*rows: tuple[float, float, int]) -> pa.Table:
+def build_doubles(*rows: tuple[float, float, int]) -> pa.Table:
     x, y, n = zip(*rows, strict=True)
     return pa.table({"x": pa.array(x, "float64"), "y": pa.array(y, "float32"), "n": pa.array(n, "int32")})
 
@@ -89,22 +89,22 @@ def test_both_zeros_are_one_key_and_all_nans_are_one_key(
     create(client, fields=DOUBLES, spec=spec, properties=properties)
     names = list(index) or ["x"]
     nan = 7.0 if spec else NAN  # No plan of the server can prove that NaN is a partition value.
-    append(client, "db.t", doubles((-0.0, 0.0, 1), (nan, -0.0, 1), (1.5, 1.0, 1)))
+    append(client, "db.t", build_doubles((-0.0, 0.0, 1), (nan, -0.0, 1), (1.5, 1.0, 1)))
     report = upsert(
         client,
         "db.t",
-        doubles((0.0, -0.0, 2), (nan if spec else math.copysign(nan, -1.0), 0.0, 2)),
+        build_doubles((0.0, -0.0, 2), (nan if spec else math.copysign(nan, -1.0), 0.0, 2)),
         keys=names,
         mode=mode,
     )
     assert (report.inserted, report.updated) == (0, 2)
-    assert numbers(client) == [("0.0", 2), ("1.5", 1), (repr(nan), 2)]
-    report = upsert(client, "db.t", doubles((0.0, 0.0, 3), (-0.0, -0.0, 4)), keys=names, mode=mode)
+    assert list_numbers(client) == [("0.0", 2), ("1.5", 1), (repr(nan), 2)]
+    report = upsert(client, "db.t", build_doubles((0.0, 0.0, 3), (-0.0, -0.0, 4)), keys=names, mode=mode)
     assert (report.inserted, report.updated) == (0, 1)
-    assert numbers(client) == [("-0.0", 4), ("1.5", 1), (repr(nan), 2)], "stored rows keep the sign of zero"
-    removed_delete = delete(client, "db.t", keys=doubles((0.0, 0.0, 0), (nan, 0.0, 0)), key=names, mode=mode)
+    assert list_numbers(client) == [("-0.0", 4), ("1.5", 1), (repr(nan), 2)], "stored rows keep the sign of zero"
+    removed_delete = delete(client, "db.t", keys=build_doubles((0.0, 0.0, 0), (nan, 0.0, 0)), key=names, mode=mode)
     assert removed_delete.deleted == 2
-    assert numbers(client) == [("1.5", 1)]
+    assert list_numbers(client) == [("1.5", 1)]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -112,17 +112,17 @@ def test_concurrent_upsert_of_the_other_zero_is_a_conflict(
     client: IndexClient, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(client, fields=DOUBLES, spec=[("identity", 1)])
-    append(client, "db.t", doubles((5.0, 0.0, 1)))
-    run_before_commits(monkeypatch, lambda: upsert(client, "db.t", doubles((-0.0, 0.0, 1)), keys=["x"]))
-    report = upsert(client, "db.t", doubles((0.0, 0.0, 2)), keys=["x"], mode=mode)
+    append(client, "db.t", build_doubles((5.0, 0.0, 1)))
+    run_before_commits(monkeypatch, lambda: upsert(client, "db.t", build_doubles((-0.0, 0.0, 1)), keys=["x"]))
+    report = upsert(client, "db.t", build_doubles((0.0, 0.0, 2)), keys=["x"], mode=mode)
     assert (report.attempts, report.updated) == (2, 1)
-    assert numbers(client) == [("0.0", 2), ("5.0", 1)]
+    assert list_numbers(client) == [("0.0", 2), ("5.0", 1)]
 
 
 def test_both_zeros_are_equal_as_precombine_values(client: IndexClient) -> None:
     create(client, fields=DOUBLES)
-    append(client, "db.t", doubles((1.0, 0.0, 1)))
-    report = upsert(client, "db.t", doubles((1.0, -0.0, 2)), keys=["x"], precombine="y")
+    append(client, "db.t", build_doubles((1.0, 0.0, 1)))
+    report = upsert(client, "db.t", build_doubles((1.0, -0.0, 2)), keys=["x"], precombine="y")
     assert (report.updated, report.stale) == (1, 0)
 
 
@@ -177,12 +177,12 @@ def test_row_changes_of_a_version_1_table_are_refused_before_a_file_is_written(
 ) -> None:
     create(client, version=1)
     append(client, "db.t", build_rows((1, "a")))
-    before = server.written_files()
+    before = server.list_written_files()
     begun: list[object] = []
     monkeypatch.setattr(FileWriter, "__init__", lambda *_, **__: begun.append(1))
     with pytest.raises(Unwritable, match=r"version 1 supports .*appends.*upgrade it to version 2"):
         CHANGES[name](client)
-    assert (begun, server.written_files()) == ([], before)
+    assert (begun, server.list_written_files()) == ([], before)
     assert read_rows(client) == [(1, "a", None, None)]
 
 
@@ -195,7 +195,7 @@ def test_random_histories_of_floating_point_keys_match_a_dict(client: IndexClien
     model: dict[str, tuple[str, int]] = {}
     for step in range(14):
         sample = rng.sample((0.0, -0.0, NAN, -NAN, 1.5, -1.5, float("inf")), rng.randint(1, 4))
-        input_doubles = doubles(*((x, 0.0, step) for x in sample))
+        input_doubles = build_doubles(*((x, 0.0, step) for x in sample))
         how: dict[str, Any] = {"mode": rng.choice(MODES), "producer": ("history", step)}
         if rng.random() < 0.3:
             change = delete(client, "db.t", keys=input_doubles, key=["x"], **how)
@@ -204,6 +204,6 @@ def test_random_histories_of_floating_point_keys_match_a_dict(client: IndexClien
             change = upsert(client, "db.t", input_doubles, keys=["x"], **how)
             model |= {repr(x + 0.0): (repr(x), step) for x in sample}
         assert not change.duplicate
-        assert numbers(client) == sorted(model.values()), f"seed {seed}, step {step}"
+        assert list_numbers(client) == sorted(model.values()), f"seed {seed}, step {step}"
         if rng.random() < 0.3:
             assert delete(client, "db.t", keys=input_doubles, key=["x"], **how).duplicate, f"seed {seed}, step {step}"

@@ -27,17 +27,17 @@ from seamark.formats.runtime.errors import Corrupt
 SCHEMA = Schema((Field(1, "id", True, "long"),))
 
 
-def columns(values: list[int]) -> Keys:
+def build_keys(values: list[int]) -> Keys:
     return keys_of(pa.array(values, pa.int64()), "long")
 
 
 def build_blob(definition: IndexDefinition, values: list[int]) -> Any:
     match definition.kind:
         case "bloom":
-            return bloom.build(columns(values), 0.001)
+            return bloom.build(build_keys(values), 0.001)
         case "bitmap":
-            return bitmap.build(columns(values))
-    return record.build([columns(values)])
+            return bitmap.build(build_keys(values))
+    return record.build([build_keys(values)])
 
 
 class IndexWriter:
@@ -73,10 +73,10 @@ class IndexWriter:
                     rows_read = bitmap.Bitmap(index_file.blob).rows(number, KeyRanges("long", (KeyRange(key, key),)))
                     assert list_positions(rows_read).tolist() == positions
                 elif self.definition.kind == "bloom":
-                    hit = bloom.Bloom(index_file.blob).probe(hash_keys(columns([value]), 0))[number]
+                    hit = bloom.Bloom(index_file.blob).probe(hash_keys(build_keys([value]), 0))[number]
                     assert hit or not positions
                 else:
-                    hashes = [hash_rows([columns([value])], seed) for seed in (0, 1)]
+                    hashes = [hash_rows([build_keys([value])], seed) for seed in (0, 1)]
                     _, files, rows = record.RecordBlob(index_file.blob).lookup(hashes[0], hashes[1])
                     assert sorted(rows[files == number].tolist()) == positions
         if self.definition.kind == "record":

@@ -28,7 +28,7 @@ from seamark.connector.index.builds import InProcessWorkers, build
 from seamark.connector.index.verification import VerificationResult
 from seamark.connector.read.scans import scan
 from seamark.connector.write.upserts import MODES, upsert
-from tests.connector.lake import catalog_at
+from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
 from tests.seeds import examples, first_seed, quick
 
@@ -46,11 +46,11 @@ NAME_MAPPING = "schema.name-mapping.default"
 
 @pytest.fixture
 def catalog(server: ServerThread) -> Iterator[RestCatalog]:
-    with catalog_at(server.url) as new_catalog:
+    with open_catalog(server.url) as new_catalog:
         yield new_catalog
 
 
-def some_rows(rng: random.Random, count: int) -> pa.Table:
+def draw_rows(rng: random.Random, count: int) -> pa.Table:
     # The values differ, so that an exchange of the columns is visible.
     names, notes = ["Ann", "ann", "Bob", None], ["x", "X", "y", None]
     first = datetime.datetime(1000, 1, 1)
@@ -102,25 +102,25 @@ def make_mapping(names: dict[str, list[str]]) -> str:
     return json.dumps(entries)
 
 
-def verdict_ok(verdict: VerificationResult) -> bool:
+def is_expected_verdict(verdict: VerificationResult) -> bool:
     assert not verdict.problems
     return True
 
 
-def literal(value: Any) -> str:
+def format_literal(value: Any) -> str:
     if isinstance(value, datetime.datetime):
         return f"'{value.isoformat()}'"
     return f"'{value}'" if isinstance(value, str) else str(value)
 
 
-def some_filter(rng: random.Random, rows: list[dict[str, Any]]) -> tuple[str, Any]:
+def draw_filter(rng: random.Random, rows: list[dict[str, Any]]) -> tuple[str, Any]:
     """Return a filter, and a function that says whether a row matches it."""
     column = rng.choice(["id", "name", "name", "note", "at"])
     values = [row[column] for row in rows if row[column] is not None] or [5 if column == "id" else "Ann"]
     value = rng.choice(values)
     if rng.random() < 0.2:
         return f"{column} IS NULL", lambda row: row[column] is None
-    return f"{column} = {literal(value)}", lambda row: row[column] == value
+    return f"{column} = {format_literal(value)}", lambda row: row[column] == value
 
 
 @pytest.mark.parametrize("seed", quick((first_seed() + number for number in range(4)), 1))
@@ -141,11 +141,11 @@ def test_every_name_mapping_gives_the_rows_that_the_files_hold_under_it(
     for step in range(examples(12, 8)):
         action = rng.choice(["import", "import", "append", "swap", "swap", "alias", "build", "build"])
         if action == "append":
-            rows = some_rows(rng, 30)
+            rows = draw_rows(rng, 30)
             table.append(rows)
             files.append((rows.to_pylist(), None))
         elif action == "import" or mapped_columns is None:
-            rows = some_rows(rng, 30)
+            rows = draw_rows(rng, 30)
             mapped_columns = mapped_columns or {column: [column] for column in COLUMNS}
             names = {column: rng.choice(mapped_columns[column]) for column in COLUMNS}
             location = write_import_file(folder, step, rows, names, rng)
@@ -168,7 +168,7 @@ def test_every_name_mapping_gives_the_rows_that_the_files_hold_under_it(
                         name,
                         sample=9,
                         verified=set(),
-                        on_verdict=lambda verdict, _: verdict_ok(verdict),
+                        on_verdict=lambda verdict, _: is_expected_verdict(verdict),
                     )
         with table.transaction() as transaction:
             if mapped_columns is not None:
@@ -182,7 +182,7 @@ def test_every_name_mapping_gives_the_rows_that_the_files_hold_under_it(
             continue
         with closing(SeamarkClient(server.url)) as client, closing(IndexClient(server.url)) as indexes:
             for _ in range(6):
-                where, matches = some_filter(rng, expected)
+                where, matches = draw_filter(rng, expected)
                 counts = Counter(
                     tuple(row[column] for column in COLUMNS)
                     for batch in scan(client, "db.t", where=where)

@@ -28,7 +28,7 @@ from seamark.connector.write.appends import append
 from seamark.connector.write.upserts import delete, upsert
 from seamark.formats.index.index_file import open_index_file
 from seamark.formats.index.kinds.record import RecordBlob
-from tests.connector.lake import catalog_at
+from tests.connector.lake import open_catalog
 from tests.connector.write.test_upserts import create
 from tests.seeds import quick
 
@@ -41,7 +41,7 @@ FIELDS: list[dict[str, Any]] = [
 KEYS_A_LOOKUP = 1_000_000
 
 
-def keys_of(numbers: npt.NDArray[Any]) -> Longs:
+def mix_numbers(numbers: npt.NDArray[Any]) -> Longs:
     """Return int64[n]: distinct, nearly random keys. splitmix64 maps different numbers to different keys."""
     word = numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -49,8 +49,8 @@ def keys_of(numbers: npt.NDArray[Any]) -> Longs:
     return (word ^ (word >> np.uint64(31))).view(np.int64)
 
 
-def rows(numbers: Longs, value: int) -> pa.Table:
-    return pa.table({"k": keys_of(numbers), "v": np.full(len(numbers), value, np.int32)})
+def build_rows(numbers: Longs, value: int) -> pa.Table:
+    return pa.table({"k": mix_numbers(numbers), "v": np.full(len(numbers), value, np.int32)})
 
 
 @dataclass
@@ -68,19 +68,19 @@ class GrowingTable:
 
     def insert(self, count: int) -> None:
         new_keys = np.arange(len(self.live), len(self.live) + count)
-        append(self.client, "db.t", rows(new_keys, 0))
+        append(self.client, "db.t", build_rows(new_keys, 0))
         self.live = np.concatenate([self.live, np.ones(count, np.bool_)])
 
     def upsert(self, updated: int, inserted: int) -> None:
         updated_rows = self.draw.choice(np.flatnonzero(self.live), updated, replace=False)
         keys = np.concatenate([updated_rows, np.arange(len(self.live), len(self.live) + inserted)])
-        report = upsert(self.client, "db.t", rows(keys, 1), keys=["k"], mode=self.mode)
+        report = upsert(self.client, "db.t", build_rows(keys, 1), keys=["k"], mode=self.mode)
         assert (report.updated, report.inserted) == (updated, inserted)
         self.live = np.concatenate([self.live, np.ones(inserted, np.bool_)])
 
     def delete(self, count: int) -> None:
         removed_keys = self.draw.choice(np.flatnonzero(self.live), count, replace=False)
-        report = delete(self.client, "db.t", keys=rows(removed_keys, 0).select(["k"]), mode=self.mode)
+        report = delete(self.client, "db.t", keys=build_rows(removed_keys, 0).select(["k"]), mode=self.mode)
         assert report.deleted == count
         self.live[removed_keys] = False
 
@@ -96,7 +96,7 @@ class GrowingTable:
     def check(self, step: str) -> None:
         data, deletes = self.files()
         count, mixed, deleted = _count_rows(data, deletes)
-        keys = keys_of(np.flatnonzero(self.live))
+        keys = mix_numbers(np.flatnonzero(self.live))
         assert (count, mixed) == (len(keys), int(np.bitwise_xor.reduce(keys))), step
         assert self.entries(set(data)) - deleted == count, step
         index = self.client.index("db.t", "keys")
@@ -106,7 +106,7 @@ class GrowingTable:
 
     def files(self) -> tuple[list[str], list[str]]:
         """Return the paths of the data files and of the delete files that PyIceberg lists."""
-        with catalog_at(self.client.url) as catalog, warnings.catch_warnings():
+        with open_catalog(self.client.url) as catalog, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tasks = list(catalog.load_table("db.t").scan().plan_files())
         deletes = {delete_file.file_path for task in tasks for delete_file in task.delete_files}
@@ -132,7 +132,7 @@ class GrowingTable:
 
     def check_lookup(self, data: list[str], numbers: Longs, step: str) -> None:
         """Check that a lookup finds the row of each live key, and reports all other keys as missing."""
-        expected = keys_of(numbers)
+        expected = mix_numbers(numbers)
         answer = self.client.lookup("db.t", {"k": expected})
         assert (answer.complete, answer.undecided) == (True, 0), step
         live_positions = np.flatnonzero(self.live[numbers])
@@ -150,22 +150,22 @@ class GrowingTable:
             ((right,),) = db.execute(
                 "SELECT count(*) FROM read_parquet($data, filename = true, file_row_number = true) d JOIN places p"
                 " ON d.filename = replace(p.path, 'file://', '') AND d.file_row_number = p.position AND d.k = p.wanted",
-                {"data": _local(data)},
+                {"data": _to_local_paths(data)},
             ).fetchall()
         assert right == len(live_positions), step
 
-    def all_found(self) -> None:
+    def check_all_keys(self) -> None:
         """Check a lookup of every key that the table ever had."""
         rows_found = 0
         for start in range(0, len(self.live), KEYS_A_LOOKUP):
             numbers = np.arange(start, min(start + KEYS_A_LOOKUP, len(self.live)))
-            answer = self.client.lookup("db.t", {"k": keys_of(numbers)})
+            answer = self.client.lookup("db.t", {"k": mix_numbers(numbers)})
             assert np.array_equal(np.sort(answer.rows["key"].to_numpy()), np.flatnonzero(self.live[numbers]))
             rows_found += len(answer.rows)
         assert rows_found == np.count_nonzero(self.live)
 
 
-def _local(paths: list[str]) -> list[str]:
+def _to_local_paths(paths: list[str]) -> list[str]:
     return [path.removeprefix("file://") for path in paths]
 
 
@@ -173,12 +173,12 @@ def _count_rows(data: list[str], deletes: list[str]) -> tuple[int, int, int]:
     """Return the number of rows, the exclusive or of their keys, and the number of deleted rows in the data files."""
     with duckdb.connect() as db:
         parquet_reader = "read_parquet($data, filename = true, file_row_number = true)"
-        task: dict[str, Any] = {"data": _local(data)}
+        task: dict[str, Any] = {"data": _to_local_paths(data)}
         if deletes:
             removed_statement = (
                 "SELECT DISTINCT replace(file_path, 'file://', '') AS filename, pos FROM read_parquet($deletes)"
             )
-            db.execute(f"CREATE TABLE gone AS {removed_statement}", {"deletes": _local(deletes)})
+            db.execute(f"CREATE TABLE gone AS {removed_statement}", {"deletes": _to_local_paths(deletes)})
         else:
             db.execute("CREATE TABLE gone (filename VARCHAR, pos BIGINT)")
         matched = "g.filename = d.filename AND g.pos = d.file_row_number"
@@ -210,7 +210,7 @@ def grow(client: IndexClient, mode: str, *, keys: int, turns: int, sampled: int)
         for step, act in steps.items():
             act()
             table.check(f"{step}, turn {round_number}")
-    table.all_found()
+    table.check_all_keys()
 
 
 @pytest.mark.parametrize("mode", quick(["merge-on-read", "copy-on-write"], 1))

@@ -29,7 +29,7 @@ from seamark.formats.index.kinds import bitmap, bloom, record
 SCHEMA = Schema((Field(1, "name", False, "string"),))
 
 
-def data_file(folder: Path, name: str, values: list[Any]) -> DataFile:
+def write_data_file(folder: Path, name: str, values: list[Any]) -> DataFile:
     path = folder / name
     field = pa.field("name", pa.string(), metadata={"PARQUET:field_id": "1"})
     pq.write_table(pa.table([pa.array(values, pa.string())], pa.schema([field])), path)
@@ -44,9 +44,9 @@ def task(tmp_path: Path, request: pytest.FixtureRequest) -> IndexTask:
 @pytest.fixture
 def files(tmp_path: Path) -> list[DataFile]:
     return [
-        data_file(tmp_path, "a.parquet", ["x", None, "y", "x"]),
-        data_file(tmp_path, "b.parquet", ["z"] * 200),
-        data_file(tmp_path, "c.parquet", []),
+        write_data_file(tmp_path, "a.parquet", ["x", None, "y", "x"]),
+        write_data_file(tmp_path, "b.parquet", ["z"] * 200),
+        write_data_file(tmp_path, "c.parquet", []),
     ]
 
 
@@ -70,7 +70,7 @@ def test_audit_finds_no_problem_in_a_correct_index_file(task: IndexTask, files: 
 def test_audit_finds_an_index_that_does_not_match_the_data_file(
     task: IndexTask, files: list[DataFile], tmp_path: Path
 ) -> None:
-    other = data_file(tmp_path, "other.parquet", ["p", "q", "r", None])
+    other = write_data_file(tmp_path, "other.parquet", ["p", "q", "r", None])
     entries: list[Any] = []
     for wrong_file in (other, files[1], files[2]):  # The index file names another file in place of the first.
         keys = keys_of_file(task, wrong_file)

@@ -22,8 +22,8 @@ from seamark.connector.write import replacements
 from seamark.connector.write.appends import append, commit
 from seamark.connector.write.buckets import bucket_sizes, resize
 from seamark.connector.write.upserts import MODES, delete, upsert
-from tests.connector.jobs.test_manifests import lineage
-from tests.connector.lake import catalog_at
+from tests.connector.jobs.test_manifests import count_lineage
+from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
 from tests.connector.write.test_compaction import build_rows, create, read
 from tests.seeds import first_seed, quick
@@ -32,7 +32,7 @@ BY_BUCKET = PartitionSpec(PartitionField(1, 1000, BucketTransform(2), "id_bucket
 WITH_PART = PartitionSpec(*BY_BUCKET.fields, PartitionField(2, 1001, IdentityTransform(), "part"))
 
 
-def rows_by_file(client: IndexClient) -> dict[str, list[int]]:
+def read_ids_by_file(client: IndexClient) -> dict[str, list[int]]:
     rows_by_file = scan(client, "db.t", ["_file", "id"]).to_arrow().to_pylist()
     ids_by_bucket: dict[str, list[int]] = {}
     for row in rows_by_file:
@@ -46,7 +46,7 @@ def test_each_split_file_has_the_rows_of_one_new_bucket(
     client: IndexClient, server: ServerThread, version: int, spec: PartitionSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = random.Random(first_seed())
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         create(catalog, version, spec)
         for number in range(4):
             append(client, "db.t", build_rows(range(100 * number, 100 * number + 100)))
@@ -59,18 +59,18 @@ def test_each_split_file_has_the_rows_of_one_new_bucket(
         resize(client, "db.t", buckets=16)
         (problem,) = [one for one in client.health("db.t")["problems"] if one["problem"] == "shared files"]
         assert problem["service"] == "bucket-splitting"
-        rows_before, ids = read(client), lineage(client) if version == 3 else None
+        rows_before, ids = read(client), count_lineage(client) if version == 3 else None
         dry_report = split_buckets(client, "db.t", dry_run=True)
         monkeypatch.setattr(bucket_splitting, "BATCH_FILES", 5)
         report = split_buckets(client, "db.t")
         assert (dry_report.files_before, dry_report.bytes_before) == (report.files_before, report.bytes_before)
         assert report.commits > 1
         assert read(client) == rows_before
-        assert ids is None or lineage(client) == ids
+        assert ids is None or count_lineage(client) == ids
         (sizes,) = bucket_sizes(client, "db.t")
         assert (sizes.buckets, sizes.shared_files) == (16, 0)
         place = BucketTransform(16).transform(LongType())
-        assert all(len({place(key) for key in keys}) == 1 for keys in rows_by_file(client).values())
+        assert all(len({place(key) for key in keys}) == 1 for keys in read_ids_by_file(client).values())
         assert "shared files" not in [one["problem"] for one in client.health("db.t")["problems"]]
         assert run_bucket_splitting(client, ("db", "t")) == {}
 
@@ -78,7 +78,7 @@ def test_each_split_file_has_the_rows_of_one_new_bucket(
 def test_split_includes_the_change_of_a_concurrent_writer(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         create(catalog, 2, BY_BUCKET)
         append(client, "db.t", build_rows(range(300)))
         resize(client, "db.t", buckets=4)
@@ -98,7 +98,7 @@ def test_split_includes_the_change_of_a_concurrent_writer(
 
 
 def test_split_keeps_files_without_a_bucket_field(client: IndexClient, server: ServerThread) -> None:
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         create(catalog, 2)
         append(client, "db.t", build_rows(range(10)))
         with catalog.load_table("db.t").update_spec() as update:
@@ -112,20 +112,20 @@ def test_split_is_undone_below_later_rows_and_can_be_repeated(
     client: IndexClient, server: ServerThread, version: int
 ) -> None:
     """The rows of later writers stay, and rows keep their ids."""
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         create(catalog, version, BY_BUCKET)
         append(client, "db.t", build_rows(range(200)))
         resize(client, "db.t", buckets=8)
-        before = set(rows_by_file(client))
+        before = set(read_ids_by_file(client))
         split_buckets(client, "db.t")
-        assert not before & set(rows_by_file(client))
+        assert not before & set(read_ids_by_file(client))
         append(client, "db.t", build_rows(range(200, 230)))
-        rows_before, ids = read(client), lineage(client) if version == 3 else None
+        rows_before, ids = read(client), count_lineage(client) if version == 3 else None
         report = undo_job(client, "db.t")
         assert report.files_restored == len(before)
-        assert before < set(rows_by_file(client))
+        assert before < set(read_ids_by_file(client))
         assert read(client) == rows_before
-        assert ids is None or lineage(client) == ids
+        assert ids is None or count_lineage(client) == ids
         with pytest.raises(InvalidRequest, match="not undone"):
             undo_job(client, "db.t")
         assert bucket_sizes(client, "db.t")[0].shared_files == len(before)
@@ -135,7 +135,7 @@ def test_split_is_undone_below_later_rows_and_can_be_repeated(
 
 
 def test_split_whose_files_have_changed_is_not_undone(client: IndexClient, server: ServerThread) -> None:
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         create(catalog, 2, BY_BUCKET)
         append(client, "db.t", build_rows(range(50)))
         resize(client, "db.t", buckets=4)

@@ -32,8 +32,8 @@ from seamark.metaserver.commit.removed_files import check_stored
 from seamark.metaserver.objects.local import LocalObjects
 from seamark.metaserver.objects.port import ObjectInfo
 from tests.connector.jobs.test_expiration import read, to_path
-from tests.connector.jobs.test_orphan_files import age, put_file
-from tests.connector.lake import catalog_at
+from tests.connector.jobs.test_orphan_files import age_file, put_file
+from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
 from tests.connector.write.test_compaction import build_rows, create
 from tests.seeds import examples, quick
@@ -91,7 +91,7 @@ def machine(tmp_path: Path, clock: MachineClock) -> Iterator[ServerThread]:
     server.stop()
 
 
-def look(machine: ServerThread) -> None:
+def run_housekeeping(machine: ServerThread) -> None:
     machine.run(machine.components.housekeeping.round())
 
 
@@ -110,13 +110,13 @@ def test_random_clock_jumps_delete_no_young_file(machine: ServerThread, clock: M
     real_ms, written_times, expected = 0, dict[Path, int](), set[int]()
     snapshots: dict[int, int] = {}
     jumps = removed_count = 0
-    with catalog_at(machine.url) as catalog, closing(IndexClient(machine.url)) as client:
+    with open_catalog(machine.url) as catalog, closing(IndexClient(machine.url)) as client:
         create(catalog, 2)
         append(client, "db.t", build_rows([0]))
         expected.add(0)
         table = catalog.load_table("db.t")
         orphans = [put_file(table, f"data/orphan-{number}.parquet", days=0) for number in range(3)]
-        look(machine)
+        run_housekeeping(machine)
         for number in range(examples(60, 20)):
             action = rng.random()
             if action < 0.25:
@@ -125,11 +125,11 @@ def test_random_clock_jumps_delete_no_young_file(machine: ServerThread, clock: M
                 for _ in range(rng.randrange(1, 24)):  # Housekeeping reads the clock while time passes.
                     clock.pass_time(HOUR_MS)
                     real_ms += HOUR_MS
-                    look(machine)
+                    run_housekeeping(machine)
             elif action < 0.6:
                 clock.jump(rng.choice([-1, 1]) * rng.choice([DAY_MS, 5 * DAY_MS, 365 * DAY_MS]))
                 jumps += 1
-                look(machine)
+                run_housekeeping(machine)
             elif action < 0.8:
                 upsert(client, "db.t", build_rows([number]), keys=["id"])
                 expected.add(number)
@@ -138,7 +138,7 @@ def test_random_clock_jumps_delete_no_young_file(machine: ServerThread, clock: M
                 _drop_and_restore(machine, client, catalog, clock, rng)
             removed_count += remove_orphan_files(client, "db.t").files
             expire(client, "db.t")
-            look(machine)
+            run_housekeeping(machine)
             for path, written_ms in list(written_times.items()):
                 assert path.exists() or real_ms - written_ms > 2 * DAY_MS, path
                 if real_ms - written_ms > DAY_MS and path.exists():
@@ -152,7 +152,7 @@ def test_random_clock_jumps_delete_no_young_file(machine: ServerThread, clock: M
             assert young <= kept_snapshot_ids
         clock.jump(20 * 365 * DAY_MS)  # The clock is then ahead of all files, even if it went back before.
         for _ in range(24 * 5):
-            look(machine)
+            run_housekeeping(machine)
             clock.pass_time(HOUR_MS)
         append(client, "db.t", build_rows([5000]))
         removed_count += remove_orphan_files(client, "db.t").files
@@ -167,7 +167,7 @@ def _drop_and_restore(
     catalog.purge_table("db.t")
     if rng.random() < 0.5:
         clock.jump(rng.choice([10, 400]) * DAY_MS)
-        look(machine)
+        run_housekeeping(machine)
     (row,) = machine.run(machine.components.store.list_dropped(("db",), None, 10))
     status, _ = machine.run(_undrop(machine, row.id))
     assert status == 200
@@ -180,20 +180,20 @@ async def _undrop(machine: ServerThread, dropped_id: str) -> tuple[int, Any]:
 
 def test_old_files_stay_until_the_server_has_seen_their_age_pass(machine: ServerThread, clock: MachineClock) -> None:
     """The clock was wrong before the server started, so only the files themselves show an age."""
-    with catalog_at(machine.url) as catalog, closing(IndexClient(machine.url)) as client:
+    with open_catalog(machine.url) as catalog, closing(IndexClient(machine.url)) as client:
         create(catalog, 2)
         append(client, "db.t", build_rows([0]))
         table = catalog.load_table("db.t")
         live = write(table.location(), 1)
         for path in to_path(table.location()).rglob("*"):
             if path.is_file():
-                age(path, days=400)
+                age_file(path, days=400)
         report = remove_orphan_files(client, "db.t")
         assert (report.files, report.files_unconfirmed) == (0, 1)
         for _ in range(24 * 3 + 2):
             assert live.exists()
             clock.pass_time(HOUR_MS)
-            look(machine)
+            run_housekeeping(machine)
         assert remove_orphan_files(client, "db.t").files == 1
         assert not live.exists()
 
@@ -201,7 +201,7 @@ def test_old_files_stay_until_the_server_has_seen_their_age_pass(machine: Server
 def test_orphan_removal_is_refused_if_clocks_of_server_and_storage_differ(
     server: ServerThread, client: IndexClient
 ) -> None:
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         create(catalog, 2)
         append(client, "db.t", build_rows([0]))
         orphan = put_file(catalog.load_table("db.t"), "data/orphan.parquet")
@@ -220,7 +220,7 @@ def test_orphan_removal_is_refused_if_clocks_of_server_and_storage_differ(
 
 def test_commit_of_removed_files_is_refused(server: ServerThread, client: IndexClient) -> None:
     """An engine's commit and a change are both refused. Files that exist are committed."""
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         create(catalog, 2)
         append(client, "db.t", build_rows([0]))
         table = catalog.load_table("db.t")
@@ -251,7 +251,7 @@ def test_removal_of_a_file_during_its_commit_is_detected(
     server: ServerThread, client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The commit has checked its files when a removal, which began earlier, deletes one of them."""
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         create(catalog, 2)
         append(client, "db.t", build_rows([0]))
         location = catalog.load_table("db.t").location()
@@ -304,7 +304,7 @@ def test_files_are_checked_before_the_commit_lock_is_taken(
         under_lock.append(bool(applying))
         await check_stored(*args)
 
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         create(catalog, 2)
         append(client, "db.t", build_rows([0]))
         put_file(catalog.load_table("db.t"), "data/orphan.parquet")

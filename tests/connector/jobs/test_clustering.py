@@ -29,9 +29,9 @@ from seamark.connector.write.appends import append
 from seamark.connector.write.upserts import MERGE_ON_READ, MODES, delete, upsert
 from seamark.formats.iceberg.metadata.clustering import CURVES, ClusteringLayout, layer_of
 from seamark.formats.runtime.errors import SeamarkError
-from tests.connector.lake import catalog_at
+from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
-from tests.seeds import first_seed, seeds_by_version
+from tests.seeds import first_seed, list_seeds_by_version
 
 SCHEMA = Schema(
     NestedField(1, "id", LongType(), required=False),
@@ -71,12 +71,12 @@ def spread_rows(count: int, seed: int) -> pa.Table:
     )
 
 
-def comparable(row: dict[str, Any]) -> tuple[Any, ...]:
+def to_comparable_row(row: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(repr(value) for value in row.values())
 
 
 def read(client: IndexClient, columns: list[str] | None = None) -> Counter[tuple[Any, ...]]:
-    return Counter(map(comparable, scan(client, "db.t", columns).to_arrow().to_pylist()))
+    return Counter(map(to_comparable_row, scan(client, "db.t", columns).to_arrow().to_pylist()))
 
 
 def create(
@@ -88,7 +88,7 @@ def create(
     )
 
 
-def layers(client: IndexClient) -> Counter[str]:
+def count_files_by_layer(client: IndexClient) -> Counter[str]:
     """Return the number of files of each layer. Files without a layer have an empty name."""
     return Counter((layer_of(path) or ("", ""))[1] for path in client.files("db.t")["file_path"].to_pylist())
 
@@ -100,7 +100,7 @@ def layers(client: IndexClient) -> Counter[str]:
 @pytest.mark.parametrize(
     ("seed", "version"),
     [
-        *seeds_by_version([first_seed()]),
+        *list_seeds_by_version([first_seed()]),
         *(
             pytest.param(first_seed() + number, version, marks=pytest.mark.slow)
             for number in (1, 2)
@@ -152,7 +152,7 @@ def test_random_histories_with_clusterings_keep_the_rows(
     monkeypatch.setattr(clustering, "LAYER_FILES", rng.choice([4, 2000]))
     monkeypatch.setattr(clustering, "BATCH_FILES", rng.choice([4, 2000]))
     commits = 0
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         create(catalog, version, rng.choice([PartitionSpec(), BY_PART]), **{"write.target-file-size-bytes": "3000"})
         for step in range(20):
             change(next(numbers))
@@ -166,7 +166,7 @@ def test_random_histories_with_clusterings_keep_the_rows(
                 report = cluster_incrementally(client, "db.t", full=rng.random() < 0.2)
                 assert not report.errors
                 commits += report.commits
-                assert read(client) == Counter(map(comparable, model.values()))
+                assert read(client) == Counter(map(to_comparable_row, model.values()))
     assert commits > 1
 
 
@@ -187,7 +187,7 @@ CURVE_OF = [{"seamark.clustering.curve": curve} for curve in CURVES]
 def test_query_on_a_clustered_table_opens_few_files(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch, curve: str, ranges: int
 ) -> None:
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         create(catalog, 2, **{"seamark.clustering.curve": curve, "write.target-file-size-bytes": str(10_000)})
         table = catalog.load_table("db.t")
         input_spread_rows = spread_rows(20_000, 1)
@@ -201,7 +201,7 @@ def test_query_on_a_clustered_table_opens_few_files(
         assert read(client) == before
         files = report.files_after
         assert files >= 16
-        assert sum(layers(client).values()) == files
+        assert sum(count_files_by_layer(client).values()) == files
         by_name = client.explain("db.t", "name = 'n05000'").files
         by_price = client.explain("db.t", "price BETWEEN 0.5 AND 0.501").files
     if curve == "linear":
@@ -223,14 +223,14 @@ def test_facts_are_clustered_by_attributes_of_a_joined_table_as_both_change(
     properties = {"seamark.clustering.columns": "customer.city", "seamark.clustering.joins": joins}
     cities = [f"city {number * 7 % 20:02d}" for number in range(200)]
 
-    def files_of(expected: set[int]) -> int:
+    def count_files_with(expected: set[int]) -> int:
         tasks = plan(client, open_table(client, "db.t", CURRENT))
         return sum(
             bool(expected.intersection(pq.read_table(task.path.removeprefix("file://"))["part"].to_pylist()))
             for task in tasks
         )
 
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         create(catalog, 2, **properties, **{"write.target-file-size-bytes": "5000"})
         customers = catalog.create_table("db.customers", schema)
         customers.append(pa.table({"id": list(range(200)), "city": cities}))
@@ -244,7 +244,7 @@ def test_facts_are_clustered_by_attributes_of_a_joined_table_as_both_change(
         report = cluster_incrementally(client, "db.t")
         assert read(client) == before
         of_city = {number for number, city in enumerate(cities) if city == "city 07"}
-        assert files_of(of_city) <= report.files_after / 20 + 2
+        assert count_files_with(of_city) <= report.files_after / 20 + 2
         # The next layer keeps the rows of the customers of a new city together.
         customers.append(pa.table({"id": list(range(200, 220)), "city": ["a new city"] * 20}))
         for number in range(8):
@@ -255,7 +255,7 @@ def test_facts_are_clustered_by_attributes_of_a_joined_table_as_both_change(
         before = read(client)
         report = cluster_incrementally(client, "db.t")
         assert read(client) == before
-        assert files_of(set(range(200, 220))) <= report.files_after / 20 + 2
+        assert count_files_with(set(range(200, 220))) <= report.files_after / 20 + 2
 
 
 @pytest.mark.slow
@@ -263,7 +263,7 @@ def test_facts_are_clustered_by_attributes_of_a_joined_table_as_both_change(
 def test_clustering_rewrites_only_new_files_and_smaller_layers(
     client: IndexClient, server: ServerThread, rounds: int, times_max: float
 ) -> None:
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         create(catalog, 2, **{"write.target-file-size-bytes": "20000"})
         written_count, maximum = 0, 0
         for number in range(rounds):
@@ -272,9 +272,9 @@ def test_clustering_rewrites_only_new_files_and_smaller_layers(
             report = cluster_incrementally(client, "db.t")
             assert cluster_incrementally(client, "db.t").commits == 0
             assert report.commits == 1
-            assert "" not in layers(client)
+            assert "" not in count_files_by_layer(client)
             written_count += report.bytes_after
-            maximum = max(maximum, len(layers(client)))
+            maximum = max(maximum, len(count_files_by_layer(client)))
         assert maximum <= 6
         size_bytes = sum(client.files("db.t")["file_size_in_bytes"].to_pylist())
         assert (
@@ -283,16 +283,16 @@ def test_clustering_rewrites_only_new_files_and_smaller_layers(
 
 
 def test_files_clustered_by_earlier_columns_stay_until_a_full_run(client: IndexClient, server: ServerThread) -> None:
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         create(catalog, 3)
         for number in range(5):
             append(client, "db.t", build_rows(range(100 * number, 100 * number + 100)))
         assert run_clustering(client, ("db", "t"))["files_after"] == 1
-        (first,) = layers(client)
+        (first,) = count_files_by_layer(client)
         with catalog.load_table("db.t").transaction() as transaction:
             transaction.set_properties({"seamark.clustering.columns": '["id"]', "seamark.clustering.curve": "linear"})
         assert run_clustering(client, ("db", "t")) == {}
-        assert list(layers(client)) == [first]
+        assert list(count_files_by_layer(client)) == [first]
         before = read(client, ["id", "_row_id"])
         assert cluster_incrementally(client, "db.t", full=True).commits == 1
         (path,) = client.files("db.t")["file_path"].to_pylist()
@@ -303,7 +303,7 @@ def test_files_clustered_by_earlier_columns_stay_until_a_full_run(client: IndexC
 
 
 def test_clustering_rewrites_files_with_many_deletes(client: IndexClient, server: ServerThread) -> None:
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         create(catalog, 2, **{"seamark.compaction.min-files": "2"})
         table = catalog.load_table("db.t")
         for number in range(2):
@@ -323,7 +323,7 @@ def test_bounds_of_clustered_strings_are_longer_than_their_common_prefix(
     client: IndexClient, server: ServerThread, settings: dict[str, str]
 ) -> None:
     prefix = "https://shop.example.com/catalogue/"
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         create(
             catalog, 2, **{"seamark.clustering.columns": "name", "write.target-file-size-bytes": "20000", **settings}
         )
@@ -339,7 +339,7 @@ def test_bounds_of_clustered_strings_are_longer_than_their_common_prefix(
 
 
 def test_files_with_deletes_are_clustered_again(client: IndexClient, server: ServerThread) -> None:
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         create(catalog, 2)
         catalog.load_table("db.t").append(build_rows(range(100)))
     assert cluster_incrementally(client, "db.t").commits == 0
@@ -356,7 +356,7 @@ def test_clustering_with_too_large_temporary_files_is_refused(
 ) -> None:
     monkeypatch.setattr(clustering, "RANGE_ROWS", 100)
     monkeypatch.setattr(clustering, "SPILL_BYTES", 1000)
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         create(catalog, 2)
         for number in range(5):
             catalog.load_table("db.t").append(build_rows(range(number * 100, number * 100 + 100)))
@@ -383,7 +383,7 @@ def test_clustering_with_too_large_temporary_files_is_refused(
 def test_invalid_clustering_policy_is_refused(
     client: IndexClient, server: ServerThread, properties: dict[str, str], message: str
 ) -> None:
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         create(catalog, 2, **properties)
         with pytest.raises((InvalidRequest, SeamarkError), match=message):
             cluster_incrementally(client, "db.t")

@@ -31,9 +31,9 @@ from seamark.connector.write.appends import append
 from seamark.connector.write.compaction import compact
 from seamark.formats.iceberg.metadata.column_ttl import COLUMNS, TIME_COLUMN, TtlPolicy
 from seamark.metaserver.services.policy import check_policy
-from tests.connector.lake import catalog_at
+from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
-from tests.days import today_for_seconds
+from tests.days import get_today_for_seconds
 from tests.seeds import first_seed
 
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
@@ -67,7 +67,7 @@ def test_invalid_ttl_policy_is_reported(text: str) -> None:
     assert "must list different columns" in str(check_policy({COLUMNS: text}))
 
 
-def until(unit: str, time: datetime) -> datetime:
+def compute_partition_end(unit: str, time: datetime) -> datetime:
     """Return the exclusive end of the partition that contains the time."""
     start = time.replace(minute=0, second=0, microsecond=0)
     if unit == "hour":
@@ -91,7 +91,7 @@ def create(server: ServerThread, kind: str, transform: Transform[Any, Any], **pr
         NestedField(7, "must", LongType(), required=True),
     )
     spec = PartitionSpec(PartitionField(2, 1000, transform, "at_part"))
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         catalog.create_namespace_if_not_exists("db")
         options = {name.replace("_", "-"): value for name, value in properties.items()}
         catalog.create_table("db.t", schema, partition_spec=spec, properties=options)
@@ -141,7 +141,7 @@ def test_exactly_the_partitions_that_are_completely_old_lose_the_columns(
             else row_time.replace(tzinfo=UTC)
         )
         for name, age_h in ages_h.items():
-            if until(unit, moment) <= NOW - timedelta(hours=age_h):
+            if compute_partition_end(unit, moment) <= NOW - timedelta(hours=age_h):
                 expected[number][name] = None
                 lost += 1
     assert 0 < lost < 3 * len(rows), seed
@@ -167,13 +167,13 @@ def read(client: IndexClient) -> dict[int, dict[str, Any]]:
 
 def test_health_counts_the_expired_columns_that_the_command_drops(client: IndexClient, server: ServerThread) -> None:
     arrow = create(server, "date", DayTransform())
-    old_date = today_for_seconds() - timedelta(days=40)  # The server uses the system clock.
+    old_date = get_today_for_seconds() - timedelta(days=40)  # The server uses the system clock.
     rows = [
         {"id": n, "at": old_date + timedelta(days=10 * n), "payload": "x" * 50, "ext": None, "tags": None, "must": n}
         for n in range(4)
     ]
     append(client, "db.t", pa.Table.from_pylist(rows, schema=arrow))
-    assert problems(client) == []
+    assert list_problems(client) == []
     change_namespace_properties(client, "db", {COLUMNS: "payload: 15 days"}, [])
     (problem,) = client.health("db.t")["problems"]
     assert problem["problem"] == "expired columns"
@@ -183,11 +183,11 @@ def test_health_counts_the_expired_columns_that_the_command_drops(client: IndexC
     assert "3 files" in output.output
     result = CliRunner().invoke(cli, ["run", "column-ttl", "db.t"], env=environment)
     assert result.exit_code == 0, result.output
-    assert problems(client) == []
+    assert list_problems(client) == []
     assert [row["payload"] for _, row in sorted(read(client).items())] == [None, None, None, "x" * 50]
 
 
-def problems(client: IndexClient) -> list[str]:
+def list_problems(client: IndexClient) -> list[str]:
     return [problem["problem"] for problem in client.health("db.t")["problems"]]
 
 

@@ -31,10 +31,10 @@ from seamark.metaserver.commit.expiration import expiration as expiration_servic
 from seamark.metaserver.commit.expiration import unused_files
 from seamark.metaserver.store.model import InstantState
 from seamark.metaserver.store.port import InstantFilter
-from tests.connector.lake import catalog_at
+from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
 from tests.connector.write.test_compaction import build_rows, create
-from tests.seeds import examples, seeds_by_version
+from tests.seeds import examples, list_seeds_by_version
 
 Rows = Counter[tuple[Any, ...]]
 
@@ -76,7 +76,7 @@ def list_snapshot_ids(table: Table) -> list[int]:
     return [snapshot.snapshot_id for snapshot in table.metadata.snapshots]
 
 
-def instants(server: ServerThread) -> list[Any]:
+def list_instants(server: ServerThread) -> list[Any]:
     actual = server.run(server.components.store.instants(InstantFilter(action=expiration_service.ACTION), 100))
     assert isinstance(actual, list)
     return actual
@@ -104,7 +104,7 @@ def create_history(client: IndexClient, catalog: RestCatalog, commits: int = 5) 
 
 
 def test_expiration_deletes_the_files_of_removed_snapshots(client: IndexClient, server: ServerThread) -> None:
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         table = create_history(client, catalog)
         before = list_stored_files(table)
         rows_before = read(client, list_snapshot_ids(table)[-1])
@@ -119,14 +119,14 @@ def test_expiration_deletes_the_files_of_removed_snapshots(client: IndexClient, 
             list_stored_files(table)
         )
         assert read(client, list_snapshot_ids(table)[-1]) == rows_before
-        (instant,) = instants(server)
+        (instant,) = list_instants(server)
         assert instant.state is InstantState.COMPLETED
         assert instant.summary["removed-snapshots"] == 3
         assert expire(client, "db.t", older_than_ms=1 << 60, retain_last=2).snapshots == 0
 
 
 def test_age_of_a_snapshot_counts_from_the_commit_that_replaced_it(client: IndexClient, server: ServerThread) -> None:
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         table = create_history(client, catalog, 4)
         times = [snapshot.timestamp_ms for snapshot in table.metadata.snapshots]
         assert expire(client, "db.t", older_than_ms=times[2], dry_run=True).snapshots == 1
@@ -137,7 +137,7 @@ def test_age_of_a_snapshot_counts_from_the_commit_that_replaced_it(client: Index
 @pytest.mark.parametrize(
     ("seed", "version"),
     [
-        *seeds_by_version((0, 1), fast=1),
+        *list_seeds_by_version((0, 1), fast=1),
         *(pytest.param(seed, version, marks=pytest.mark.slow) for seed in (2, 3) for version in (2, 3)),
     ],
 )
@@ -150,12 +150,12 @@ def test_random_histories_with_branches_tags_and_expirations_keep_needed_files(
     contents: dict[int, Rows] = {}
     paths: set[Path] = set()
     expired = 0
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         create(catalog, version)
         append(client, "db.t", build_rows([0]))
         table = catalog.load_table("db.t")
 
-        def note() -> None:
+        def note_snapshots() -> None:
             table.refresh()
             paths.update(list_needed_files(table))
             for snapshot_id in list_snapshot_ids(table):
@@ -186,7 +186,7 @@ def test_random_histories_with_branches_tags_and_expirations_keep_needed_files(
 
         for number in range(examples(45, 24)):
             step(number)
-            note()
+            note_snapshots()
             if rng.random() < 0.25:
                 older = rng.choice([snapshot.timestamp_ms for snapshot in table.metadata.snapshots]) + rng.randint(0, 1)
                 heads = {ref.snapshot_id for ref in table.refs().values()}
@@ -207,7 +207,7 @@ def test_random_histories_with_branches_tags_and_expirations_keep_needed_files(
 def test_reference_that_is_created_during_an_expiration_keeps_its_snapshot(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         table = create_history(client, catalog)
         first = list_snapshot_ids(table)[0]
         rows_of_first = read(client, first)
@@ -235,7 +235,7 @@ def test_housekeeping_continues_an_interrupted_deletion(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The storage fails for some files. Housekeeping finds the rest, although files before them are missing."""
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         table = create_history(client, catalog, 8)
         objects = server.components.objects
         delete_object = type(objects).delete
@@ -264,13 +264,13 @@ def test_housekeeping_continues_an_interrupted_deletion(
             monkeypatch.undo()
             table.refresh()
             assert list_stored_files(table) == list_needed_files(table)
-        assert {instant.state for instant in instants(server)} == {InstantState.COMPLETED}
+        assert {instant.state for instant in list_instants(server)} == {InstantState.COMPLETED}
 
 
 def test_unreadable_manifest_of_a_remaining_snapshot_stops_the_expiration(
     client: IndexClient, server: ServerThread
 ) -> None:
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         table = create_history(client, catalog)
         (manifest, *_) = table.metadata.snapshots[-1].manifests(table.io)
         to_path(manifest.manifest_path).unlink()
@@ -284,7 +284,7 @@ def test_unreadable_manifest_of_a_remaining_snapshot_stops_the_expiration(
 def test_expiration_keeps_files_that_a_second_registered_table_may_need(
     client: IndexClient, server: ServerThread
 ) -> None:
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         table = create_history(client, catalog)
         catalog.register_table("db.again", table.metadata_location)
         before = list_stored_files(table)
@@ -295,7 +295,7 @@ def test_expiration_keeps_files_that_a_second_registered_table_may_need(
 
 
 def test_expiration_keeps_a_snapshot_that_a_plan_reads(client: IndexClient, server: ServerThread) -> None:
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         table = create_history(client, catalog)
         second = list_snapshot_ids(table)[1]
         plan = client.plan_table("db.t", "id >= 0", at=At(second))
@@ -308,7 +308,7 @@ def test_expiration_keeps_a_snapshot_that_a_plan_reads(client: IndexClient, serv
 
 
 def test_expiration_can_be_forbidden_and_names_invalid_properties(client: IndexClient, server: ServerThread) -> None:
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         table = create_history(client, catalog, 2)
         for properties, message in (
             ({"history.expire.max-snapshot-age-ms": "soon"}, "history.expire.max-snapshot-age-ms .* 'soon'"),
@@ -328,7 +328,7 @@ def test_expiration_can_be_forbidden_and_names_invalid_properties(client: IndexC
 def test_expiration_above_the_limits_is_refused_before_it_removes_anything(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         table = create_history(client, catalog, 6)
         before = list_stored_files(table)
         for limit in ("FILES_MAX", "MANIFESTS_MAX"):
@@ -343,7 +343,7 @@ def test_expiration_above_the_limits_is_refused_before_it_removes_anything(
 def test_table_that_is_registered_during_an_expiration_keeps_its_files(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         table = create_history(client, catalog)
         before, location = list_stored_files(table), table.metadata_location
         commit = expiration_service.Expiration._commit
@@ -365,7 +365,7 @@ def test_table_that_is_registered_during_an_expiration_keeps_its_files(
 def test_plan_that_is_made_during_an_expiration_keeps_its_files(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         table = create_history(client, catalog)
         first = list_snapshot_ids(table)[0]
         commit, plans = expiration_service.Expiration._commit, []
@@ -386,7 +386,7 @@ def test_expiration_succeeds_while_writers_keep_committing(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A writer commits during each attempt of the expiration, until the expiration takes the commit lock."""
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         table = create_history(client, catalog)
         plan, attempts = expiration_service.Expiration._plan, []
 
@@ -405,7 +405,7 @@ def test_expiration_succeeds_while_writers_keep_committing(
             async with server.http.post(f"{server.url}/v1/namespaces/db/tables/t", json=body) as answer:
                 return int(answer.status)
 
-        async def statuses() -> list[int]:
+        async def commit_concurrently() -> list[int]:
             return await asyncio.gather(*commits)
 
         commits: list[asyncio.Task[int]] = []
@@ -415,14 +415,14 @@ def test_expiration_succeeds_while_writers_keep_committing(
         table.refresh()
         assert list_stored_files(table) == list_needed_files(table)
         assert len(attempts) == expiration_service._LOCKED_FROM + 1
-        assert server.run(statuses()) == [200] * len(attempts)
+        assert server.run(commit_concurrently()) == [200] * len(attempts)
 
 
 @pytest.mark.parametrize("obstacle", ["gc.enabled", "entries"])
 def test_continued_deletion_obeys_the_current_rules(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch, obstacle: str
 ) -> None:
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         table = create_history(client, catalog, 6)
         before = list_stored_files(table)
 
@@ -440,7 +440,7 @@ def test_continued_deletion_obeys_the_current_rules(
         monkeypatch.setattr(unused_files, "ENTRIES_MAX", 0)
         monkeypatch.setattr(expiration_service, "_RESUMED_AFTER_MS", -1)
         assert server.run(server.components.housekeeping.round())["expirations_resumed"] == 3
-        assert {instant.state for instant in instants(server)} == {InstantState.COMPLETED}
+        assert {instant.state for instant in list_instants(server)} == {InstantState.COMPLETED}
         assert list_stored_files(table) == (before if obstacle == "gc.enabled" else list_needed_files(table))
 
 
@@ -448,7 +448,7 @@ def test_continued_deletion_obeys_the_current_rules(
 def test_expiration_accepts_ages_as_long_as_iceberg_allows(
     client: IndexClient, server: ServerThread, years: int
 ) -> None:
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         table = create_history(client, catalog, 3)
         age = {"history.expire.max-snapshot-age-ms": str(years * 31_536_000_000)}
         with table.transaction() as transaction:

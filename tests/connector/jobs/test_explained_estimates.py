@@ -17,7 +17,7 @@ from seamark.connector.index.builds import InProcessWorkers, build
 from seamark.connector.jobs.clustering import cluster_incrementally
 from seamark.connector.jobs.statistics import compute_statistics
 from seamark.connector.write.appends import append
-from tests.connector.lake import catalog_at
+from tests.connector.lake import open_catalog
 from tests.seeds import first_seed, quick
 
 COLUMNS = "seamark.clustering.columns"
@@ -26,7 +26,7 @@ FILES, ROWS = 48, 300
 COLORS = ("red", "green", "blue", "black", "white", "grey")
 
 
-def rows(draw: np.random.Generator, number: int) -> pa.Table:
+def draw_rows(draw: np.random.Generator, number: int) -> pa.Table:
     """Return the rows of one file.
 
     `color` has six values. `code` has two hundred values, some of them frequent. `amount` is skewed, `id` is unique,
@@ -47,8 +47,8 @@ def rows(draw: np.random.Generator, number: int) -> pa.Table:
 
 def make(client: IndexClient, draw: np.random.Generator) -> pa.Table:
     """Create the table `db.t`, whose target file size is the size of its files, and return its rows."""
-    parts = [rows(draw, number) for number in range(FILES)]
-    with catalog_at(client.url) as catalog:
+    parts = [draw_rows(draw, number) for number in range(FILES)]
+    with open_catalog(client.url) as catalog:
         catalog.create_namespace_if_not_exists("db")
         catalog.create_table("db.t", schema=parts[0].schema)
     for part in parts:
@@ -58,7 +58,7 @@ def make(client: IndexClient, draw: np.random.Generator) -> pa.Table:
     return pa.concat_tables(parts)
 
 
-def layouts(explained: Explanation) -> dict[tuple[str, ...], tuple[int, int]]:
+def index_layouts(explained: Explanation) -> dict[tuple[str, ...], tuple[int, int]]:
     return {tuple(layout["columns"]): (layout["files"], layout["files-in"]) for layout in explained.layouts}
 
 
@@ -85,7 +85,7 @@ def test_clustered_table_keeps_about_as_many_files_as_explain_estimated(client: 
     promised: dict[str, tuple[int, int]] = {}
     for column, wheres in conditions.items():
         for where in wheres:
-            reported_layouts = layouts(client.explain("db.t", where))
+            reported_layouts = index_layouts(client.explain("db.t", where))
             if (column,) in reported_layouts:
                 promised[where] = reported_layouts[column,]
             else:
@@ -102,7 +102,7 @@ def test_clustered_table_keeps_about_as_many_files_as_explain_estimated(client: 
                 assert is_about(estimate, explained.files), (where, estimate, explained.files)
             else:
                 assert explained.files > 0.4 * files, (where, explained.files, files)
-            repeated = [columns for columns in layouts(explained) if set(columns) <= {column}]
+            repeated = [columns for columns in index_layouts(explained) if set(columns) <= {column}]
             assert not repeated, (where, explained.layouts)
 
 
@@ -145,10 +145,10 @@ def test_proposed_layout_keeps_the_columns_of_the_policy(client: IndexClient) ->
     """The policy is a property of the table or its namespace. A new proposal must not undo an earlier one."""
     make(client, np.random.default_rng(5))
     id_only = "id BETWEEN 1000 AND 30000"
-    assert ("id",) in layouts(client.explain("db.t", id_only))
+    assert ("id",) in index_layouts(client.explain("db.t", id_only))
     change_table_properties(client, "db.t", {COLUMNS: "color"}, ())
-    assert {tuple(columns) for columns in layouts(client.explain("db.t", id_only))} == {("color", "id")}
-    assert layouts(client.explain("db.t", "color = 'red'")) == {}
+    assert {tuple(columns) for columns in index_layouts(client.explain("db.t", id_only))} == {("color", "id")}
+    assert index_layouts(client.explain("db.t", "color = 'red'")) == {}
     assert not any(
         "seamark.clustering" in line for line in suggest_improvements("db.t", client.explain("db.t", "color = 'red'"))
     )
@@ -173,5 +173,5 @@ def test_explain_gives_no_estimate_for_a_value_without_a_sample(client: IndexCli
     compute_statistics(client, "db.t")
     for path in paths:
         path.write_bytes(b"x" * len(content[path]))
-    (estimate, files_in) = layouts(client.explain("db.t", "color = 'red'"))["color",]
+    (estimate, files_in) = index_layouts(client.explain("db.t", "color = 'red'"))["color",]
     assert is_about(estimate, files_in // len(COLORS))

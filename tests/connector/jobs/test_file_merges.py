@@ -34,7 +34,7 @@ from seamark.connector.write.appends import append
 from seamark.connector.write.compaction import compact
 from seamark.connector.write.upserts import MERGE_ON_READ, delete
 from seamark.formats.iceberg.files.parquet import Unreadable
-from tests.connector.lake import catalog_at
+from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
 from tests.seeds import first_seed, quick
 
@@ -84,7 +84,7 @@ def build_rows(rng: random.Random, ids: range) -> pa.Table:
 
 
 def create(server: ServerThread, version: int) -> None:
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         catalog.create_namespace_if_not_exists("db")
         properties = {"format-version": str(version), **PROPERTIES}
         catalog.create_table("db.t", SCHEMA, partition_spec=BY_PART, properties=properties)
@@ -118,11 +118,11 @@ def test_merge_copies_row_groups_with_required_columns(client: IndexClient, serv
     rng = random.Random(3)
     for start in range(0, 2700, 900):
         append(client, "db.t", build_rows(rng, range(start, start + 900)))
-    required = sorted(_paths(client))
+    required = sorted(_list_paths(client))
     for path in required:
         store_as_required(path, ["id", "price"])
     assert merge_files(client, "db.t", where="part = 0").row_groups_copied == 3
-    (path,) = _paths(client) - set(required)
+    (path,) = _list_paths(client) - set(required)
     assert [field.name for field in pq.read_schema(path.removeprefix("file://")) if not field.nullable] == [
         *("id", "price", "fixed")
     ]
@@ -148,9 +148,9 @@ def test_random_merges_and_drops_change_only_the_dropped_columns(
             append(client, "db.t", build_rows(rng, range(next_id, next_id + size)))
             next_id += size
             if rng.random() < 0.6:
-                for path in _paths(client) - paths_before:
+                for path in _list_paths(client) - paths_before:
                     store_as_required(path, rng.sample(["id", "price", "payload"], rng.randint(1, 2)))
-            paths_before = _paths(client)
+            paths_before = _list_paths(client)
         if rng.random() < 0.7:
             removed_numbers = rng.sample(range(next_id), rng.choice([3, 60]))
             delete(client, "db.t", keys=pa.table({"id": removed_numbers}), mode=MERGE_ON_READ)
@@ -172,14 +172,14 @@ def test_random_merges_and_drops_change_only_the_dropped_columns(
                     row["place"]["note"] = None
         assert not report.errors, (seed, report.errors)
         copied += report.row_groups_copied
-        paths_before = _paths(client)
+        paths_before = _list_paths(client)
         assert read(client, lineage=lineage) == before, (seed, choice)
     assert copied > 0, seed
     files = client.files("db.t", content="data").to_pylist()
     for file in files:
         path = file["file_path"].removeprefix("file://")
         assert file["record_count"] == pq.read_metadata(path).num_rows
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         if version == 2:
             assert sorted(catalog.load_table("db.t").scan().to_arrow()["id"].to_pylist()) == sorted(before)
 
@@ -231,21 +231,21 @@ def test_failed_merge_leaves_the_table_unchanged_and_no_new_file(
     create(server, 2)
     for part in range(3):
         append(client, "db.t", build_rows(random.Random(part), range(part * 500, part * 500 + 500)))
-    before, files = read(client), _paths(client)
+    before, files = read(client), _list_paths(client)
     folder = Path(min(files).removeprefix("file://")).parent.parent
     on_disk = Counter(folder.rglob("*.parquet"))
     add, calls = FileAssembler.add, list[int]()
 
-    def failing(self: FileAssembler, picks: Any) -> None:
+    def fail_after_number(self: FileAssembler, picks: Any) -> None:
         add(self, picks)
         calls.append(1)
         if len(calls) > number:
             raise OSError("the disk is full")
 
-    monkeypatch.setattr(FileAssembler, "add", failing)
+    monkeypatch.setattr(FileAssembler, "add", fail_after_number)
     with pytest.raises(OSError, match="disk is full"):
         merge_files(client, "db.t")
-    assert (read(client), _paths(client)) == (before, files)
+    assert (read(client), _list_paths(client)) == (before, files)
     assert Counter(folder.rglob("*.parquet")) == on_disk
 
 
@@ -254,11 +254,11 @@ def test_partitions_that_are_copied_together_share_an_index_file_and_fail_togeth
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     create(server, 2)
-    with catalog_at(server.url) as catalog, catalog.load_table("db.t").transaction() as change:
+    with open_catalog(server.url) as catalog, catalog.load_table("db.t").transaction() as change:
         change.set_properties({"seamark.index.ids": "bitmap(id)"})
     for part in range(3):
         append(client, "db.t", build_rows(random.Random(part), range(part * 900, part * 900 + 900)))
-    before, files = read(client), _paths(client)
+    before, files = read(client), _list_paths(client)
     folder = Path(min(files).removeprefix("file://")).parents[2]
     (damaged_path, content), on_disk = _break(max(files)), {path for path in folder.rglob("*") if path.is_file()}
     report = merge_files(client, "db.t")
@@ -283,7 +283,7 @@ def _break(location: str) -> tuple[Path, bytes]:
     return path, content
 
 
-def _paths(client: IndexClient) -> set[str]:
+def _list_paths(client: IndexClient) -> set[str]:
     return set(client.files("db.t", content="data")["file_path"].to_pylist())
 
 

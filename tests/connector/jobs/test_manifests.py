@@ -35,17 +35,17 @@ from seamark.connector.write.upserts import MODES, delete, upsert
 from seamark.metaserver.commit.engine_commits.manifest_corrections import ManifestCorrections
 from seamark.metaserver.commit.rewriting import manifest_rewrite
 from seamark.metaserver.commit.rewriting.manifest_rewrite import ManifestRewrite
-from tests.connector.jobs.test_orphan_files import all_files
-from tests.connector.lake import catalog_at
+from tests.connector.jobs.test_orphan_files import list_all_files
+from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
 from tests.connector.write.test_compaction import BY_PART, build_rows, create, read
-from tests.seeds import first_seed, seeds_by_version
+from tests.seeds import first_seed, list_seeds_by_version
 
 BY_BUCKET = PartitionSpec(PartitionField(1, 1000, BucketTransform(8), "id_bucket"))
 NO_MERGE = {"commit_manifest-merge_enabled": "false"}
 
 
-def entries(table: Table) -> Counter[tuple[Any, ...]]:
+def count_entries(table: Table) -> Counter[tuple[Any, ...]]:
     """Return the fields of each live entry of the current snapshot that a rewrite must keep."""
     snapshot = table.current_snapshot()
     assert snapshot is not None
@@ -71,7 +71,7 @@ def entries(table: Table) -> Counter[tuple[Any, ...]]:
     return entries
 
 
-def lineage(client: IndexClient) -> Counter[tuple[Any, ...]]:
+def count_lineage(client: IndexClient) -> Counter[tuple[Any, ...]]:
     rows_read = scan(client, "db.t", ["id", "_row_id", "_last_updated_sequence_number"]).to_arrow()
     return Counter(tuple(row.values()) for row in rows_read.to_pylist())
 
@@ -91,12 +91,12 @@ def count_read_manifests(table: Table, column: str, value: int) -> int:
     )
 
 
-@pytest.mark.parametrize(("case", "version"), seeds_by_version(range(2), fast=1))
+@pytest.mark.parametrize(("case", "version"), list_seeds_by_version(range(2), fast=1))
 def test_rewrites_in_random_histories_keep_the_live_entries(
     client: IndexClient, server: ServerThread, version: int, case: int
 ) -> None:
     rng, rewritten = random.Random(first_seed() * 10 + case), 0
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         properties = {"commit_manifest_target-size-bytes": str(rng.choice((9000, 20_000, 8 << 20)))}
         create(catalog, version, rng.choice((PartitionSpec(), BY_PART, BY_BUCKET)), **NO_MERGE, **properties)
         for step in range(20):
@@ -115,15 +115,15 @@ def test_rewrites_in_random_histories_keep_the_live_entries(
             table = catalog.load_table("db.t")
             if rng.random() < 0.6 or table.current_snapshot() is None:
                 continue
-            before, rows_before = entries(table), read(client)
-            ids_before = lineage(client) if version == 3 else None
+            before, rows_before = count_entries(table), read(client)
+            ids_before = count_lineage(client) if version == 3 else None
             report = rewrite_manifests(client, "db.t", min_count=2)
             table = catalog.load_table("db.t")
             snapshot = table.current_snapshot()
             assert snapshot is not None
-            assert entries(table) == before
+            assert count_entries(table) == before
             assert read(client) == rows_before
-            assert ids_before is None or lineage(client) == ids_before
+            assert ids_before is None or count_lineage(client) == ids_before
             if report["snapshot-id"] is not None:
                 rewritten += 1
                 assert snapshot.snapshot_id == report["snapshot-id"]
@@ -138,7 +138,7 @@ def test_rewrites_in_random_histories_keep_the_live_entries(
 
 
 def test_plan_of_a_partition_reads_few_manifests_after_a_rewrite(client: IndexClient, server: ServerThread) -> None:
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         create(catalog, 2, BY_PART, **NO_MERGE, **{"commit_manifest_target-size-bytes": "6500"})
         for number in range(30):
             append(client, "db.t", build_rows(range(number * 30, number * 30 + 30)))
@@ -163,7 +163,7 @@ def test_rewrite_keeps_the_changes_of_concurrent_writers(
     After an append, the rewrite is still valid. A change that removes a file replaces one of the manifests, so
     the rewrite reads the manifests again, at most three times.
     """
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         create(catalog, 2, BY_PART, **NO_MERGE)
         for number in range(6):
             append(client, "db.t", build_rows([number, number + 100]))
@@ -185,18 +185,18 @@ def test_rewrite_keeps_the_changes_of_concurrent_writers(
         assert (report["conflicts"], report["manifests-before"]) == (0, 6)
         assert read(client)[7, 1, "7"] == 1
 
-        def change() -> None:
+        def upsert_rows() -> None:
             upsert(client, "db.t", build_rows([0, 1, 2], "new"), keys=["id"], mode="copy-on-write")
 
         for number in range(5):
             append(client, "db.t", build_rows([200 + number]))
-        statements.append(change)
+        statements.append(upsert_rows)
         report = rewrite_manifests(client, "db.t", min_count=2)
         assert report["snapshot-id"] is not None
         assert read(client)[0, 0, "new0"] == 1
         for number in range(5):
             append(client, "db.t", build_rows([300 + number]))
-        statements.extend([change] * manifest_rewrite.ATTEMPTS)
+        statements.extend([upsert_rows] * manifest_rewrite.ATTEMPTS)
         table = catalog.load_table("db.t")
         report = rewrite_manifests(client, "db.t", min_count=2)
         assert (report["snapshot-id"], report["conflicts"] > 0) == (None, True)
@@ -208,7 +208,7 @@ def test_rewrite_keeps_the_changes_of_concurrent_writers(
         for snapshot in catalog.load_table("db.t").metadata.snapshots:
             paths.add(Path(snapshot.manifest_list.removeprefix("file://")))
             paths |= {Path(manifest.manifest_path.removeprefix("file://")) for manifest in snapshot.manifests(table.io)}
-        assert {path for path in all_files(table) if path.suffix == ".avro"} == paths, (
+        assert {path for path in list_all_files(table) if path.suffix == ".avro"} == paths, (
             "files of discarded attempts are deleted"
         )
 
@@ -227,7 +227,7 @@ class _Unlocked:
 
 
 def test_policy_sets_the_number_of_manifests_that_is_too_high(client: IndexClient, server: ServerThread) -> None:
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         create(catalog, 2, **NO_MERGE, **{"seamark_manifests_min-count": "5"})
         for number in range(4):
             append(client, "db.t", build_rows([number]))
@@ -245,7 +245,7 @@ def test_policy_sets_the_number_of_manifests_that_is_too_high(client: IndexClien
 
 
 def test_rewrite_of_a_version_1_table_is_refused(client: IndexClient, server: ServerThread) -> None:
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         create(catalog, 1)
         with pytest.raises(InvalidRequest, match="format version 1"):
             rewrite_manifests(client, "db.t")
@@ -257,7 +257,7 @@ def test_commands_print_their_changes(client: IndexClient, server: ServerThread)
         assert result.exit_code == 0, result.output
         return " ".join(result.output.split())
 
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         create(catalog, 2, BY_PART, **NO_MERGE)
         assert "has no snapshot" in run_command("statistics", "db.t")
         for number in range(4):
@@ -281,7 +281,7 @@ def test_rewrite_repairs_bounds_that_break_readers(
         con.execute(f"CREATE TABLE sea.db.t (id BIGINT, t VARCHAR) WITH ('format-version' = {version})")
         for number in range(2):
             con.execute(f"INSERT INTO sea.db.t VALUES ({number}, '{text}')")
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         assert lower_bounds(catalog.load_table("db.t")) == [text.encode()[:16]] * 2
         pages = client.plan("db.t", {"stats-fields": ["t"]})
         assert [task["data-file"].get("lower-bounds") for page in pages for task in page["file-scan-tasks"]] == [

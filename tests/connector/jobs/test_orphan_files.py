@@ -37,10 +37,10 @@ from tests.connector.jobs.test_expiration import (
     read,
     to_path,
 )
-from tests.connector.lake import catalog_at
+from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
 from tests.connector.write.test_compaction import build_rows, create
-from tests.seeds import examples, seeds_by_version
+from tests.seeds import examples, list_seeds_by_version
 
 DAY_S = 24 * 3600
 ORPHAN_NAMES = (
@@ -71,48 +71,48 @@ def put_file(table: Table, name: str, days: float = 30) -> Path:
     path = to_path(table.location()) / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"left" * 100)
-    age(path, days)
+    age_file(path, days)
     return path
 
 
-def age(path: Path, days: float = 30) -> None:
+def age_file(path: Path, days: float = 30) -> None:
     seconds = path.stat().st_mtime - days * DAY_S
     os.utime(path, (seconds, seconds))
 
 
-def age_all(table: Table) -> None:
+def age_all_files(table: Table) -> None:
     for path in to_path(table.location()).rglob("*"):
         if path.is_file():
-            age(path)
+            age_file(path)
 
 
-def all_files(table: Table) -> set[Path]:
+def list_all_files(table: Table) -> set[Path]:
     return {path for path in to_path(table.location()).rglob("*") if path.is_file()}
 
 
-def metadata_files(table: Table) -> set[Path]:
+def list_metadata_files(table: Table) -> set[Path]:
     log = {to_path(entry.metadata_file) for entry in table.metadata.metadata_log}
     return {path for path in (*log, to_path(table.metadata_location)) if path.exists()}
 
 
 def test_exactly_the_old_files_without_a_reference_are_removed(client: IndexClient, server: ServerThread) -> None:
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         table = create_history(client, catalog)
-        files_before = all_files(table)
+        files_before = list_all_files(table)
         orphans, other_put_files = (
             {put_file(table, name) for name in ORPHAN_NAMES},
             {put_file(table, name) for name in KEPT_NAMES},
         )
         young = put_file(table, "data/young.parquet", days=2)
-        age_all(table)
+        age_all_files(table)
         os.utime(young)
         dry_report = remove_orphan_files(client, "db.t", dry_run=True)
         assert {to_path(location) for location in dry_report.locations} == orphans
         assert (dry_report.files, dry_report.size_bytes) == (len(orphans), 400 * len(orphans))
-        assert dry_report.listed == len(all_files(table))
-        assert all_files(table) == files_before | orphans | other_put_files | {young}
+        assert dry_report.listed == len(list_all_files(table))
+        assert list_all_files(table) == files_before | orphans | other_put_files | {young}
         assert remove_orphan_files(client, "db.t") == dry_report
-        assert all_files(table) == files_before | other_put_files | {young}
+        assert list_all_files(table) == files_before | other_put_files | {young}
         assert run_orphan_files(client, ("db", "t")) == {}
         (instant,) = server.run(server.components.store.instants(InstantFilter(action=orphan_removal.ACTION), 100))
         assert instant.summary["deleted-files"] == len(orphans)
@@ -120,7 +120,7 @@ def test_exactly_the_old_files_without_a_reference_are_removed(client: IndexClie
 
 @pytest.mark.parametrize(
     ("seed", "version"),
-    [*seeds_by_version((0, 1)), *(pytest.param(2, version, marks=pytest.mark.slow) for version in (2, 3))],
+    [*list_seeds_by_version((0, 1)), *(pytest.param(2, version, marks=pytest.mark.slow) for version in (2, 3))],
 )
 def test_removals_in_random_histories_keep_every_file_that_a_snapshot_names(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch, version: int, seed: int
@@ -130,7 +130,7 @@ def test_removals_in_random_histories_keep_every_file_that_a_snapshot_names(
     monkeypatch.setattr(orphan_removal, "_BATCH", rng.choice([2, 100]))
     monkeypatch.setattr(orphan_removal, "_LISTED", rng.choice([5, 1000]))
     removed_count = 0
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         create(catalog, version)
         append(client, "db.t", build_rows([0]))
         table = catalog.load_table("db.t")
@@ -155,10 +155,10 @@ def test_removals_in_random_histories_keep_every_file_that_a_snapshot_names(
             for snapshot_id in list_snapshot_ids(table):
                 contents.setdefault(snapshot_id, read(client, snapshot_id))
             if rng.random() < 0.25 or number == 29:
-                age_all(table)
+                age_all_files(table)
                 # The newest file of a table confirms the ages of the others.
                 put_file(table, "_seamark/newest", 0)
-                keep = list_needed_files(table) | metadata_files(table)
+                keep = list_needed_files(table) | list_metadata_files(table)
                 names = {path.name for path in keep}
                 expected = {
                     path for path in list_stored_files(table) if path.name not in names and "_seamark" not in path.parts
@@ -166,7 +166,7 @@ def test_removals_in_random_histories_keep_every_file_that_a_snapshot_names(
                 before = list_stored_files(table)
                 removed_count += remove_orphan_files(client, "db.t").files
                 assert before - list_stored_files(table) == expected
-                assert keep <= all_files(table)
+                assert keep <= list_all_files(table)
                 for snapshot_id in list_snapshot_ids(table):
                     assert read(client, snapshot_id) == contents[snapshot_id]
     assert removed_count > 0
@@ -175,21 +175,21 @@ def test_removals_in_random_histories_keep_every_file_that_a_snapshot_names(
 def test_removal_keeps_an_old_file_that_a_concurrent_commit_adds(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         table = create_history(client, catalog)
         late_file = to_path(table.location()) / "data" / "late.parquet"
         pq.write_table(build_rows([77]), late_file)
         orphan = put_file(table, "data/orphan.parquet")
-        age_all(table)
+        age_all_files(table)
         find = orphan_removal.OrphanRemoval._find
 
-        async def slow(self: orphan_removal.OrphanRemoval, *arguments: Any) -> Any:
+        async def list_slowly(self: orphan_removal.OrphanRemoval, *arguments: Any) -> Any:
             actual = await find(self, *arguments)
             assert {to_path(info.location) for info in actual[0]} == {late_file, orphan}
             await asyncio.to_thread(table.add_files, [f"file://{late_file}"])
             return actual
 
-        monkeypatch.setattr(orphan_removal.OrphanRemoval, "_find", slow)
+        monkeypatch.setattr(orphan_removal.OrphanRemoval, "_find", list_slowly)
         assert remove_orphan_files(client, "db.t").files == 1
         assert late_file.exists()
         assert not orphan.exists()
@@ -198,7 +198,7 @@ def test_removal_keeps_an_old_file_that_a_concurrent_commit_adds(
 def test_removal_keeps_files_of_an_interrupted_expiration_and_of_indexes(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         table = create_history(client, catalog)
         client.put_index("db.t", "ids", kind="bloom", columns=["id"])
         assert run_indexing(client, ("db", "t"))
@@ -215,14 +215,14 @@ def test_removal_keeps_files_of_an_interrupted_expiration_and_of_indexes(
         for number in range(3):
             upsert(client, "db.t", build_rows([number]), keys=["id"])
         table.refresh()
-        assert before not in metadata_files(table)
-        indexed = {path for path in all_files(table) if "_seamark" in path.parts}
+        assert before not in list_metadata_files(table)
+        indexed = {path for path in list_all_files(table) if "_seamark" in path.parts}
         assert indexed
-        age_all(table)
-        age(before)  # The file becomes older than the minimum age, counted from the newest file.
+        age_all_files(table)
+        age_file(before)  # The file becomes older than the minimum age, counted from the newest file.
         remove_orphan_files(client, "db.t")
         assert before.exists()
-        assert indexed <= all_files(table)
+        assert indexed <= list_all_files(table)
         monkeypatch.setattr(expiration, "_RESUMED_AFTER_MS", -1)
         assert server.run(server.components.expiration.resume()) == 1
         remove_orphan_files(client, "db.t")
@@ -234,7 +234,7 @@ def test_removal_keeps_files_of_an_interrupted_expiration_and_of_indexes(
 def test_removal_keeps_files_in_folders_of_other_tables_and_in_shared_folders(
     client: IndexClient, server: ServerThread
 ) -> None:
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         table = create_history(client, catalog)
         shared = to_path(table.location()).parent / "shared"
         properties = {"write.data.path": f"file://{shared}"}
@@ -244,7 +244,7 @@ def test_removal_keeps_files_in_folders_of_other_tables_and_in_shared_folders(
         orphan = put_file(table, "../shared/left.parquet")
         own_file = put_file(catalog.load_table("db.one"), "data/left.parquet")
         for path in shared.rglob("*.parquet"):
-            age(path)
+            age_file(path)
         actual = remove_orphan_files(client, "db.one")
         assert [to_path(location) for location in actual.locations] == [own_file]
         assert orphan.exists()
@@ -253,12 +253,12 @@ def test_removal_keeps_files_in_folders_of_other_tables_and_in_shared_folders(
 
 def test_removal_keeps_files_that_another_table_may_name(client: IndexClient, server: ServerThread) -> None:
     """An admin has allowed another table to name files in this table's folder."""
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         table = create_history(client, catalog)
         file = to_path(table.location()) / "data" / "of-two.parquet"
         pq.write_table(build_rows([77]), file)
         orphan = put_file(table, "metadata/left.avro")
-        age_all(table)
+        age_all_files(table)
         allowed = {"seamark.allowed-locations": f"{table.location()}/data"}
         second_table = catalog.create_table("db.two", table.schema(), properties=allowed)
         second_table.add_files([f"file://{file}"])
@@ -285,7 +285,7 @@ def test_spellings_of_a_name_have_the_same_hash(spelling: str, stored_as: str) -
 def test_failed_deletions_are_reported_and_a_repeated_job_continues(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         table = create_history(client, catalog)
         orphan = put_file(table, "data/orphan.parquet")
 
@@ -303,7 +303,7 @@ def test_failed_deletions_are_reported_and_a_repeated_job_continues(
 
 
 def test_unreadable_manifest_stops_the_removal(client: IndexClient, server: ServerThread) -> None:
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         table = create_history(client, catalog)
         orphan = put_file(table, "data/orphan.parquet")
         (manifest, *_) = table.metadata.snapshots[0].manifests(table.io)
@@ -314,7 +314,7 @@ def test_unreadable_manifest_stops_the_removal(client: IndexClient, server: Serv
 
 
 def test_refused_removal_names_the_reason(client: IndexClient, server: ServerThread) -> None:
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         table = create_history(client, catalog, 2)
         orphan = put_file(table, "data/orphan.parquet")
         for properties, message in (
@@ -339,16 +339,16 @@ def test_refused_removal_names_the_reason(client: IndexClient, server: ServerThr
 
 
 def test_orphan_files_command_lists_and_removes_files(client: IndexClient, server: ServerThread) -> None:
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         orphan = put_file(create_history(client, catalog), "data/orphan.parquet")
 
-        def call(*arguments: str) -> str:
+        def run_command(*arguments: str) -> str:
             result = CliRunner().invoke(cli, ["run", "orphan-files", "db.t", "--url", server.url, *arguments])
             assert result.exit_code == 0, result.output
             return result.output
 
-        assert f"file://{orphan}" in call("--dry-run").splitlines()
-        assert "0 orphan files" in call("--older-than", "60d")
-        assert "1 orphan file (400 B) of db.t was removed" in call("--older-than", "36h")
+        assert f"file://{orphan}" in run_command("--dry-run").splitlines()
+        assert "0 orphan files" in run_command("--older-than", "60d")
+        assert "1 orphan file (400 B) of db.t was removed" in run_command("--older-than", "36h")
         refusal = CliRunner().invoke(cli, ["run", "orphan-files", "db.t", "--url", server.url, "--older-than", "1h"])
         assert (refusal.exit_code, "less than one day" in refusal.output) == (2, True)

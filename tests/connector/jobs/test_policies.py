@@ -26,7 +26,7 @@ from seamark.metaserver.services.watch import TableWatch
 from seamark.metaserver.store.model import Entry
 from seamark.metaserver.store.operations import CreateNamespace
 from tests.api.client import SCHEMA as COLUMNS
-from tests.connector.lake import catalog_at
+from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
 from tests.connector.write.test_compaction import SCHEMA, build_rows
 
@@ -68,7 +68,7 @@ def test_values_of_a_policy_are_checked(properties: dict[str, str], wrong: str |
 @pytest.fixture
 def nested_client(client: IndexClient, server: ServerThread) -> IndexClient:
     """Return a client of a server with a table `a.b.t` of six small files."""
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         catalog.create_namespace(("a",))
         catalog.create_namespace(("a", "b"))
         catalog.create_table(("a", "b", "t"), SCHEMA)
@@ -77,31 +77,31 @@ def nested_client(client: IndexClient, server: ServerThread) -> IndexClient:
     return client
 
 
-def call(client: IndexClient, *arguments: str) -> Result:
+def run_policy_command(client: IndexClient, *arguments: str) -> Result:
     return CliRunner().invoke(cli, ["policy", "--url", client.url, *arguments])
 
 
-def sources(client: IndexClient) -> dict[str, tuple[str, str, Any]]:
+def read_sources(client: IndexClient) -> dict[str, tuple[str, str, Any]]:
     properties = load_policy(client, "a.b.t")["properties"]
     return {entry["name"]: (entry["value"], entry["source"], entry["namespace"]) for entry in properties}
 
 
 def test_policy_command_sets_properties_of_a_namespace_and_a_table(nested_client: IndexClient) -> None:
-    assert sources(nested_client)["seamark.compaction.enabled"] == ("false", "setting", None)
-    assert sources(nested_client)["seamark.compaction.min-files"] == ("5", "default", None)
-    result = call(nested_client, "a", "--namespace", "--set", "seamark.compaction.enabled=true")
+    assert read_sources(nested_client)["seamark.compaction.enabled"] == ("false", "setting", None)
+    assert read_sources(nested_client)["seamark.compaction.min-files"] == ("5", "default", None)
+    result = run_policy_command(nested_client, "a", "--namespace", "--set", "seamark.compaction.enabled=true")
     assert result.exit_code == 0, result.output
-    assert sources(nested_client)["seamark.compaction.enabled"] == ("true", "namespace", ["a"])
-    call(nested_client, "a.b", "--namespace", "--set", "seamark.compaction.enabled=false")
-    assert sources(nested_client)["seamark.compaction.enabled"] == ("false", "namespace", ["a", "b"])
-    answer = call(nested_client, "a.b.t", "--set", "seamark.compaction.enabled=true", "--json")
+    assert read_sources(nested_client)["seamark.compaction.enabled"] == ("true", "namespace", ["a"])
+    run_policy_command(nested_client, "a.b", "--namespace", "--set", "seamark.compaction.enabled=false")
+    assert read_sources(nested_client)["seamark.compaction.enabled"] == ("false", "namespace", ["a", "b"])
+    answer = run_policy_command(nested_client, "a.b.t", "--set", "seamark.compaction.enabled=true", "--json")
     output, _ = json.JSONDecoder().raw_decode(answer.stdout[answer.stdout.index("{\n") :])  # The output also has logs.
     assert output["properties"][0]["source"] == "table"
     assert effective_properties(nested_client, "a.b.t") == {"seamark.compaction.enabled": "true"}
-    call(nested_client, "a.b.t", "--unset", "seamark.compaction.enabled")
-    call(nested_client, "a.b", "--namespace", "--unset", "seamark.compaction.enabled")
-    assert sources(nested_client)["seamark.compaction.enabled"] == ("true", "namespace", ["a"])
-    assert "namespace a" in call(nested_client, "a.b.t").output
+    run_policy_command(nested_client, "a.b.t", "--unset", "seamark.compaction.enabled")
+    run_policy_command(nested_client, "a.b", "--namespace", "--unset", "seamark.compaction.enabled")
+    assert read_sources(nested_client)["seamark.compaction.enabled"] == ("true", "namespace", ["a"])
+    assert "namespace a" in run_policy_command(nested_client, "a.b.t").output
 
 
 def test_policy_command_reports_each_mistake(nested_client: IndexClient) -> None:
@@ -114,10 +114,10 @@ def test_policy_command_reports_each_mistake(nested_client: IndexClient) -> None
         (("a.b", "--namespace"), "add --set or --unset"),
         (("a.b.t", "--set", "seamark.compaction.enabled=true", "--unset", "seamark.compaction.enabled"), "both"),
     ):
-        refusal = call(nested_client, *arguments)
+        refusal = run_policy_command(nested_client, *arguments)
         assert refusal.exit_code == 2
         assert message in refusal.output
-    assert "a.b.none" in call(nested_client, "a.b.none").output
+    assert "a.b.none" in run_policy_command(nested_client, "a.b.none").output
 
 
 def test_nearest_policies_are_kept_if_there_are_too_many() -> None:
@@ -139,7 +139,7 @@ def test_tables_below_a_thousand_namespaces_are_examined(server: ServerThread) -
     watch = TableWatch(parts.store, parts.timeline, parts.catalog.documents.peek, parts.clock)
     seen_names: list[str] = []
 
-    def look(entry: Entry, metadata: Any) -> float:
+    def skip_table(entry: Entry, metadata: Any) -> float:
         seen_names.append(entry.name)
         return NEVER
 
@@ -153,7 +153,7 @@ def test_tables_below_a_thousand_namespaces_are_examined(server: ServerThread) -
         assert answer.status == 200, answer.raw
 
     server.run(make())
-    server.run(watch.sweep(look))
+    server.run(watch.sweep(skip_table))
     # The clean-up of earlier runs by pytest is recursive, and fails at this depth.
     subprocess.run(["rm", "-rf", server.home], check=True)
     assert "t0" in seen_names
@@ -164,13 +164,13 @@ def test_services_and_jobs_follow_the_policy_of_a_namespace(nested_client: Index
     watch = TableWatch(parts.store, parts.timeline, parts.catalog.documents.peek, parts.clock)
     policies: dict[str, dict[str, str]] = {}
 
-    def look(entry: Entry, metadata: Any) -> float:
+    def skip_table(entry: Entry, metadata: Any) -> float:
         policies[entry.name] = metadata.properties
         return NEVER
 
-    call(nested_client, "a", "--namespace", "--set", "seamark.compaction.min-files=7")
-    call(nested_client, "a.b", "--namespace", "--set", "history.expire.max-snapshot-age-ms=1")
-    server.run(watch.sweep(look))
+    run_policy_command(nested_client, "a", "--namespace", "--set", "seamark.compaction.min-files=7")
+    run_policy_command(nested_client, "a.b", "--namespace", "--set", "history.expire.max-snapshot-age-ms=1")
+    server.run(watch.sweep(skip_table))
     assert policies["t"]["seamark.compaction.min-files"] == "7"
     assert policies["t"]["history.expire.max-snapshot-age-ms"] == "1"
     actual = server.run(watch.find(("a", "b"), "t"))
@@ -178,7 +178,7 @@ def test_services_and_jobs_follow_the_policy_of_a_namespace(nested_client: Index
     assert compact(nested_client, "a.b.t", dry_run=True).files_before == 0
     assert expire(nested_client, "a.b.t", dry_run=True).snapshots == 5
     assert nested_client.health("a.b.t")["expired-snapshots"] == 5
-    call(
+    run_policy_command(
         nested_client,
         "a.b.t",
         "--set",
@@ -193,13 +193,13 @@ def test_services_and_jobs_follow_the_policy_of_a_namespace(nested_client: Index
 def test_policy_and_health_show_that_a_forbidden_launcher_is_ignored(nested_client: IndexClient) -> None:
     """The property is on the table or inherited. `test_launchers.py` tests which launcher the jobs use."""
     for arguments in (("a", "--namespace"), ("a.b.t",)):
-        call(nested_client, *arguments, "--set", "seamark.services.launcher=local")
+        run_policy_command(nested_client, *arguments, "--set", "seamark.services.launcher=local")
         (shown_policy,) = [
             name for name in load_policy(nested_client, "a.b.t")["properties"] if name["name"].endswith("launcher")
         ]
         assert shown_policy["ignored"] == "the server permits worker (setting services_launchers)"
-        assert "ignored: the" in " ".join(call(nested_client, "a.b.t").output.split())
+        assert "ignored: the" in " ".join(run_policy_command(nested_client, "a.b.t").output.split())
         (problem,) = [one for one in nested_client.health("a.b.t")["problems"] if one["problem"] == "ignored property"]
         assert problem["detail"].startswith("seamark.services.launcher is 'local'; the server permits worker")
-    call(nested_client, "a.b.t", "--set", "seamark.services.launcher=worker")
-    assert "ignored" not in call(nested_client, "a.b.t").output
+    run_policy_command(nested_client, "a.b.t", "--set", "seamark.services.launcher=worker")
+    assert "ignored" not in run_policy_command(nested_client, "a.b.t").output

@@ -16,7 +16,7 @@ from seamark.connector.jobs.jobs import run_indexing
 from seamark.connector.jobs.statistics import compute_statistics
 from seamark.connector.write.appends import append
 from seamark.connector.write.compaction import CompactionPolicy, compact
-from tests.connector.lake import catalog_at
+from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
 from tests.connector.write.test_compaction import build_rows, create
 
@@ -26,7 +26,7 @@ def _every_change(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "_PAUSE_S", 0.0)
 
 
-def jobs() -> dict[str, Callable[[IndexClient], object]]:
+def list_jobs() -> dict[str, Callable[[IndexClient], object]]:
     return {
         "indexing": lambda client: run_indexing(client, ("db", "t")),
         "statistics": lambda client: compute_statistics(client, "db.t"),
@@ -35,11 +35,11 @@ def jobs() -> dict[str, Callable[[IndexClient], object]]:
     }
 
 
-@pytest.mark.parametrize("name", list(jobs()))
+@pytest.mark.parametrize("name", list(list_jobs()))
 def test_job_reports_all_the_files_and_bytes_that_it_expected(
     client: IndexClient, server: ServerThread, name: str
 ) -> None:
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         create(catalog, 2, PartitionSpec())
         for number in range(6):
             append(client, "db.t", build_rows(range(9 * number, 9 * number + 9)))
@@ -48,7 +48,7 @@ def test_job_reports_all_the_files_and_bytes_that_it_expected(
         size_bytes = sum(client.files("db.t")["file_size_in_bytes"].to_pylist())
     seen_progress: list[WorkProgress] = []
     with report_progress(seen_progress.append):
-        jobs()[name](client)
+        list_jobs()[name](client)
     assert seen_progress[0] == WorkProgress(0, 6, 0, size_bytes)
     assert seen_progress[-1] == WorkProgress(6, 6, size_bytes, size_bytes)
     bytes_done = [one.bytes_done for one in seen_progress]

@@ -31,7 +31,7 @@ from seamark.connector.write.compaction import CompactionPolicy, compact
 from seamark.connector.write.upserts import MODES, delete, upsert
 from seamark.formats.protocol.wire import RECHECK_AFTER
 from tests.connector.jobs.test_expiration import list_needed_files, list_stored_files
-from tests.connector.lake import catalog_at
+from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
 from tests.connector.write.test_compaction import BY_PART, build_rows, create, read, read_stock
 from tests.seeds import first_seed, quick
@@ -40,7 +40,7 @@ SMALL_FILES_POLICY = CompactionPolicy(1 << 20, 2)
 
 
 def test_second_rewrite_job_of_a_table_is_refused_and_due_again(client: IndexClient, server: ServerThread) -> None:
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         create(catalog, 2)
     with rewrite_lease(client, "db.t", job="a merge"):
         for service in ("compaction", "bucket-splitting"):
@@ -54,7 +54,7 @@ def test_second_rewrite_job_of_a_table_is_refused_and_due_again(client: IndexCli
 
 
 def test_statement_waits_for_a_running_rewrite_until_its_timeout(client: IndexClient, server: ServerThread) -> None:
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         create(catalog, 2)
     for number in range(3):
         append(client, "db.t", build_rows([number]))
@@ -67,13 +67,13 @@ def test_statement_waits_for_a_running_rewrite_until_its_timeout(client: IndexCl
         run_statement(client, statement, utc=True, wait_s=0.1)
     locked, waits = threading.Event(), threading.Event()
 
-    def hold() -> None:
+    def hold_lease() -> None:
         with rewrite_lease(client, "db.t", job="a merge"):
             locked.set()
             waits.wait(60)
 
     with ThreadPoolExecutor(2) as threads:
-        holder = threads.submit(hold)
+        holder = threads.submit(hold_lease)
         assert locked.wait(60)
         waiter = threads.submit(run_statement, client, statement, utc=True)
         assert not waiter.done()
@@ -83,7 +83,7 @@ def test_statement_waits_for_a_running_rewrite_until_its_timeout(client: IndexCl
 
 
 def test_files_settle_by_age_after_rows_were_changed(client: IndexClient, server: ServerThread) -> None:
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         create(catalog, 2)
     for number in range(3):
         append(client, "db.t", build_rows(range(10 * number, 10 * number + 10)))
@@ -119,7 +119,7 @@ def test_rewrite_commits_the_partitions_without_a_conflict(
     """
     rng = random.Random(f"{first_seed()} {version}")
     partial_commits = 0
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         for number in range(6):
             create(catalog, version, rng.choice([BY_PART, BY_PART, PartitionSpec()]))
             model = {key: f"{number}{key}" for key in range(60)}
@@ -166,7 +166,7 @@ def test_engine_commit_after_a_concurrent_compaction_succeeds(client: IndexClien
     """
     rng = random.Random(first_seed())
     undone = 0
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         create(catalog, 2)
         model: dict[int, str] = {}
         for number in range(8):

@@ -25,8 +25,8 @@ from seamark.connector.write.appends import append
 from seamark.connector.write.compaction import CompactionPolicy, compact
 from seamark.connector.write.upserts import MODES, delete, upsert
 from seamark.formats.iceberg.metadata.compaction import UNDONE_KEPT_MS
-from tests.connector.jobs.test_manifests import NO_MERGE, entries
-from tests.connector.lake import catalog_at
+from tests.connector.jobs.test_manifests import NO_MERGE, count_entries
+from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
 from tests.connector.write.test_compaction import BY_PART, build_rows, create, read
 from tests.seeds import examples, first_seed, quick
@@ -35,11 +35,11 @@ from tests.server.rig import OffsetClock
 LINEAGE = ["id", "_row_id", "_last_updated_sequence_number"]
 
 
-def paths(client: IndexClient, at: At = CURRENT) -> set[str]:
+def list_paths(client: IndexClient, at: At = CURRENT) -> set[str]:
     return {task.path for task in plan(client, open_table(client, "db.t", at))}
 
 
-def lineage(client: IndexClient) -> set[tuple[Any, ...]]:
+def read_lineage(client: IndexClient) -> set[tuple[Any, ...]]:
     return {tuple(row.values()) for row in scan(client, "db.t", LINEAGE).to_arrow().to_pylist()}
 
 
@@ -50,7 +50,7 @@ def test_rows_stay_the_same_in_random_histories_with_a_job_and_its_rollback(
     """The rows equal those of the model after each rollback and each refused rollback. Each row keeps its id."""
     rng = random.Random(f"{first_seed()} {version}")
     outcomes = Counter[str]()
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         for _ in range(examples(12, 9)):
             spec = rng.choice([PartitionSpec(), BY_PART])
             create(catalog, version, spec)
@@ -70,9 +70,9 @@ def test_rows_stay_the_same_in_random_histories_with_a_job_and_its_rollback(
 
             for number in range(rng.randint(3, 7)):
                 change(f"before {number}:")
-            before = paths(client)
+            before = list_paths(client)
             if compact(client, "db.t", policy=CompactionPolicy(1 << 20, 2)).commits:
-                compacted = paths(client)
+                compacted = list_paths(client)
                 snapshot_id = open_table(client, "db.t", CURRENT).snapshot_id
                 for number in range(rng.randint(0, 2)):
                     if rng.random() < 0.5:
@@ -81,22 +81,22 @@ def test_rows_stay_the_same_in_random_histories_with_a_job_and_its_rollback(
                         model.update((id_, f"new:{id_}") for id_ in ids)
                     else:
                         change(f"after {number}:")
-                now = paths(client)
-                kept_lineage = lineage(client) if version == 3 else set()
-                history = contents_of(catalog.load_table("db.t"))
+                now = list_paths(client)
+                kept_lineage = read_lineage(client) if version == 3 else set()
+                history = read_contents(catalog.load_table("db.t"))
                 try:
                     undo_job(client, "db.t", snapshot_id)
                 except Conflict:
                     outcomes["refused"] += 1
                 else:
                     outcomes["undone"] += 1
-                    live, removed_files = entries_by_state(catalog.load_table("db.t"))
-                    assert history.items() <= contents_of(catalog.load_table("db.t")).items()
+                    live, removed_files = read_entries_by_state(catalog.load_table("db.t"))
+                    assert history.items() <= read_contents(catalog.load_table("db.t")).items()
                     assert not live & removed_files, (
                         "Iceberg's incremental clean-up would delete these files with their snapshots"
                     )
-                    assert paths(client) == (before - (compacted - now)) | (now - compacted)
-                assert not kept_lineage or lineage(client) == kept_lineage
+                    assert list_paths(client) == (before - (compacted - now)) | (now - compacted)
+                assert not kept_lineage or read_lineage(client) == kept_lineage
                 assert read(client) == Counter((one, one % 3, text) for one, text in model.items())
                 change("then:")
                 compact(client, "db.t", policy=CompactionPolicy(1 << 20, 2))
@@ -108,7 +108,7 @@ def test_rows_stay_the_same_in_random_histories_with_a_job_and_its_rollback(
 def test_undo_reverts_the_newest_job_and_an_invalid_request_names_the_reason(
     client: IndexClient, server: ServerThread
 ) -> None:
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         create(catalog, 2)
     append(client, "db.t", build_rows(range(3)))
     with pytest.raises(InvalidRequest, match="The branch has no snapshot"):
@@ -116,12 +116,12 @@ def test_undo_reverts_the_newest_job_and_an_invalid_request_names_the_reason(
     with pytest.raises(InvalidRequest, match="only snapshots that replace files"):
         undo_job(client, "db.t", open_table(client, "db.t", CURRENT).snapshot_id)
     append(client, "db.t", build_rows(range(3, 6)))
-    before = paths(client)
+    before = list_paths(client)
     compact(client, "db.t", policy=CompactionPolicy(1 << 20, 2))
     job = open_table(client, "db.t", CURRENT).snapshot_id
     report = undo_job(client, "db.t")
     assert (report.undone_id, report.files_restored, report.files_removed) == (job, 2, 1)
-    assert paths(client) == before
+    assert list_paths(client) == before
     with pytest.raises(InvalidRequest, match="The branch has no snapshot"):
         undo_job(client, "db.t")
     with pytest.raises(Conflict, match="replaced or deleted"):
@@ -129,7 +129,7 @@ def test_undo_reverts_the_newest_job_and_an_invalid_request_names_the_reason(
 
 
 def test_job_whose_old_files_may_be_deleted_is_not_undone(client: IndexClient, server: ServerThread) -> None:
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         create(catalog, 2)
     for number in range(3):
         append(client, "db.t", build_rows([number]))
@@ -145,7 +145,7 @@ def test_undone_snapshot_does_not_expire_within_an_hour(tmp_path: Path) -> None:
     clock = OffsetClock()
     server = ServerThread(tmp_path, warehouse=tmp_path.as_uri(), clock=clock)
     server.start()
-    with closing(IndexClient(server.url)) as client, catalog_at(server.url) as catalog:
+    with closing(IndexClient(server.url)) as client, open_catalog(server.url) as catalog:
         create(catalog, 2)
         for number in range(3):
             append(client, "db.t", build_rows([number]))
@@ -175,14 +175,14 @@ def test_undo_of_a_manifest_rewrite_keeps_later_commits_or_is_refused(
     """
     rng = random.Random(f"{first_seed()} {version}")
     outcomes = Counter[str]()
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         for later_change in ("nothing", "append", "delete"):
             create(catalog, version, rng.choice([PartitionSpec(), BY_PART]), **NO_MERGE)
             for number in range(rng.randint(3, 6)):
                 append(client, "db.t", build_rows(range(9 * number, 9 * number + 9)))
                 if rng.random() < 0.3:
                     delete(client, "db.t", keys=pa.table({"id": [9 * number]}), mode=rng.choice(MODES))
-            before = manifests_of(catalog.load_table("db.t"))
+            before = list_manifests(catalog.load_table("db.t"))
             rewritten = rewrite_manifests(client, "db.t", min_count=2)["snapshot-id"]
             assert rewritten is not None
             if later_change == "append":
@@ -190,8 +190,8 @@ def test_undo_of_a_manifest_rewrite_keeps_later_commits_or_is_refused(
             elif later_change == "delete":
                 delete(client, "db.t", keys=pa.table({"id": list(range(0, 12))}), mode=MODES[0])
             now = catalog.load_table("db.t")
-            kept_entries, rows_before = entries(now), read(client)
-            lived = lineage(client) if version == 3 else set()
+            kept_entries, rows_before = count_entries(now), read(client)
+            lived = read_lineage(client) if version == 3 else set()
             try:
                 report = undo_job(client, "db.t")
             except Conflict:
@@ -199,16 +199,16 @@ def test_undo_of_a_manifest_rewrite_keeps_later_commits_or_is_refused(
             else:
                 assert report.undone_id == rewritten
                 outcomes[f"undone after {later_change}"] += 1
-                manifests = manifests_of(catalog.load_table("db.t"))
+                manifests = list_manifests(catalog.load_table("db.t"))
                 assert before <= manifests
                 assert (manifests == before) == (later_change == "nothing")
                 with pytest.raises(InvalidRequest, match="The branch has no snapshot"):
                     undo_job(client, "db.t")
                 with pytest.raises(Conflict, match="replaced"):
                     undo_job(client, "db.t", rewritten)
-            assert entries(catalog.load_table("db.t")) == kept_entries
+            assert count_entries(catalog.load_table("db.t")) == kept_entries
             assert read(client) == rows_before
-            assert not lived or lineage(client) == lived
+            assert not lived or read_lineage(client) == lived
             append(client, "db.t", build_rows(range(200, 203)))  # The table still accepts commits after the undo.
             assert read(client).total() == rows_before.total() + 3
             catalog.drop_table("db.t")
@@ -217,7 +217,7 @@ def test_undo_of_a_manifest_rewrite_keeps_later_commits_or_is_refused(
     assert outcomes["refused after delete"], outcomes
 
 
-def entries_by_state(table: Table) -> tuple[set[Any], set[Any]]:
+def read_entries_by_state(table: Table) -> tuple[set[Any], set[Any]]:
     """Return the files of the current snapshot, and the files that any snapshot removed.
 
     A file is a pair of path and offset.
@@ -237,7 +237,7 @@ def entries_by_state(table: Table) -> tuple[set[Any], set[Any]]:
     return referenced
 
 
-def contents_of(table: Table) -> dict[int, Any]:
+def read_contents(table: Table) -> dict[int, Any]:
     """Return for each snapshot its live files, with their sequence numbers and the snapshots that added them."""
     return {
         snapshot.snapshot_id: {
@@ -256,7 +256,7 @@ def contents_of(table: Table) -> dict[int, Any]:
     }
 
 
-def manifests_of(table: Table) -> set[str]:
+def list_manifests(table: Table) -> set[str]:
     snapshot = table.current_snapshot()
     assert snapshot is not None
     return {

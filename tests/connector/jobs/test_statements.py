@@ -207,16 +207,16 @@ def test_killed_statement_leaves_the_table_intact_and_its_files_are_removed(
         os.utime(path, (1, 1))
     day_ago_ms = time.time_ns() // 1_000_000 - 86_400_000
     assert remove_orphan_files(client, "db.t", older_than_ms=day_ago_ms).is_complete
-    known_paths = {path for snapshot in snapshots_of(client) for path in paths_at(client, snapshot)}
+    known_paths = {path for snapshot in list_snapshot_ids(client) for path in list_paths_at(client, snapshot)}
     assert {str(path) for path in location.rglob("*.parquet")} == known_paths
     assert read(client) == after
 
 
-def snapshots_of(client: IndexClient) -> list[int]:
+def list_snapshot_ids(client: IndexClient) -> list[int]:
     metadata = json.loads(client.load_table("db.t", history=True).metadata)
     return [snapshot["snapshot-id"] for snapshot in metadata["snapshots"]]
 
 
-def paths_at(client: IndexClient, snapshot_id: int) -> list[str]:
+def list_paths_at(client: IndexClient, snapshot_id: int) -> list[str]:
     files = client.files("db.t", at=At(snapshot_id=snapshot_id))["file_path"].to_pylist()
     return [path.removeprefix("file://") for path in files]

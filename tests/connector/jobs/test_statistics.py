@@ -27,8 +27,8 @@ from seamark.connector.write.appends import append
 from seamark.connector.write.compaction import CompactionPolicy, compact
 from seamark.connector.write.upserts import MODES, delete, upsert
 from seamark.formats.runtime.errors import BadRequest
-from tests.connector.jobs.test_orphan_files import age_all
-from tests.connector.lake import catalog_at
+from tests.connector.jobs.test_orphan_files import age_all_files
+from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
 from tests.connector.write.test_compaction import BY_PART, build_rows, create
 from tests.connector.write.test_upserts import create as create_table
@@ -47,7 +47,7 @@ def count_exactly(client: IndexClient, table: str = "db.t") -> list[int]:
     return [len(set(rows_read[name].to_pylist()) - {None}) for name in rows_read.column_names]
 
 
-def files_of(catalog: RestCatalog) -> set[Path]:
+def list_statistics_files(catalog: RestCatalog) -> set[Path]:
     metadata = catalog.load_table("db.t").metadata
     statistics_paths = [file.statistics_path for file in (*metadata.statistics, *metadata.partition_statistics)]
     return {Path(path.removeprefix("file://")) for path in statistics_paths}
@@ -59,7 +59,7 @@ def test_statistics_in_random_histories_are_within_the_error_of_the_sketches(
 ) -> None:
     """Values of removed rows count until a tenth of the rows is removed, so the upper bound includes them."""
     rng, incremental = random.Random(first_seed()), 0
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         create(catalog, version, rng.choice((PartitionSpec(), BY_PART)))
         ever: set[int] = set()
         for step in range(14):
@@ -95,7 +95,7 @@ def test_statistics_in_random_histories_are_within_the_error_of_the_sketches(
 def test_incremental_statistics_read_only_new_files_and_equal_a_full_run(
     client: IndexClient, server: ServerThread
 ) -> None:
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         create(catalog, 2, BY_PART)
         append(client, "db.t", build_rows(range(30_000)))
         assert compute_statistics(client, "db.t").files == 3
@@ -121,7 +121,7 @@ def test_incremental_statistics_read_only_new_files_and_equal_a_full_run(
 def test_columns_with_removed_values_or_a_changed_type_are_read_completely(
     client: IndexClient, server: ServerThread
 ) -> None:
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         catalog.create_namespace_if_not_exists("db")
         schema = Schema(
             NestedField(1, "id", LongType(), required=False), NestedField(2, "n", IntegerType(), required=False)
@@ -149,7 +149,7 @@ def test_columns_with_removed_values_or_a_changed_type_are_read_completely(
 def test_policy_decides_when_and_for_which_columns_statistics_are_computed(
     client: IndexClient, server: ServerThread
 ) -> None:
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         create(catalog, 2, **{"seamark_statistics_columns": "id, gone", "seamark_statistics_changed-percent": "20"})
         assert compute_statistics(client, "db.t").snapshot_id is None
         append(client, "db.t", build_rows(range(100)))
@@ -168,11 +168,11 @@ def test_policy_decides_when_and_for_which_columns_statistics_are_computed(
 
 
 def test_damaged_or_missing_statistics_are_computed_again(client: IndexClient, server: ServerThread) -> None:
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         create(catalog, 2)
         append(client, "db.t", build_rows(range(100)))
         compute_statistics(client, "db.t")
-        (path,) = files_of(catalog)
+        (path,) = list_statistics_files(catalog)
         whole_file = path.read_bytes()
         for content in (b"", whole_file[:40], whole_file[:100] + b"\xff" * 8 + whole_file[108:], None):
             path.unlink()
@@ -189,24 +189,24 @@ def test_damaged_or_missing_statistics_are_computed_again(client: IndexClient, s
 def test_expiration_and_orphan_removal_keep_statistics_of_live_snapshots(
     client: IndexClient, server: ServerThread
 ) -> None:
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         create(catalog, 2, BY_PART)
         for number in range(3):
             append(client, "db.t", build_rows(range(number * 10, number * 10 + 10)))
             compute_statistics(client, "db.t")
-        files = files_of(catalog)
+        files = list_statistics_files(catalog)
         assert len(files) == 6
         folder = Path(catalog.load_table("db.t").location().removeprefix("file://"))
         orphan = folder / "metadata" / "left.stats"
         orphan.write_bytes(b"left over")
-        age_all(catalog.load_table("db.t"))
+        age_all_files(catalog.load_table("db.t"))
         # A recent metadata file shows that the table is in use.
         os.utime(catalog.load_table("db.t").metadata_location.removeprefix("file://"))
         assert remove_orphan_files(client, "db.t").files == 1
         assert not orphan.exists()
         assert all(path.exists() for path in files)
         expire(client, "db.t", older_than_ms=1 << 60)
-        referenced_files = files_of(catalog)
+        referenced_files = list_statistics_files(catalog)
         assert len(referenced_files) == 2
         assert {path for path in files if path.exists()} == referenced_files
 
@@ -217,7 +217,7 @@ def test_refused_statistics_commit_leaves_no_file(
     def refuse(*_: Any) -> None:
         raise Conflict("refused")
 
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         create(catalog, 2, BY_PART)
         append(client, "db.t", build_rows(range(10)))
         folder = Path(catalog.load_table("db.t").location().removeprefix("file://"))
@@ -232,12 +232,12 @@ def test_refused_statistics_commit_leaves_no_file(
 def test_partition_statistics_contain_the_totals_of_each_partition(
     client: IndexClient, server: ServerThread, version: int
 ) -> None:
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         create(catalog, version, BY_PART)
         append(client, "db.t", build_rows(range(300)))
         delete(client, "db.t", keys=pa.table({"id": [0, 1, 3]}), mode="merge-on-read")
         assert compute_statistics(client, "db.t").partitions == 3
-        (path,) = [path for path in files_of(catalog) if path.suffix == ".parquet"]
+        (path,) = [path for path in list_statistics_files(catalog) if path.suffix == ".parquet"]
         values = pq.read_table(path).to_pylist()
         assert [row["partition"]["part"] for row in values] == [0, 1, 2]
         assert [row["data_record_count"] for row in values] == [100, 100, 100]
@@ -255,11 +255,11 @@ def test_partition_statistics_accept_decimals_that_truncation_makes_longer(
     client: IndexClient, server: ServerThread
 ) -> None:
     fields = [{"id": 1, "name": "price", "required": False, "type": "decimal(9, 2)"}]
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         create_table(client, spec=[("truncate[10]", 1)], fields=fields)
         prices = [Decimal("-9999999.99"), Decimal("1.25"), None]
         append(client, "db.t", pa.table({"price": pa.array(prices, pa.decimal128(9, 2))}))
         assert compute_statistics(client, "db.t").partitions == 3
-        (path,) = [path for path in files_of(catalog) if path.suffix == ".parquet"]
+        (path,) = [path for path in list_statistics_files(catalog) if path.suffix == ".parquet"]
     actual = [row["p0"] for row in pq.read_table(path).column("partition").to_pylist()]
     assert actual == [None, Decimal("-10000000.00"), Decimal("1.20")]

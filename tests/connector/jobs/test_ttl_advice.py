@@ -26,7 +26,7 @@ from seamark.metaserver.store.model import ALL_AGES, EVERY_COLUMN, NAMED_COLUMNS
 from seamark.metaserver.store.operations import AddColumnReads
 from tests.connector.jobs.test_column_ttl import create
 from tests.connector.server_thread import ServerThread
-from tests.days import today_for_seconds
+from tests.days import get_today_for_seconds
 from tests.seeds import first_seed
 
 COLUMNS = {"id": 1, "at": 2, "payload": 3, "ext": 4, "tags": 5}
@@ -34,7 +34,7 @@ COLUMNS = {"id": 1, "at": 2, "payload": 3, "ext": 4, "tags": 5}
 
 def fill(client: IndexClient, server: ServerThread, transform: Any, ages_d: range, kind: str = "date") -> date:
     """Append a row for each age in days, and return today's date."""
-    arrow, today = create(server, kind, transform), today_for_seconds()
+    arrow, today = create(server, kind, transform), get_today_for_seconds()
     rows = []
     for number, age_d in enumerate(ages_d):
         day = today - timedelta(days=age_d)
@@ -121,7 +121,7 @@ def test_scan_reports_count_and_lower_the_confidence_without_columns(client: Ind
     fill(client, server, DayTransform(), range(0, 100, 10))
     record_reads(client, server, 1)
 
-    def report(**fields: Any) -> None:
+    def report_scan(**fields: Any) -> None:
         columns = {
             "report-type": "scan-report",
             "table-name": "db.t",
@@ -136,18 +136,18 @@ def test_scan_reports_count_and_lower_the_confidence_without_columns(client: Ind
         client._request("POST", "/v1/namespaces/db/tables/t/metrics", {}, json.dumps(columns).encode())
 
     spark = {"metadata": {"engine-name": "spark"}}
-    report(**spark, **{"projected-field-ids": [3], "projected-field-names": ["payload"]})
+    report_scan(**spark, **{"projected-field-ids": [3], "projected-field-names": ["payload"]})
     assert list_advised_ages(client) == {"id": 7, "ext": 7, "tags": 7}
     sanitized = {"type": "eq", "term": "ext", "value": "(hash-12345678)"}
-    report(**spark, filter=sanitized, **{"projected-field-ids": [1]})
+    report_scan(**spark, filter=sanitized, **{"projected-field-ids": [1]})
     assert list_advised_ages(client) == {"tags": 7}
     assert advise_ttl(client, "db.t")["confidence"] == 1.0
-    report(**{"projected-field-ids": [1, 2, 3, 4, 5, 6]})  # Some engines always name all columns.
-    report(**{"projected-field-ids": ["x"], "filter": {"type": "no"}})
+    report_scan(**{"projected-field-ids": [1, 2, 3, 4, 5, 6]})  # Some engines always name all columns.
+    report_scan(**{"projected-field-ids": ["x"], "filter": {"type": "no"}})
     actual = advise_ttl(client, "db.t")
     assert (actual["reads"], actual["reads-with-columns"], actual["confidence"]) == (5, 3, 0.6)
     assert list_advised_ages(client) == {"tags": 7}
-    report(**spark, **{"projected-field-ids": [1, 2, 3, 4, 5, 6]})
+    report_scan(**spark, **{"projected-field-ids": [1, 2, 3, 4, 5, 6]})
     assert list_advised_ages(client) == {}
 
 

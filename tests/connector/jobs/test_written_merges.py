@@ -22,7 +22,7 @@ from seamark.connector.write.appends import APPEND, OVERWRITE, OVERWRITE_PARTITI
 from seamark.connector.write.replacements import Batches
 from seamark.connector.write.table_writer import WrittenFiles, write_batches
 from tests.connector.jobs.test_file_merges import build_rows, create, read
-from tests.connector.lake import catalog_at
+from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
 from tests.seeds import first_seed
 
@@ -37,7 +37,7 @@ def write_with_tasks(client: IndexClient, mode: str, tables: Sequence[pa.Table],
     return destination, [write_batches(destination.target, table.to_batches()) for table in tables]
 
 
-def partitions(files: Sequence[Any]) -> Counter[str]:
+def count_partitions(files: Sequence[Any]) -> Counter[str]:
     return Counter(str(file["partition"]) for file in files)
 
 
@@ -99,7 +99,7 @@ def test_merge_keeps_large_files_and_single_files_of_partitions(client: IndexCli
     merge_report = merge_written(client, "db.t", destination.target, parts)
     large = [file["file-path"] for file in parts[0].files]
     assert len(large) >= 1
-    assert partitions(merge_report.files) == Counter({"[0]": len(large), "[1]": 1})
+    assert count_partitions(merge_report.files) == Counter({"[0]": len(large), "[1]": 1})
     assert [file["file-path"] for file in merge_report.files][: len(large)] == large
     calls = []
 
@@ -119,11 +119,11 @@ def test_failed_merge_keeps_the_files_that_the_tasks_wrote(
         client, APPEND, [build_rows(random.Random(n), range(n * 9, n * 9 + 9)) for n in range(3)]
     )
 
-    def failing() -> Any:
+    def raise_invalid_request() -> Any:
         raise InvalidRequest("a Spark task failed: no memory")
 
     def runner(batches: Batches) -> Iterator[tuple[Sequence[ScanTask], Any]]:
-        yield from ((batch, failing) for batch, _ in batches)
+        yield from ((batch, raise_invalid_request) for batch, _ in batches)
 
     report = merge_written(client, "db.t", destination.target, parts, runner=runner)
     assert report == WrittenFiles.join(parts)
@@ -153,7 +153,7 @@ def test_table_whose_columns_changed_during_the_write_is_not_merged(client: Inde
     destination, parts = write_with_tasks(
         client, APPEND, [build_rows(random.Random(n), range(n * 9, n * 9 + 9)) for n in range(3)]
     )
-    with catalog_at(server.url) as catalog, catalog.load_table("db.t").update_schema() as update:
+    with open_catalog(server.url) as catalog, catalog.load_table("db.t").update_schema() as update:
         update.rename_column("payload", "other")
     assert open_table(client, "db.t", At()).schema != destination.target.schema
     assert merge_written(client, "db.t", destination.target, parts) == WrittenFiles.join(parts)

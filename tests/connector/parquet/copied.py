@@ -22,21 +22,21 @@ def add_field_ids(schema: pa.Schema) -> pa.Schema:
 
     The ids depend on the positions of the fields.
     """
-    return pa.schema([_with_id(field, 1 + number * 100) for number, field in enumerate(schema)])
+    return pa.schema([_add_field_id(field, 1 + number * 100) for number, field in enumerate(schema)])
 
 
-def _with_id(field: pa.Field, number: int) -> pa.Field:
+def _add_field_id(field: pa.Field, number: int) -> pa.Field:
     kind = field.type
     if pa.types.is_struct(kind):
-        kind = pa.struct([_with_id(child, number + 1 + place * 10) for place, child in enumerate(kind)])
+        kind = pa.struct([_add_field_id(child, number + 1 + place * 10) for place, child in enumerate(kind)])
     elif pa.types.is_map(kind):
-        kind = pa.map_(_with_id(kind.key_field, number + 1), _with_id(kind.item_field, number + 2))
+        kind = pa.map_(_add_field_id(kind.key_field, number + 1), _add_field_id(kind.item_field, number + 2))
     elif pa.types.is_list(kind):
-        kind = pa.list_(_with_id(kind.value_field, number + 1))
+        kind = pa.list_(_add_field_id(kind.value_field, number + 1))
     return pa.field(field.name, kind, field.nullable, {"PARQUET:field_id": str(number)})
 
 
-def skeleton(path: Path, schema: pa.Schema) -> SourceFile:
+def write_skeleton(path: Path, schema: pa.Schema) -> SourceFile:
     """Return an empty file with the schema."""
     with pq.ParquetWriter(path, schema, store_schema=False, store_decimal_as_integer=True):
         pass
@@ -59,7 +59,7 @@ def merge(
         ValueError: The chunks of a file cannot be copied; `out` does not exist then.
     """
     with ExitStack() as stack:
-        target = stack.enter_context(skeleton(out.with_suffix(".skeleton"), schema))
+        target = stack.enter_context(write_skeleton(out.with_suffix(".skeleton"), schema))
         assembler = FileAssembler(open_sink(str(out), storage or Storage()), target.footer, encryption)
         try:
             for path in paths:

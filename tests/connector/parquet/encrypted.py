@@ -45,26 +45,26 @@ class ConfiguredKms(PyArrowKms):
             raise ValueError("the address of the key service is wrong")
 
 
-def key_file(folder: Path, *namespaces: str) -> str:
+def write_key_file(folder: Path, *namespaces: str) -> str:
     """Return the path of a key file that allows these namespaces for all master keys of the service."""
     path = folder / "keys.json"
     path.write_text(json.dumps({"namespaces": dict.fromkeys(MASTER_KEYS, namespaces)}))
     return str(path)
 
 
-def keys(replaced: Mapping[str, str] | None = None) -> ParquetKeys:
+def build_keys(replaced: Mapping[str, str] | None = None) -> ParquetKeys:
     return ParquetKeys(PyArrowKms(), replaced)
 
 
-def _factory() -> pe.CryptoFactory:
+def _build_factory() -> pe.CryptoFactory:
     return pe.CryptoFactory(lambda _: PyArrowKms())
 
 
-def encryption_of(config: pe.EncryptionConfiguration) -> Any:
-    return _factory().file_encryption_properties(pe.KmsConnectionConfig(), config)
+def build_encryption(config: pe.EncryptionConfiguration) -> Any:
+    return _build_factory().file_encryption_properties(pe.KmsConnectionConfig(), config)
 
 
-def configuration(columns: Mapping[str, list[str]] | None = None, **options: Any) -> pe.EncryptionConfiguration:
+def build_configuration(columns: Mapping[str, list[str]] | None = None, **options: Any) -> pe.EncryptionConfiguration:
     """Return a configuration with the given column keys. Without `columns`, one key encrypts all columns."""
     return pe.EncryptionConfiguration(
         footer_key="kf",
@@ -75,12 +75,12 @@ def configuration(columns: Mapping[str, list[str]] | None = None, **options: Any
     )
 
 
-def decryption() -> Any:
-    return _factory().file_decryption_properties(
+def build_decryption() -> Any:
+    return _build_factory().file_decryption_properties(
         pe.KmsConnectionConfig(), pe.DecryptionConfiguration(cache_lifetime=timedelta(minutes=5))
     )
 
 
 def read(path: Path) -> pa.Table:
-    with pq.ParquetFile(path, decryption_properties=decryption(), page_checksum_verification=True) as file:
+    with pq.ParquetFile(path, decryption_properties=build_decryption(), page_checksum_verification=True) as file:
         return file.read()

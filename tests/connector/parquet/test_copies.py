@@ -82,7 +82,7 @@ def write(rng: random.Random, path: Path, rows: pa.Table, encryption: Any = None
     Args:
         encryption: The encryption properties of pyarrow's writer, which then writes no Bloom filters.
     """
-    names = [column.path for column in leaf_columns(rows.schema)]
+    names = [column.path for column in list_leaf_columns(rows.schema)]
     flat_columns = [field.name for field in rows.schema if field.type in (pa.int64(), pa.string())]
     encodings = {name: "DELTA_BINARY_PACKED" for name in ("long", "int") if name in rows.schema.names}
     blooms = {name: {"ndv": 100, "fpp": 0.01} for name in flat_columns}
@@ -106,7 +106,7 @@ def write(rng: random.Random, path: Path, rows: pa.Table, encryption: Any = None
     )
 
 
-def leaf_columns(schema: pa.Schema) -> list[Any]:
+def list_leaf_columns(schema: pa.Schema) -> list[Any]:
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(sink, schema):
         pass
@@ -213,7 +213,7 @@ def test_unchanged_footer_is_encoded_to_the_same_bytes(tmp_path: Path) -> None:
         names = rng.sample(list(KINDS), rng.randint(1, len(KINDS)))
         path = tmp_path / f"{number}.parquet"
         write(rng, path, draw_rows(rng, pa.schema([(name, KINDS[name][0]) for name in names]), 50))
-        raw = _footer_of(path)
+        raw = _read_footer(path)
         footer = read_footer(raw)
         groups = [_check_same(footer, group) for group in footer.groups]
         assert raw == encode_footer(
@@ -233,7 +233,7 @@ def _check_same(footer: ParquetFooter, group: Any) -> bytes:
     return encode_group(patch_chunks(footer, group.chunks, values, [None] * len(values)), group.fields)
 
 
-def _footer_of(path: Path) -> bytes:
+def _read_footer(path: Path) -> bytes:
     data = path.read_bytes()
     return data[-8 - int.from_bytes(data[-8:-4], "little") : -8]
 
@@ -275,7 +275,7 @@ def test_overlapping_column_chunks_are_refused(tmp_path: Path) -> None:
     schema = add_field_ids(pa.schema([("long", pa.int64()), ("int", pa.int32())]))
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"long": range(100), "int": range(100)}, schema=schema), path, use_dictionary=False)
-    data, raw = path.read_bytes(), _footer_of(path)
+    data, raw = path.read_bytes(), _read_footer(path)
     footer = read_footer(raw)
     group = footer.groups[0]
     values = np.stack([group.values(name) for name in PATCH], axis=1)
@@ -342,7 +342,7 @@ def test_nan_in_the_statistics_of_a_copied_chunk_gives_no_bound() -> None:
     data = bytes(sink.getvalue())
     size = int.from_bytes(data[-8:-4], "little")
 
-    def bounds(first_max: float) -> list[list[Any]]:
+    def read_bounds(first_max: float) -> list[list[Any]]:
         fields, _ = thrift.read(data[-8 - size : -8])
         statistics = fields[4][1][1][0][1][1][1][0][3][1][12][1]
         statistics[5] = statistics[5][0], struct.pack("<d", first_max)
@@ -354,8 +354,8 @@ def test_nan_in_the_statistics_of_a_copied_chunk_gives_no_bound() -> None:
         rows = metrics.collect(pq.read_metadata(encoded))
         return [rows[name]["values"] for name in ("lower-bounds", "upper-bounds")]
 
-    assert bounds(100.0) == [[struct.pack("<d", 1.0).hex().upper()], [struct.pack("<d", 100.0).hex().upper()]]
-    assert bounds(float("nan")) == [[], []]
+    assert read_bounds(100.0) == [[struct.pack("<d", 1.0).hex().upper()], [struct.pack("<d", 100.0).hex().upper()]]
+    assert read_bounds(float("nan")) == [[], []]
 
 
 def test_invalid_utf8_in_text_statistics_gives_no_bound() -> None:

@@ -39,7 +39,7 @@ from seamark.formats.iceberg.files import _footer
 from seamark.formats.iceberg.files.parquet import Unreadable
 from tests.connector.parquet import encrypted
 from tests.connector.parquet.copied import add_field_ids, merge
-from tests.connector.parquet.test_copies import KINDS, Objects, draw_rows, leaf_columns, write
+from tests.connector.parquet.test_copies import KINDS, Objects, draw_rows, list_leaf_columns, write
 from tests.seeds import first_seed, quick
 
 KEY = b"0123456789abcdef"
@@ -66,12 +66,12 @@ class GivenKeys:
 
 
 def draw_configuration(rng: random.Random, schema: pa.Schema) -> pe.EncryptionConfiguration:
-    paths = [column.path for column in leaf_columns(schema)]
+    paths = [column.path for column in list_leaf_columns(schema)]
     columns: dict[str, list[str]] = {}
     if rng.random() < 0.7:
         for path in rng.sample(paths, rng.randint(1, len(paths))):
             columns.setdefault(rng.choice(["k1", "k2"]), []).append(path)
-    return encrypted.configuration(
+    return encrypted.build_configuration(
         columns,
         encryption_algorithm=rng.choice(["AES_GCM_V1", "AES_GCM_CTR_V1"]),
         plaintext_footer=rng.random() < 0.5,
@@ -80,11 +80,11 @@ def draw_configuration(rng: random.Random, schema: pa.Schema) -> pe.EncryptionCo
     )
 
 
-def scheme(path: Path, target: pa.Schema) -> EncryptionScheme:
-    with SourceFile(str(path), Storage(), keys=encrypted.keys()) as source:
+def read_scheme(path: Path, target: pa.Schema) -> EncryptionScheme:
+    with SourceFile(str(path), Storage(), keys=encrypted.build_keys()) as source:
         assert source.encryption is not None
         paths = [leaf.path for leaf in source.leaves]
-        columns = [paths.index(column.path) for column in leaf_columns(target)]
+        columns = [paths.index(column.path) for column in list_leaf_columns(target)]
         return scheme_of(source.encryption, paths, columns)
 
 
@@ -106,13 +106,13 @@ def test_merged_file_has_the_rows_of_its_encrypted_files(tmp_path: Path, number:
         paths.append(tmp_path / f"{part}.parquet")
         is_encrypted = part == 0 or rng.random() < 0.7
         columns = rng.sample(names, len(names))
-        properties = encrypted.encryption_of(draw_configuration(rng, schema)) if is_encrypted else None
+        properties = encrypted.build_encryption(draw_configuration(rng, schema)) if is_encrypted else None
         write(rng, paths[-1], parts[-1].select(columns), properties)
         if is_encrypted:
-            schemes.append(scheme(paths[-1], target))
+            schemes.append(read_scheme(paths[-1], target))
     out = tmp_path / "out.parquet"
     choice = rng.choice([*schemes, None])
-    keys = encrypted.keys({"kf": "other"} if rng.random() < 0.5 else None)
+    keys = encrypted.build_keys({"kf": "other"} if rng.random() < 0.5 else None)
     merge(paths, out, target, keys=keys, encryption=None if choice is None else keys.create_encryption(choice))
     expected = pa.concat_tables(parts).select(selected_names)
     table = pq.read_table(out) if choice is None else encrypted.read(out)
@@ -214,11 +214,11 @@ def test_duckdb_and_seamark_read_each_others_encrypted_files(tmp_path: Path) -> 
 
 
 def _write_encrypted_file(path: Path, rows: pa.Table, *, checksum: bool = True, **options: Any) -> None:
-    config = encrypted.configuration({"k1": ["text"]}, double_wrapping=False, **options)
+    config = encrypted.build_configuration({"k1": ["text"]}, double_wrapping=False, **options)
     pq.write_table(
         rows,
         path,
-        encryption_properties=encrypted.encryption_of(config),
+        encryption_properties=encrypted.build_encryption(config),
         row_group_size=200,
         data_page_size=400,
         compression="none",
@@ -243,7 +243,7 @@ def test_changed_bytes_of_each_module_are_refused_or_change_no_row(
     _change_bytes(tmp_path, algorithm, is_signed=is_signed, module_bytes=12, footer_bytes=200)
 
 
-def _places(rng: random.Random, data: bytes, module_bytes: int, footer_bytes: int) -> list[int]:
+def _choose_positions(rng: random.Random, data: bytes, module_bytes: int, footer_bytes: int) -> list[int]:
     """Return random positions in the encrypted file.
 
     There are `module_bytes` positions in each encrypted module before the footer (page headers, pages,
@@ -272,20 +272,20 @@ def _change_bytes(folder: Path, algorithm: str, *, is_signed: bool, module_bytes
     rng = random.Random(first_seed())
     rows = pa.table({"long": range(500), "text": [f"secret {n % 9}" for n in range(500)]}, schema=SIMPLE)
     good, damaged_path, out = folder / "good.parquet", folder / "broken.parquet", folder / "out.parquet"
-    config = encrypted.configuration(
+    config = encrypted.build_configuration(
         {"k1": ["text"], "k2": ["long"]}, encryption_algorithm=algorithm, plaintext_footer=is_signed
     )
     pq.write_table(
         rows,
         good,
-        encryption_properties=encrypted.encryption_of(config),
+        encryption_properties=encrypted.build_encryption(config),
         row_group_size=200,
         write_page_index=True,
         write_page_checksum=True,
     )
-    data, keys = good.read_bytes(), encrypted.keys()
-    encryption = scheme(good, SIMPLE)
-    places = _places(rng, data, module_bytes, footer_bytes)
+    data, keys = good.read_bytes(), encrypted.build_keys()
+    encryption = read_scheme(good, SIMPLE)
+    places = _choose_positions(rng, data, module_bytes, footer_bytes)
     refused_count = 0
     for place in places:
         changed_data = bytearray(data)
@@ -310,14 +310,14 @@ def test_swapped_modules_are_refused(tmp_path: Path) -> None:
     _write_encrypted_file(
         path, rows, checksum=False
     )  # A checksum of encrypted bytes would be a varint of 3 to 5 bytes.
-    with SourceFile(str(path), Storage(), keys=encrypted.keys()) as source:
+    with SourceFile(str(path), Storage(), keys=encrypted.build_keys()) as source:
         first, second = ((int(group.begins[1]), int(group.ends[1])) for group in source.footer.groups)
     data = path.read_bytes()
     assert first[1] - first[0] == second[1] - second[0]
     swapped = data[: first[0]] + data[slice(*second)] + data[first[1] : second[0]] + data[slice(*first)]
     path.write_bytes(swapped + data[second[1] :])
     with pytest.raises(Unreadable, match="cannot be decrypted: the key is wrong, or the file was changed"):
-        merge([path], out, SIMPLE, keys=encrypted.keys())
+        merge([path], out, SIMPLE, keys=encrypted.build_keys())
     assert not out.exists()
 
 
@@ -325,16 +325,16 @@ def test_module_lengths_are_checked_before_bytes_are_read(tmp_path: Path, monkey
     rows = pa.table({"long": range(200), "text": ["t"] * 200}, schema=SIMPLE)
     path, out = tmp_path / "1.parquet", tmp_path / "out.parquet"
     _write_encrypted_file(path, rows)
-    with SourceFile(str(path), Storage(), keys=encrypted.keys()) as source:
+    with SourceFile(str(path), Storage(), keys=encrypted.build_keys()) as source:
         begin = int(source.footer.groups[0].begins[1])
     data = bytearray(path.read_bytes())
     struct.pack_into("<I", data, begin, 0xFFFF_FFF0)
     (tmp_path / "long.parquet").write_bytes(data)
     with pytest.raises(Unreadable, match=r"the page header at .* has 4,294,967,284 bytes; its column chunk has"):
-        merge([tmp_path / "long.parquet"], out, SIMPLE, keys=encrypted.keys())
+        merge([tmp_path / "long.parquet"], out, SIMPLE, keys=encrypted.build_keys())
     monkeypatch.setattr(reencryption, "PAGE_BYTES_MAX", 20)
     with pytest.raises(Unreadable, match="the limit is 20"):
-        merge([path], out, SIMPLE, keys=encrypted.keys())
+        merge([path], out, SIMPLE, keys=encrypted.build_keys())
     assert not out.exists()
 
 
@@ -392,7 +392,7 @@ class _LeakingKms:
 def test_errors_and_reprs_contain_no_key(tmp_path: Path) -> None:
     path, out = tmp_path / "1.parquet", tmp_path / "out.parquet"
     _write_encrypted_file(path, pa.table({"long": [1], "text": ["t"]}, schema=SIMPLE))
-    encryption = scheme(path, SIMPLE)
+    encryption = read_scheme(path, SIMPLE)
     texts = []
     leaking = ParquetKeys(_LeakingKms())
     with pytest.raises(
@@ -419,18 +419,20 @@ def test_errors_and_reprs_contain_no_key(tmp_path: Path) -> None:
 
 
 def test_keys_are_read_from_the_file_that_the_environment_names(tmp_path: Path) -> None:
-    def environment(file: Any) -> dict[str, str]:
+    def build_environment(file: Any) -> dict[str, str]:
         path = tmp_path / "keys.json"
         path.write_text(file if isinstance(file, str) else json.dumps(file))
         return {"SEAMARK_PARQUET_KEY_FILE": str(path)}
 
     assert keys_of_environment({}) is None
     text = base64.b64encode(KEY).decode()
-    keys = keys_of_environment(environment({"keys": {"kf": text, "k1": text}, "replaced": {"k1": "kf"}}))
+    keys = keys_of_environment(build_environment({"keys": {"kf": text, "k1": text}, "replaced": {"k1": "kf"}}))
     assert keys is not None
     path, out = tmp_path / "1.parquet", tmp_path / "out.parquet"
     _write_encrypted_file(path, pa.table({"long": [1], "text": ["t"]}, schema=SIMPLE))
-    merge([path], out, SIMPLE, keys=encrypted.keys(), encryption=keys.create_encryption(scheme(path, SIMPLE)))
+    merge(
+        [path], out, SIMPLE, keys=encrypted.build_keys(), encryption=keys.create_encryption(read_scheme(path, SIMPLE))
+    )
     with SourceFile(str(out), Storage(), keys=keys) as source:
         assert source.encryption is not None
         assert [json.loads(metadata)["masterKeyID"] for metadata in source.encryption.keys.values()] == ["kf"]
@@ -447,7 +449,7 @@ def test_keys_are_read_from_the_file_that_the_environment_names(tmp_path: Path) 
         ("no JSON", "is not a JSON object such as"),
     ):
         with pytest.raises(InvalidRequest, match=re.escape(message)) as e:
-            keys_of_environment(environment(file))
+            keys_of_environment(build_environment(file))
         assert text not in str(e.value)
     for name in ("no.such:Kms", "json:nothing", "json"):
         with pytest.raises(InvalidRequest, match="not module:name of a class"):
@@ -457,7 +459,7 @@ def test_keys_are_read_from_the_file_that_the_environment_names(tmp_path: Path) 
 
 
 def test_key_metadata_of_other_tools_is_refused() -> None:
-    keys = encrypted.keys()
+    keys = encrypted.build_keys()
     for metadata, message in (
         (None, "of 0 bytes was not written by parquet's key tools"),
         (b"kf", "was not written by parquet's key tools"),

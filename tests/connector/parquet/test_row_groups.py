@@ -31,7 +31,7 @@ ARROW = {
 GROUP_ROWS = 5
 
 
-def random_rows(rng: random.Random) -> pa.Table:
+def draw_rows(rng: random.Random) -> pa.Table:
     """Return rows that are sorted by all columns, so that row groups have narrow ranges."""
     start = rng.randint(0, 900)
     rows = [
@@ -52,10 +52,10 @@ def random_rows(rng: random.Random) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=pa.schema(fields))
 
 
-def random_filter(rng: random.Random, rows: pa.Table, depth: int = 2) -> str:
+def draw_filter(rng: random.Random, rows: pa.Table, depth: int = 2) -> str:
     if depth and rng.random() < 0.7:
         word = rng.choice(("AND", "AND", "OR"))
-        return f"({random_filter(rng, rows, depth - 1)} {word} {random_filter(rng, rows, depth - 1)})"
+        return f"({draw_filter(rng, rows, depth - 1)} {word} {draw_filter(rng, rows, depth - 1)})"
     row = rng.choice(rows.to_pylist())
     op = rng.choice(("=", "<", "<=", ">", ">=", "<>"))
     day, moment = row["d"] or date(2020, 1, 1), row["ts"] or datetime(2020, 1, 1)
@@ -83,8 +83,8 @@ def test_row_groups_with_matching_rows_are_read() -> None:
     left_out = 0
     for number in range(200):
         rng = random.Random(f"{seed}/{number}")
-        rows = random_rows(rng)
-        text = random_filter(rng, rows)
+        rows = draw_rows(rng)
+        text = draw_filter(rng, rows)
         where = bind(parse_sql(text, SCHEMA, nan_above=True).expression, SCHEMA, (), case_sensitive=True)
         columns = {one.id: rows.column(one.name).combine_chunks() for one in FIELDS}
         matches = evaluate_filter(where, columns, len(rows))

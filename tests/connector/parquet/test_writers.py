@@ -49,7 +49,7 @@ READERS: Mapping[str, Reader] = {
 }
 
 
-def texts(table: pa.Table) -> list[str]:
+def list_row_texts(table: pa.Table) -> list[str]:
     """Return the rows as sorted texts, because engines return rows in any order."""
     return sorted(map(repr, table.to_pylist()))
 
@@ -57,7 +57,7 @@ def texts(table: pa.Table) -> list[str]:
 # Files of several writers
 
 
-def _pyarrow(rng: random.Random, rows: pa.Table, path: Path) -> None:
+def _write_with_pyarrow(rng: random.Random, rows: pa.Table, path: Path) -> None:
     is_plain = rng.random() < 0.6
     encodings: Mapping[pa.DataType, Sequence[str]] = {
         pa.int64(): ("PLAIN", "DELTA_BINARY_PACKED"),
@@ -83,27 +83,27 @@ def _pyarrow(rng: random.Random, rows: pa.Table, path: Path) -> None:
     )
 
 
-def _field_ids(schema: pa.Schema | pa.StructType) -> Any:
+def _build_field_ids(schema: pa.Schema | pa.StructType) -> Any:
     """Return the field ids in the form that DuckDB accepts."""
     result: dict[str, Any] = {}
     for field in schema:
         kind, children = field.type, dict[str, Any]()
         if pa.types.is_struct(kind):
-            children = _field_ids(kind)
+            children = _build_field_ids(kind)
         elif pa.types.is_map(kind):
-            children = _field_ids(pa.schema([kind.key_field, kind.item_field]))
+            children = _build_field_ids(pa.schema([kind.key_field, kind.item_field]))
             children = {"key": children[kind.key_field.name], "value": children[kind.item_field.name]}
         elif pa.types.is_list(kind):
-            children = {"element": next(iter(_field_ids(pa.schema([kind.value_field])).values()))}
+            children = {"element": next(iter(_build_field_ids(pa.schema([kind.value_field])).values()))}
         number = int(field.metadata[b"PARQUET:field_id"])
         result[field.name] = {"__duckdb_field_id": number, **children} if children else number
     return result
 
 
-def _duckdb(rng: random.Random, rows: pa.Table, path: Path) -> None:
+def _write_with_duckdb(rng: random.Random, rows: pa.Table, path: Path) -> None:
     with duckdb.connect() as connection:
         connection.register("given", rows)
-        ids = str(_field_ids(rows.schema)).replace("'", "")
+        ids = str(_build_field_ids(rows.schema)).replace("'", "")
         codec = rng.choice(["snappy", "gzip", "zstd", "lz4_raw", "brotli", "uncompressed"])
         version = rng.choice(["V1", "V2"])
         connection.execute(
@@ -112,7 +112,7 @@ def _duckdb(rng: random.Random, rows: pa.Table, path: Path) -> None:
         )
 
 
-def _datafusion(rng: random.Random, rows: pa.Table, path: Path) -> None:
+def _write_with_datafusion(rng: random.Random, rows: pa.Table, path: Path) -> None:
     session = datafusion.SessionContext()
     frame = session.create_dataframe([rows.to_batches()], name="given", schema=rows.schema)
     frame.write_parquet_with_options(
@@ -129,22 +129,22 @@ def _datafusion(rng: random.Random, rows: pa.Table, path: Path) -> None:
     )
 
 
-def _large(field: pa.Field) -> pa.Field:
+def _to_large_field(field: pa.Field) -> pa.Field:
     """Return the field with the types that Polars supports."""
     kind = field.type
     if pa.types.is_struct(kind):
-        kind = pa.struct([_large(child) for child in kind])
+        kind = pa.struct([_to_large_field(child) for child in kind])
     elif pa.types.is_list(kind):
-        kind = pa.large_list(_large(kind.value_field).with_name("item"))
+        kind = pa.large_list(_to_large_field(kind.value_field).with_name("item"))
     elif kind in (pa.string(), pa.binary()):
         kind = pa.large_string() if kind == pa.string() else pa.large_binary()
     return field.with_type(kind)
 
 
-def _polars(rng: random.Random, rows: pa.Table, path: Path) -> None:
+def _write_with_polars(rng: random.Random, rows: pa.Table, path: Path) -> None:
     pl.from_arrow(rows).write_parquet(  # type: ignore[union-attr]
         path,
-        arrow_schema=pa.schema([_large(field) for field in rows.schema]),
+        arrow_schema=pa.schema([_to_large_field(field) for field in rows.schema]),
         compression=rng.choice(["snappy", "gzip", "zstd", "lz4", "uncompressed", "brotli"]),
         row_group_size=rng.choice([70, 1000]),
         data_page_size=rng.choice([300, 1 << 20]),
@@ -152,7 +152,7 @@ def _polars(rng: random.Random, rows: pa.Table, path: Path) -> None:
     )
 
 
-def _pyiceberg(rng: random.Random, rows: pa.Table, path: Path) -> None:
+def _write_with_pyiceberg(rng: random.Random, rows: pa.Table, path: Path) -> None:
     """Write a data file as PyIceberg's `append` does."""
     model, schema = FileFormatFactory.get(FileFormat.PARQUET), pyarrow_to_schema(rows.schema)
     batches = [
@@ -173,11 +173,11 @@ def _pyiceberg(rng: random.Random, rows: pa.Table, path: Path) -> None:
 
 
 WRITERS: Mapping[str, Writer] = {
-    "pyarrow": _pyarrow,
-    "duckdb": _duckdb,
-    "datafusion": _datafusion,
-    "polars": _polars,
-    "pyiceberg": _pyiceberg,
+    "pyarrow": _write_with_pyarrow,
+    "duckdb": _write_with_duckdb,
+    "datafusion": _write_with_datafusion,
+    "polars": _write_with_polars,
+    "pyiceberg": _write_with_pyiceberg,
 }
 DRAWN: Mapping[str, tuple[pa.DataType, Callable[[random.Random], Any]]] = {
     "long": (pa.int64(), lambda rng: rng.randrange(-(1 << 60), 1 << 60)),
@@ -225,9 +225,9 @@ def test_random_files_of_all_writers_are_merged_into_one(tmp_path: Path, number:
     selected_names = rng.sample(names, rng.randint(1, len(names)))
     out = tmp_path / "out.parquet"
     merge(paths, out, pa.schema([schema.field(name) for name in selected_names]))
-    expected = texts(pa.concat_tables(parts).select(selected_names))
+    expected = list_row_texts(pa.concat_tables(parts).select(selected_names))
     for name, read_rows in READERS.items():
-        assert texts(read_rows(out)) == expected, (seed, name, paths)
+        assert list_row_texts(read_rows(out)) == expected, (seed, name, paths)
 
 
 # All types, and unusual sizes
@@ -265,14 +265,14 @@ def _make_typed_rows() -> pa.Table:
     return pa.table(columns, [name for name, _, _ in values])
 
 
-def _int96(path: Path) -> None:
+def _write_int96(path: Path) -> None:
     moments = [datetime.datetime(2024, 1, 1, 1), None, datetime.datetime(1999, 1, 1)]
     rows = pa.table({"at": pa.array(moments, pa.timestamp("ns")), "n": [1, 2, 3]})
     pq.write_table(rows, path, use_deprecated_int96_timestamps=True)
     assert pq.ParquetFile(path).schema.column(0).physical_type == "INT96"
 
 
-def _columns(path: Path, count: int) -> None:
+def _write_columns(path: Path, count: int) -> None:
     pq.write_table(pa.table({f"c{number}": [number, None] for number in range(count)}), path, write_page_index=True)
 
 
@@ -283,13 +283,13 @@ ODD_FILES: Mapping[str, Callable[[Path], None]] = {
     "all types, version 2": lambda path: pq.write_table(
         _make_typed_rows(), path, version="2.6", data_page_version="2.0", use_dictionary=False, write_page_checksum=True
     ),
-    "int96": _int96,
+    "int96": _write_int96,
     "no rows": lambda path: pq.write_table(_make_typed_rows().slice(0, 0), path),
     "no row groups": lambda path: pq.ParquetWriter(path, pa.schema([("a", pa.int64())])).close(),
     "one row": lambda path: pq.write_table(_make_typed_rows().slice(0, 1), path),
     "only nulls": lambda path: pq.write_table(_make_typed_rows().slice(1, 1), path),
-    "5,000 columns": lambda path: _columns(path, 5000),
-    "1,000 columns": lambda path: _columns(path, 1000),
+    "5,000 columns": lambda path: _write_columns(path, 5000),
+    "1,000 columns": lambda path: _write_columns(path, 1000),
     "huge values": lambda path: pq.write_table(
         pa.table({"text": ["x" * (24 << 20), "", "y" * (9 << 20)], "n": [1, 2, 3]}), path, use_dictionary=False
     ),
@@ -332,7 +332,7 @@ def test_unusual_files_are_copied_unchanged(tmp_path: Path, name: str) -> None:
                 read_rows(path)
             continue
         source_table = read_rows(path)
-        assert texts(read_rows(out)) == texts(pa.concat_tables([source_table, source_table])), engine
+        assert list_row_texts(read_rows(out)) == list_row_texts(pa.concat_tables([source_table, source_table])), engine
     with pq.ParquetFile(path) as old_file, pq.ParquetFile(out) as new_file:
         assert new_file.schema.equals(old_file.schema)
         if new_file.metadata.num_rows:  # The Arrow types come from the copied files.

@@ -92,9 +92,9 @@ def _record_coded_columns(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     real: Callable[..., list[str]] = coded_strings.select_coded_columns
     reals: list[list[str]] = []
 
-    def counting(*arguments: object) -> list[str]:
+    def count_and_list(*arguments: object) -> list[str]:
         reals.append(real(*arguments))
         return reals[-1]
 
-    monkeypatch.setattr("seamark.connector.read.file_rows.select_coded_columns", counting)
+    monkeypatch.setattr("seamark.connector.read.file_rows.select_coded_columns", count_and_list)
     return reals

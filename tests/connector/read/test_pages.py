@@ -26,7 +26,7 @@ CODECS = ("none", "snappy", "zstd", "gzip", "lz4")
 def draw_table(rng: np.random.Generator, rows: int) -> pa.Table:
     """Return columns of many types, some with nulls, with few or many distinct values."""
 
-    def with_nulls(values: pa.Array) -> pa.Array:
+    def add_nulls(values: pa.Array) -> pa.Array:
         return pa.compute.if_else(pa.array(rng.random(rows) < 0.2), pa.scalar(None, values.type), values)
 
     words = pa.array([f"word {number}" * (number % 4) for number in range(50)])
@@ -34,15 +34,15 @@ def draw_table(rng: np.random.Generator, rows: int) -> pa.Table:
         {
             "number": pa.array(rng.integers(-(2**60), 2**60, rows)),
             "sorted": pa.array(np.arange(rows, dtype=np.int32)),
-            "few": with_nulls(pa.array(rng.integers(0, 5, rows), pa.int16())),
-            "word": with_nulls(words.take(pa.array(rng.integers(0, 50, rows)))),
+            "few": add_nulls(pa.array(rng.integers(0, 5, rows), pa.int16())),
+            "word": add_nulls(words.take(pa.array(rng.integers(0, 50, rows)))),
             "text": pa.array([f"{one:x}" * 3 for one in rng.integers(0, 2**40, rows).tolist()]),
-            "float": with_nulls(pa.array(rng.random(rows))),
-            "flag": with_nulls(pa.array(rng.random(rows) < 0.5)),
+            "float": add_nulls(pa.array(rng.random(rows))),
+            "flag": add_nulls(pa.array(rng.random(rows) < 0.5)),
             "at": pa.array(rng.integers(0, 2**50, rows), pa.timestamp("us", tz="UTC")),
-            "nanos": with_nulls(pa.array(rng.integers(0, 2**60, rows), pa.timestamp("ns"))),
+            "nanos": add_nulls(pa.array(rng.integers(0, 2**60, rows), pa.timestamp("ns"))),
             "amount": pa.array([decimal.Decimal(one) / 100 for one in rng.integers(0, 10**9, rows).tolist()]),
-            "bytes": with_nulls(pa.array([one.tobytes() for one in rng.integers(0, 9, (rows, 3), dtype=np.uint8)])),
+            "bytes": add_nulls(pa.array([one.tobytes() for one in rng.integers(0, 9, (rows, 3), dtype=np.uint8)])),
             "nothing": pa.nulls(rows, pa.int64()),
             "list": pa.array([[number] for number in range(rows)]),
             "struct": pa.array([{"a": number} for number in range(rows)]),
@@ -63,7 +63,7 @@ def open_pages(data: bytes) -> tuple[Pages, pq.ParquetFile]:
     return Pages(source, file, hole_bytes=100), file
 
 
-def some_rows(rng: np.random.Generator, rows: int) -> Any:
+def draw_row_numbers(rng: np.random.Generator, rows: int) -> Any:
     """Return a few random row numbers, or many consecutive ones."""
     if rng.random() < 0.5:
         return np.sort(rng.choice(rows, int(rng.integers(1, 6)), replace=False))
@@ -77,7 +77,7 @@ def check(data: bytes, table: pa.Table, names: Sequence[str], rng: np.random.Gen
     first = read_bytes = 0
     for number in range(file.metadata.num_row_groups):
         rows = file.metadata.row_group(number).num_rows
-        wanted_rows = some_rows(rng, rows)
+        wanted_rows = draw_row_numbers(rng, rows)
         actual = pages.read(number, names, wanted_rows)
         if actual is not None:
             read_bytes += 1
@@ -151,7 +151,7 @@ def test_pages_are_not_used_for_rows_on_all_pages_or_without_a_page_index() -> N
     assert pages.read(0, ["number"], np.array([3])) is None
 
 
-def offsets_of(data: bytes) -> tuple[int, int]:
+def find_offset_index(data: bytes) -> tuple[int, int]:
     """Return the position and the size of the offset index of the first column in the first row group."""
     _, file = open_pages(data)
     out = io.BytesIO()
@@ -163,7 +163,7 @@ def offsets_of(data: bytes) -> tuple[int, int]:
 def test_corrupt_page_index_gives_the_right_rows_or_is_not_used() -> None:
     of = pa.table({"n": np.random.default_rng(5).integers(0, 2**60, 30_000)})
     data = write_parquet(of, row_group_size=30_000, use_dictionary=False, max_rows_per_page=1_000)
-    offset, size = offsets_of(data)
+    offset, size = find_offset_index(data)
     source, none = random.Random(11), 0
     for _ in range(600):
         damaged_bytes = bytearray(data)
@@ -181,7 +181,7 @@ def test_corrupt_page_index_gives_the_right_rows_or_is_not_used() -> None:
 def test_pages_that_contradict_the_page_index_are_not_used() -> None:
     of = pa.table({"n": np.arange(30_000)})
     data = write_parquet(of, row_group_size=30_000, use_dictionary=False, max_rows_per_page=1_000)
-    offset, size = offsets_of(data)
+    offset, size = find_offset_index(data)
     index = thrift.read(data, offset)[0]
     locations = index[1][1][1]
     locations[4][3], locations[5][3] = (thrift.I64, 3_999), (thrift.I64, 5_001)  # The rows of page 3 end earlier.
@@ -208,25 +208,25 @@ SCALARS: dict[int, st.SearchStrategy[Any]] = {
 IN_LISTS = {**SCALARS, thrift.TRUE: st.sampled_from([1, 2]), thrift.FALSE: st.sampled_from([1, 2])}
 
 
-def of_kinds(kinds: dict[int, st.SearchStrategy[Any]]) -> st.SearchStrategy[tuple[int, Any]]:
+def draw_field_of_kinds(kinds: dict[int, st.SearchStrategy[Any]]) -> st.SearchStrategy[tuple[int, Any]]:
     return st.sampled_from(sorted(kinds)).flatmap(lambda kind: st.tuples(st.just(kind), kinds[kind]))
 
 
-def lists(inner: dict[int, st.SearchStrategy[Any]]) -> st.SearchStrategy[tuple[int, Any]]:
+def draw_list_field(inner: dict[int, st.SearchStrategy[Any]]) -> st.SearchStrategy[tuple[int, Any]]:
     return st.sampled_from(sorted(inner)).flatmap(
         lambda kind: st.tuples(st.just(kind), st.lists(inner[kind], max_size=20))
     )
 
 
-def structs(depth: int) -> st.SearchStrategy[dict[int, tuple[int, Any]]]:
+def draw_struct_fields(depth: int) -> st.SearchStrategy[dict[int, tuple[int, Any]]]:
     kinds = dict(SCALARS)
     if depth:
-        inner = structs(depth - 1)
-        kinds |= {thrift.STRUCT: inner, thrift.LIST: lists({**IN_LISTS, thrift.STRUCT: inner})}
-    return st.dictionaries(st.integers(1, 40), of_kinds(kinds), max_size=6)
+        inner = draw_struct_fields(depth - 1)
+        kinds |= {thrift.STRUCT: inner, thrift.LIST: draw_list_field({**IN_LISTS, thrift.STRUCT: inner})}
+    return st.dictionaries(st.integers(1, 40), draw_field_of_kinds(kinds), max_size=6)
 
 
-@given(structs(2))
+@given(draw_struct_fields(2))
 def test_thrift_structure_survives_a_round_trip(fields: dict[int, tuple[int, Any]]) -> None:
     data = thrift.write(fields)
     assert thrift.read(b"x" + data + b"y", 1) == (fields, 1 + len(data))

@@ -33,7 +33,7 @@ SCHEMA = Schema(
 )
 
 
-def id_field(name: str, kind: pa.DataType, field_id: int) -> pa.Field:
+def build_field(name: str, kind: pa.DataType, field_id: int) -> pa.Field:
     return pa.field(name, kind, metadata={"PARQUET:field_id": str(field_id)})
 
 
@@ -51,11 +51,11 @@ def read(path: str, *column_ids: int, projection: Projection | None = None, rows
     return {column_id: column.to_pylist() for column_id, column in columns.items()}
 
 
-DEEP_STRUCT = pa.struct([id_field("x", pa.int32(), 6)])
+DEEP_STRUCT = pa.struct([build_field("x", pa.int32(), 6)])
 FIELDS = [
-    id_field("renamed", pa.int64(), 1),
-    id_field("a.b", pa.string(), 2),
-    id_field("a", pa.struct([id_field("b", pa.int32(), 4), id_field("deep", DEEP_STRUCT, 5)]), 3),
+    build_field("renamed", pa.int64(), 1),
+    build_field("a.b", pa.string(), 2),
+    build_field("a", pa.struct([build_field("b", pa.int32(), 4), build_field("deep", DEEP_STRUCT, 5)]), 3),
 ]
 ROWS: list[Any] = [
     [1, 2, 3],
@@ -103,7 +103,7 @@ def test_file_that_is_not_parquet_is_unreadable(tmp_path: Path) -> None:
 
 def test_file_with_two_columns_of_the_same_id_is_refused(tmp_path: Path) -> None:
     twice = write_parquet(
-        tmp_path, [id_field("x", pa.int64(), 1), id_field("y", pa.int64(), 1)], [[1, 2, 3], [4, 5, 6]]
+        tmp_path, [build_field("x", pa.int64(), 1), build_field("y", pa.int64(), 1)], [[1, 2, 3], [4, 5, 6]]
     )
     with pytest.raises(Unreadable, match="2 columns that may be column 1"):
         read(twice, 1)
@@ -121,11 +121,11 @@ def test_plain_columns_of_encrypted_files_are_read_without_keys(
     tmp_path: Path, columns: dict[str, list[str]], options: dict[str, Any]
 ) -> None:
     path = str(tmp_path / "data.parquet")
-    names = [id_field("a", pa.int64(), 4), id_field("b", pa.string(), 5)]
+    names = [build_field("a", pa.int64(), 4), build_field("b", pa.string(), 5)]
     fields = [
-        id_field("id", pa.int64(), 1),
-        id_field("c.b", pa.string(), 2),
-        id_field("st", pa.struct(names), 3),
+        build_field("id", pa.int64(), 1),
+        build_field("c.b", pa.string(), 2),
+        build_field("st", pa.struct(names), 3),
     ]
     table = pa.table(
         {
@@ -135,8 +135,8 @@ def test_plain_columns_of_encrypted_files_are_read_without_keys(
         },
         schema=pa.schema(fields),
     )
-    configuration = encrypted.configuration(columns, **options)
-    properties = encrypted.encryption_of(configuration)
+    configuration = encrypted.build_configuration(columns, **options)
+    properties = encrypted.build_encryption(configuration)
     pq.write_table(table, path, row_group_size=900, encryption_properties=properties, data_page_size=500)
     projection = Projection(
         Schema(
@@ -148,7 +148,7 @@ def test_plain_columns_of_encrypted_files_are_read_without_keys(
         )
     )
 
-    def read_with_keys(*column_ids: int, keys: Any = encrypted.keys) -> dict[int, list[Any]]:
+    def read_with_keys(*column_ids: int, keys: Any = encrypted.build_keys) -> dict[int, list[Any]]:
         local = fs.LocalFileSystem()
         actual_columns = read_columns(path, column_ids, projection, filesystem=local, rows=5000, keys=keys)
         return {column_id: column.to_pylist() for column_id, column in actual_columns.items()}

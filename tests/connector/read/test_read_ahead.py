@@ -37,11 +37,11 @@ DELETES = pa.schema(
 )
 
 
-def _plan(folder: Path) -> ReadPlan:
+def _build_read_plan(folder: Path) -> ReadPlan:
     return ReadPlan(create_new_table(SCHEMA, PartitionSpec(0, ()), folder), SCHEMA, ("id",), positions=True)
 
 
-def _task(path: Path, values: list[int], deleted: list[int] | None = None) -> ScanTask:
+def _write_task(path: Path, values: list[int], deleted: list[int] | None = None) -> ScanTask:
     pq.write_table(pa.table([values], schema=ARROW), path, row_group_size=max(1, len(values) // 3))
     deletes: tuple[dict[str, Any], ...] = ()
     if deleted:
@@ -76,24 +76,24 @@ def test_read_ahead_returns_all_files_in_order_with_their_rows(tmp_path: Path) -
     for number in range(60):
         values = [rng.randrange(10**12) for _ in range(rng.choice([0, 1, 5, 40, 140, 151, 400]))]
         deleted = sorted(rng.sample(range(len(values)), len(values) // 4)) if rng.random() < 0.3 else []
-        task = _task(tmp_path / f"{number}.parquet", values, deleted)
+        task = _write_task(tmp_path / f"{number}.parquet", values, deleted)
         tasks.append(task)
         expected.append((task.path, [(value, at) for at, value in enumerate(values) if at not in deleted]))
     assert len({read_ahead._is_small(task) for task in tasks}) == 2
     actual = []
-    for task, batches in read_tasks(_plan(tmp_path), Storage(), tasks):
+    for task, batches in read_tasks(_build_read_plan(tmp_path), Storage(), tasks):
         rows = [row for batch in batches for row in zip(*(column.to_pylist() for column in batch.columns), strict=True)]
         actual.append((task.path, rows))
     assert actual == expected
 
 
 def test_unreadable_file_raises_an_error_after_the_files_before_it(tmp_path: Path) -> None:
-    tasks = [_task(tmp_path / f"{number}.parquet", [number]) for number in range(40)]
+    tasks = [_write_task(tmp_path / f"{number}.parquet", [number]) for number in range(40)]
     Path(tmp_path / "25.parquet").write_bytes(b"no Parquet")
     values: list[list[int]] = []
 
     def read_all() -> None:
-        for _, batches in read_tasks(_plan(tmp_path), Storage(), tasks):
+        for _, batches in read_tasks(_build_read_plan(tmp_path), Storage(), tasks):
             values.extend(batch.column(0).to_pylist() for batch in batches)
 
     with pytest.raises(Unreadable, match=r"25\.parquet: it cannot be read"):
@@ -104,7 +104,7 @@ def test_unreadable_file_raises_an_error_after_the_files_before_it(tmp_path: Pat
 
 
 def test_reader_that_stops_early_leaves_no_thread_and_requested_few_files(tmp_path: Path) -> None:
-    tasks = [_task(tmp_path / f"{number}.parquet", [number]) for number in range(200)]
+    tasks = [_write_task(tmp_path / f"{number}.parquet", [number]) for number in range(200)]
     requested: list[ScanTask] = []
 
     def request_tasks() -> Iterator[ScanTask]:
@@ -112,7 +112,7 @@ def test_reader_that_stops_early_leaves_no_thread_and_requested_few_files(tmp_pa
             requested.append(task)
             yield task
 
-    with closing(read_tasks(_plan(tmp_path), Storage(), request_tasks())) as reads:
+    with closing(read_tasks(_build_read_plan(tmp_path), Storage(), request_tasks())) as reads:
         task, batches = next(reads)
         assert (task, [batch.column(0).to_pylist() for batch in batches]) == (tasks[0], [[0]])
     assert len(requested) < 50

@@ -34,17 +34,17 @@ from tests.api.indexes.test_bitmaps import (
     OPPOSITE,
     Leaf,
     Tree,
+    build_random_tree,
     compare,
     evaluate_as_sql,
     filter_json,
-    odd_row,
-    some_tree,
-    sql_text,
+    replace_with_negative_zero,
+    to_sql,
 )
 from tests.api.rest.stored import Snapshot, StoredTable, draw_row
 from tests.connector import lake
 from tests.connector.server_thread import ServerThread
-from tests.iceberg.expressions.test_sql import BOUND_TO, COLUMNS, NESTED, predicate, table
+from tests.iceberg.expressions.test_sql import BOUND_TO, COLUMNS, NESTED, draw_predicate, table
 from tests.planner.lakes.lake import Row
 from tests.seeds import examples
 
@@ -68,7 +68,7 @@ def client(server: ServerThread) -> Iterator[SeamarkClient]:
 # Filters
 
 
-def columns_of(rows: list[Row]) -> dict[int, pa.Array]:
+def build_columns_by_id(rows: list[Row]) -> dict[int, pa.Array]:
     """Return the columns of the oracle's rows, by field id."""
     kinds = {number: kind for number, (kind, _) in enumerate(COLUMNS.values(), 1)} | {51: "int", 53: "int"}
     columns = {column_id: arrow_array(kind, [row[column_id] for row in rows]) for column_id, kind in kinds.items()}
@@ -78,10 +78,10 @@ def columns_of(rows: list[Row]) -> dict[int, pa.Array]:
 
 def test_sql_filter_keeps_the_rows_that_duckdb_keeps(table: tuple[duckdb.DuckDBPyConnection, list[Row]]) -> None:
     db, rows = table
-    columns = columns_of(rows)
+    columns = build_columns_by_id(rows)
     judged_count, count = 0, examples(1500, 500)
     for seed in range(count):
-        sql = predicate(random.Random(seed))
+        sql = draw_predicate(random.Random(seed))
         parsed_filter = parse_sql(sql.ours, BOUND_TO, nan_above=True)
         if not parsed_filter.exact:
             continue
@@ -116,15 +116,15 @@ def evaluate(tree: Tree, row: Any, *, negated: bool = False) -> bool:
 # Whole tables
 
 
-async def history(stored_table: StoredTable, rng: random.Random, commits: int) -> None:
+async def commit_history(stored_table: StoredTable, rng: random.Random, commits: int) -> None:
     """Commit files with several row groups, and deletes of every kind that the format version has."""
     for _ in range(commits):
         before = stored_table.snapshots[-1] if stored_table.snapshots else Snapshot(0, [], [])
         part = rng.choice([1, 2])
         data = [
-            stored_table.data_file(
+            stored_table.write_data_file(
                 [
-                    draw_row(rng, part) if stored_table.partitioned else odd_row(rng)
+                    draw_row(rng, part) if stored_table.partitioned else replace_with_negative_zero(rng)
                     for _ in range(rng.choice([1, 40, 150]))
                 ],
                 group_rows=rng.choice([16, 1000]),
@@ -143,13 +143,13 @@ async def history(stored_table: StoredTable, rng: random.Random, commits: int) -
             vector_paths = {delete.referenced for delete in before.deletes if delete.format == "PUFFIN"}
             if stored_table.version > 2:
                 new_deletes = {path: {at for one, at in spots if one == path} for path in paths - vector_paths}
-                deletes += stored_table.vectors(new_deletes, part) if new_deletes else []
+                deletes += stored_table.write_vectors(new_deletes, part) if new_deletes else []
             elif spots:
-                deletes.append(stored_table.position_deletes(spots, part))
+                deletes.append(stored_table.write_position_deletes(spots, part))
         if rng.random() < 0.5:
             ids = rng.choice([[1], [2], [1, 2], [3]])
             keys = [tuple(draw_row(rng, part)[id_ - 1] for id_ in ids) for _ in range(rng.randint(1, 3))]
-            deletes.append(stored_table.equality_deletes(ids, keys, part))
+            deletes.append(stored_table.write_equality_deletes(ids, keys, part))
         await stored_table.commit(data, deletes)
 
 
@@ -174,7 +174,7 @@ def test_scans_of_random_tables_return_the_written_rows_without_deleted_ones(
 
     async def make() -> StoredTable:
         new_table = await StoredTable.create(server.api, version=version, partitioned=partitioned)
-        await history(new_table, rng, 6)
+        await commit_history(new_table, rng, 6)
         for name in ("id", "price"):
             await new_table.index(f"by_{name}", "bitmap", [name], new_table.snapshots[-1].data[: rng.randint(1, 9)])
         return new_table
@@ -183,13 +183,13 @@ def test_scans_of_random_tables_return_the_written_rows_without_deleted_ones(
     outcomes: Counter[str] = Counter()
     for round_number in range(40):
         snapshot = rng.choice(stored_table.snapshots)
-        tree = some_tree(rng, 3, (0, 1, 2, 3))
+        tree = build_random_tree(rng, 3, (0, 1, 2, 3))
         in_text = rng.random() < 0.5
-        where: Any = None if round_number < 4 else sql_text(tree) if in_text else filter_json(tree)
+        where: Any = None if round_number < 4 else to_sql(tree) if in_text else filter_json(tree)
         names = rng.sample([*NAMES, FILE, POSITION], rng.randint(0, 6))
         actual = scan(client, "db.t", names, where, at=At(snapshot_id=snapshot.id), bitmaps=rng.random() < 0.7)
         rows = []
-        for path, position, row in stored_table.live_rows(snapshot):
+        for path, position, row in stored_table.list_live_rows(snapshot):
             is_expected = evaluate_as_sql(tree, row, nan_is_high=True) is True if in_text else evaluate(tree, row)
             if where is None or is_expected:
                 values = dict(zip(NAMES, row, strict=True)) | {FILE: path, POSITION: position}
@@ -211,10 +211,10 @@ def test_exact_bitmap_chooses_rows_without_reading_the_filters_columns(
         new_table = await StoredTable.create(server.api)
         rows = [(n, f"n{n}", float(n % 10), 1) for n in range(1000)]
         random.Random(5).shuffle(rows)
-        files = [new_table.data_file(rows, group_rows=20)]
+        files = [new_table.write_data_file(rows, group_rows=20)]
         await new_table.commit(files)
         await new_table.commit(
-            deletes=[new_table.position_deletes([(files[0].path, [row[0] for row in rows].index(7))])]
+            deletes=[new_table.write_position_deletes([(files[0].path, [row[0] for row in rows].index(7))])]
         )
         await new_table.index("by_id", "bitmap", ["id"], files)
         return new_table
@@ -260,7 +260,7 @@ def test_row_groups_that_statistics_rule_out_are_not_read(
     async def make() -> StoredTable:
         new_table = await StoredTable.create(server.api)
         rows = [(n, None if n == 500 else f"n{n:04}", n / 10, 1) for n in range(1000)]
-        await new_table.commit([new_table.data_file(rows, group_rows=10)])
+        await new_table.commit([new_table.write_data_file(rows, group_rows=10)])
         return new_table
 
     stored_table = server.run(make())
@@ -284,7 +284,7 @@ def test_only_the_filters_columns_are_read_in_row_groups_without_a_match(
         new_table = await StoredTable.create(server.api)
         rows = [(2 * (n % 100), f"n{n}", None, 1) for n in range(1000)]
         rows[777] = (51, "here", None, 1)
-        await new_table.commit([new_table.data_file(rows, group_rows=100)])
+        await new_table.commit([new_table.write_data_file(rows, group_rows=100)])
         return new_table
 
     stored_table = server.run(make())
@@ -298,7 +298,7 @@ def test_only_the_filters_columns_are_read_in_row_groups_without_a_match(
 def test_spans_divide_a_file_by_its_row_groups(server: ServerThread, client: SeamarkClient) -> None:
     async def make() -> StoredTable:
         new_table = await StoredTable.create(server.api)
-        await new_table.commit([new_table.data_file([(n, "a", 1.5, 1) for n in range(500)], group_rows=50)])
+        await new_table.commit([new_table.write_data_file([(n, "a", 1.5, 1) for n in range(500)], group_rows=50)])
         return new_table
 
     server.run(make())
@@ -324,7 +324,7 @@ def test_rows_that_only_one_of_two_delete_sets_removes_can_be_read(
 ) -> None:
     async def make() -> StoredTable:
         new_table = await StoredTable.create(server.api, version=version)
-        await history(new_table, random.Random(version), 6)
+        await commit_history(new_table, random.Random(version), 6)
         return new_table
 
     stored_table = server.run(make())
@@ -339,7 +339,7 @@ def test_rows_that_only_one_of_two_delete_sets_removes_can_be_read(
             for batch in reader.read(part):
                 removed_paths |= set(zip(*batch.to_pydict().values(), strict=True))
         rows = [
-            {(path, at) for path, at, _ in stored_table.live_rows(stored_table.snapshots[row_id - 1])}
+            {(path, at) for path, at, _ in stored_table.list_live_rows(stored_table.snapshots[row_id - 1])}
             for row_id in (first, snapshot_count)
         ]
         assert removed_paths == rows[0] - rows[1]
@@ -348,7 +348,7 @@ def test_rows_that_only_one_of_two_delete_sets_removes_can_be_read(
 def test_limit_bounds_the_rows_and_the_files_that_are_read(server: ServerThread, client: SeamarkClient) -> None:
     async def make() -> StoredTable:
         new_table = await StoredTable.create(server.api)
-        await new_table.commit([new_table.data_file([(n, "a", 1.5, 1) for n in range(100)]) for _ in range(3)])
+        await new_table.commit([new_table.write_data_file([(n, "a", 1.5, 1) for n in range(100)]) for _ in range(3)])
         return new_table
 
     server.run(make())
@@ -363,7 +363,7 @@ def test_limit_bounds_the_rows_and_the_files_that_are_read(server: ServerThread,
 def test_scan_that_cannot_be_exact_is_refused(server: ServerThread, client: SeamarkClient) -> None:
     async def make() -> StoredTable:
         new_table = await StoredTable.create(server.api)
-        await new_table.commit([new_table.data_file([(1, "a", 1.5, 1)])])
+        await new_table.commit([new_table.write_data_file([(1, "a", 1.5, 1)])])
         return new_table
 
     server.run(make())
@@ -387,9 +387,9 @@ def test_scan_that_cannot_be_exact_is_refused(server: ServerThread, client: Seam
 def test_error_names_the_file_that_cannot_be_read(server: ServerThread, client: SeamarkClient) -> None:
     async def make() -> StoredTable:
         new_table = await StoredTable.create(server.api)
-        files = [new_table.data_file([(1, "a", 1.5, 1)])]
+        files = [new_table.write_data_file([(1, "a", 1.5, 1)])]
         await new_table.commit(files)
-        await new_table.commit(deletes=[new_table.position_deletes([(files[0].path, 0)])])
+        await new_table.commit(deletes=[new_table.write_position_deletes([(files[0].path, 0)])])
         return new_table
 
     stored_table = server.run(make())
@@ -397,26 +397,26 @@ def test_error_names_the_file_that_cannot_be_read(server: ServerThread, client: 
     expected = plan_read(opened_table, None, TRUE)
     (task,) = plan(client, opened_table)
 
-    def error_of(**changed: Any) -> str:
+    def read_error(**changed: Any) -> str:
         options = {name.replace("_", "-"): value for name, value in changed.items()}
         with pytest.raises(Unreadable) as raised:
             list(read_task(ScanTask({**task.file, **options}, task.deletes), expected, opened_table.storage))
         assert str(raised.value).startswith((task.path, str(options.get("file-path")), task.deletes[0]["file-path"]))
         return str(raised.value)
 
-    assert "'orc' are not supported" in error_of(file_format="orc")
-    assert "encrypted" in error_of(key_metadata="AABB")
-    assert "1 rows; its manifest says 2" in error_of(record_count=2)
-    assert "cannot be read" in error_of(file_path=task.path + ".gone")
+    assert "'orc' are not supported" in read_error(file_format="orc")
+    assert "encrypted" in read_error(key_metadata="AABB")
+    assert "1 rows; its manifest says 2" in read_error(record_count=2)
+    assert "cannot be read" in read_error(file_path=task.path + ".gone")
     deletes = Path(task.deletes[0]["file-path"].removeprefix("file://"))
     deletes.write_bytes(b"PAR1 no PAR1")
-    assert str(deletes) in error_of()
+    assert str(deletes) in read_error()
     assert stored_table.snapshots
 
 
 def test_nan_is_above_all_numbers_even_when_bounds_prune_files(server: ServerThread, client: SeamarkClient) -> None:
     kind = pa.schema([("id", pa.int64()), ("f", pa.float64())])
-    with lake.catalog_at(server.url) as catalog:
+    with lake.open_catalog(server.url) as catalog:
         catalog.create_namespace_if_not_exists("db")
         table = catalog.create_table("db.n", schema=kind)
         for start in (0, 10):
@@ -435,7 +435,7 @@ def test_scan_reads_the_snapshot_branch_or_tag_that_it_names(server: ServerThrea
     async def make() -> StoredTable:
         new_table = await StoredTable.create(server.api)
         for n in range(3):
-            await new_table.commit([new_table.data_file([(n, "a", 1.5, 1)])])
+            await new_table.commit([new_table.write_data_file([(n, "a", 1.5, 1)])])
         ref = {"action": "set-snapshot-ref", "ref-name": "dev", "type": "branch", "snapshot-id": 1}
         tag = {"action": "set-snapshot-ref", "ref-name": "v2", "type": "tag", "snapshot-id": 2}
         answer = await server.api("POST", "/v1/namespaces/db/tables/t", {"requirements": [], "updates": [ref, tag]})
@@ -444,12 +444,12 @@ def test_scan_reads_the_snapshot_branch_or_tag_that_it_names(server: ServerThrea
 
     server.run(make())
 
-    def ids(at: At) -> list[int]:
+    def read_ids(at: At) -> list[int]:
         return sorted(scan(client, "db.t", ["id"], at=at).to_arrow()["id"].to_pylist())
 
-    assert ids(At()) == ids(At(ref="main")) == [0, 1, 2]
-    assert ids(At(ref="dev")) == ids(At(snapshot_id=1)) == [0]
-    assert ids(At(ref="v2")) == [0, 1]
+    assert read_ids(At()) == read_ids(At(ref="main")) == [0, 1, 2]
+    assert read_ids(At(ref="dev")) == read_ids(At(snapshot_id=1)) == [0]
+    assert read_ids(At(ref="v2")) == [0, 1]
     opened_table = open_table(client, "db.t", At())
     assert opened_table.snapshot_id == 3
     bound = bind_filter("id = 1", opened_table)

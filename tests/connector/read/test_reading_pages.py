@@ -34,7 +34,7 @@ PAGES = {"write.parquet.page-row-limit": "1000", "write.parquet.row-group-size-b
 Row = tuple[str | None, float | None]
 
 
-def rows_of(model: dict[int, Row], ids: list[int]) -> list[dict[str, Any]]:
+def list_model_rows(model: dict[int, Row], ids: list[int]) -> list[dict[str, Any]]:
     return [{"id": id_, "word": model[id_][0], "price": model[id_][1]} for id_ in ids]
 
 
@@ -73,7 +73,7 @@ def test_few_rows_of_a_table_with_deletes_are_read_by_pages(client: IndexClient,
         where = f"id IN ({', '.join(map(str, numbers))})"
         actual_rows = scan(client, "db.t", ["price", "id", "word"], where)
         rows = sorted(actual_rows.to_arrow().select(["id", "word", "price"]).to_pylist(), key=lambda row: row["id"])
-        assert rows == rows_of(model, sorted({number for number in numbers if number in model})), (
+        assert rows == list_model_rows(model, sorted({number for number in numbers if number in model})), (
             f"seed {seed}: {where}"
         )
         by_pages += actual_rows.counts.row_groups_by_pages

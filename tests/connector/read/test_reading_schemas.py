@@ -64,7 +64,7 @@ def create_evolved_table(url: str) -> None:
         NestedField(10, "ts", TimestamptzType()),
         NestedField(11, "gone", StringType()),
     )
-    with lake.catalog_at(url) as catalog:
+    with lake.open_catalog(url) as catalog:
         catalog.create_namespace_if_not_exists("db")
         table = catalog.create_table("db.e", schema=schema)
 
@@ -101,19 +101,19 @@ def create_evolved_table(url: str) -> None:
 
 
 def draw_row(rng: random.Random, schema: pa.Schema, number: int) -> dict[str, Any]:
-    row = {one.name: value_of(rng, one.type) for one in schema}
+    row = {one.name: draw_value(rng, one.type) for one in schema}
     return row | {"id": number} | ({"gone": rng.choice([1, None])} if number >= 300 and "gone" in row else {})
 
 
-def value_of(rng: random.Random, kind: pa.DataType) -> Any:
+def draw_value(rng: random.Random, kind: pa.DataType) -> Any:
     if rng.random() < 0.15:
         return None
     if pa.types.is_struct(kind):
-        return {one.name: value_of(rng, one.type) for one in kind}
+        return {one.name: draw_value(rng, one.type) for one in kind}
     if pa.types.is_map(kind):
-        return [(key, value_of(rng, kind.item_type)) for key in rng.sample("abc", rng.randint(0, 3))]
+        return [(key, draw_value(rng, kind.item_type)) for key in rng.sample("abc", rng.randint(0, 3))]
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return [value_of(rng, kind.value_type) for _ in range(rng.randint(0, 3))]
+        return [draw_value(rng, kind.value_type) for _ in range(rng.randint(0, 3))]
     if pa.types.is_floating(kind):
         return rng.choice([0.5, -1.25, 3.0])
     if pa.types.is_decimal(kind):
@@ -138,7 +138,7 @@ def test_files_of_older_schemas_are_read_with_the_schema_of_the_snapshot(
     server: ServerThread, client: SeamarkClient
 ) -> None:
     create_evolved_table(server.url)
-    with lake.catalog_at(server.url) as catalog:
+    with lake.open_catalog(server.url) as catalog:
         table = catalog.load_table("db.e")
         assert len(table.schemas()) == 4
         for snapshot in (None, *(one.snapshot_id for one in table.metadata.snapshots)):

@@ -23,14 +23,14 @@ from tests.seeds import quick
 Row = tuple[Any, ...]
 
 
-def lineage(client: SeamarkClient, name: str = "db.t") -> dict[int, tuple[int | None, int | None]]:
+def read_lineage(client: SeamarkClient, name: str = "db.t") -> dict[int, tuple[int | None, int | None]]:
     """Return (row id, last updated sequence number) for each `id`."""
     values = scan(client, name, ["id", *NAMES]).to_arrow().to_pylist()
     assert len({value["id"] for value in values}) == len(values)
     return {value["id"]: (value["_row_id"], value["_last_updated_sequence_number"]) for value in values}
 
 
-def sequence(client: SeamarkClient) -> int:
+def read_sequence_number(client: SeamarkClient) -> int:
     """Return the sequence number of the table's last commit."""
     return int(client._request_json("GET", "/v1/namespaces/db/tables/t", {})["metadata"]["last-sequence-number"])
 
@@ -50,9 +50,9 @@ class Model:
         self, client: SeamarkClient, kept_ids: set[int], changed_numbers: set[int], new: set[int], note: str
     ) -> None:
         """Check that `kept` rows keep everything, `changed_numbers` rows their ids, and `new` rows have unused ids."""
-        lineage_rows = lineage(client)
+        lineage_rows = read_lineage(client)
         assert lineage_rows.keys() == self.rows.keys() == kept_ids | changed_numbers | new, note
-        now = sequence(client)
+        now = read_sequence_number(client)
         for id_ in kept_ids:
             assert lineage_rows[id_] == self.ids[id_], f"{note}: row {id_} was only copied"
         for id_ in changed_numbers:
@@ -139,13 +139,13 @@ def test_rows_from_before_an_upgrade_receive_ids_when_they_are_rewritten(client:
     append(client, "db.t", build_rows((3, "de", 1, "c")))
     upgrade = {"updates": [{"action": "upgrade-format-version", "format-version": 3}], "requirements": []}
     client._request_json("POST", "/v1/namespaces/db/tables/t", {}, upgrade)
-    assert lineage(client) == dict.fromkeys((1, 2, 3), (None, None))
+    assert read_lineage(client) == dict.fromkeys((1, 2, 3), (None, None))
     upsert(client, "db.t", build_rows((2, "fr", 2, "B")), keys=["id"], mode=COPY_ON_WRITE)
-    first = lineage(client)
+    first = read_lineage(client)
     assert {one: number for one, (_, number) in first.items()} == {1: 3, 2: 3, 3: 2}, "row 3 stays in its file"
     assert sorted(row_id for row_id, _ in first.values() if row_id is not None) == [0, 1, 2]
     upsert(client, "db.t", build_rows((1, "fr", 3, "A"), (3, "fr", 3, "C")), keys=["id"], mode=COPY_ON_WRITE)
-    assert lineage(client) == {1: (first[1][0], 4), 2: first[2], 3: (first[3][0], 4)}
+    assert read_lineage(client) == {1: (first[1][0], 4), 2: first[2], 3: (first[3][0], 4)}
 
 
 def test_files_have_lineage_columns_only_if_rows_need_them(client: IndexClient, server: ServerThread) -> None:
@@ -187,17 +187,26 @@ def test_table_with_a_column_of_a_reserved_name_must_rename_it(client: IndexClie
 def test_column_with_a_reserved_name_is_upserted_if_files_stay(client: IndexClient, version: int) -> None:
     create(client, fields=[*FIELDS, {"id": 5, "name": "_row_id", "required": False, "type": "long"}], version=version)
 
-    def rows_with_ids(*rows: tuple[int, int, int]) -> pa.Table:
+    def build_rows_with_ids(*rows: tuple[int, int, int]) -> pa.Table:
         expected_rows = [{"id": one, "ts": ts, "_row_id": own} for one, ts, own in rows]
         return pa.Table.from_pylist(
             expected_rows, pa.schema([("id", pa.int64()), ("ts", pa.int32()), ("_row_id", pa.int64())])
         )
 
-    append(client, "db.t", rows_with_ids((1, 5, 10), (2, 5, 20), (3, 5, 30)))
-    upsert(client, "db.t", rows_with_ids((1, 1, 11), (4, 1, 40)), keys=["id"], mode=MERGE_ON_READ)
-    upsert(client, "db.t", rows_with_ids((2, 4, 21), (3, 6, 31)), keys=["id"], precombine="ts", mode=MERGE_ON_READ)
-    upsert(client, "db.t", rows_with_ids((3, 7, 32), (5, 7, 50)), keys=["id"], columns=["_row_id"], mode=MERGE_ON_READ)
-    upsert(client, "db.t", rows_with_ids((4, 8, 99)), keys=["id"], columns=["ts"], mode=MERGE_ON_READ)
+    append(client, "db.t", build_rows_with_ids((1, 5, 10), (2, 5, 20), (3, 5, 30)))
+    upsert(client, "db.t", build_rows_with_ids((1, 1, 11), (4, 1, 40)), keys=["id"], mode=MERGE_ON_READ)
+    upsert(
+        client, "db.t", build_rows_with_ids((2, 4, 21), (3, 6, 31)), keys=["id"], precombine="ts", mode=MERGE_ON_READ
+    )
+    upsert(
+        client,
+        "db.t",
+        build_rows_with_ids((3, 7, 32), (5, 7, 50)),
+        keys=["id"],
+        columns=["_row_id"],
+        mode=MERGE_ON_READ,
+    )
+    upsert(client, "db.t", build_rows_with_ids((4, 8, 99)), keys=["id"], columns=["ts"], mode=MERGE_ON_READ)
     values = scan(client, "db.t", ["id", "ts", "_row_id"]).to_arrow().sort_by("id").to_pylist()
     assert [tuple(value.values()) for value in values] == [
         (1, 1, 11),

@@ -21,19 +21,19 @@ from tests.connector.write.test_upserts import MODES, create
 from tests.connector.write.test_upserts_at_once import run_before_commits
 
 
-def fields(*names: str) -> list[dict[str, Any]]:
+def build_fields(*names: str) -> list[dict[str, Any]]:
     return [{"id": n, "name": name, "required": False, "type": "long"} for n, name in enumerate(names, 1)]
 
 
-def swap(client: IndexClient) -> None:
-    schema = {"type": "struct", "schema-id": 1, "fields": fields("b", "a")}
+def swap_names(client: IndexClient) -> None:
+    schema = {"type": "struct", "schema-id": 1, "fields": build_fields("b", "a")}
     updates = [{"action": "add-schema", "schema": schema}, {"action": "set-current-schema", "schema-id": -1}]
     body = json.dumps({"requirements": [], "updates": updates}).encode()
     client._request("POST", "/v1/namespaces/db/tables/t", {}, body)
 
 
 def fill(client: IndexClient, *rows: tuple[int, int], properties: Mapping[str, str] | None = None) -> None:
-    create(client, fields=fields("a", "b"), properties=properties)
+    create(client, fields=build_fields("a", "b"), properties=properties)
     for a, b in rows:
         append(client, "db.t", pa.table({"a": [a], "b": [b]}))
 
@@ -47,17 +47,17 @@ def read_rows(client: IndexClient) -> list[tuple[int, int]]:
 def swap_before_plan(monkeypatch: pytest.MonkeyPatch, module: Any, client: IndexClient) -> None:
     real = module.plan
 
-    def plan(*args: Any, **options: Any) -> Any:
+    def plan_and_swap(*args: Any, **options: Any) -> Any:
         monkeypatch.setattr(module, "plan", real)
-        swap(client)
+        swap_names(client)
         return real(*args, **options)
 
-    monkeypatch.setattr(module, "plan", plan)
+    monkeypatch.setattr(module, "plan", plan_and_swap)
 
 
 def test_overwrite_uses_the_column_names_from_its_start(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(client, (1, 2), (2, 1))
-    run_before_commits(monkeypatch, lambda: swap(client))
+    run_before_commits(monkeypatch, lambda: swap_names(client))
     overwrite(client, "db.t", pa.table({"a": [1], "b": [77]}), where="a = 1")
     assert read_rows(client) == [(1, 77), (2, 1)]
 
@@ -69,7 +69,7 @@ def test_upsert_is_repeated_after_a_concurrent_swap_and_append(
     fill(client, (5, 50))
 
     def swap_and_commit() -> None:
-        swap(client)
+        swap_names(client)
         append(client, "db.t", pa.table({"b": [9], "a": [1]}))
 
     run_before_commits(monkeypatch, swap_and_commit)

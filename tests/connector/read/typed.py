@@ -53,25 +53,25 @@ SAMPLES: dict[str, Sequence[Any]] = {
 """The edge values of each type."""
 
 
-def _integers(minimum: int, maximum: int) -> st.SearchStrategy[int]:
+def _draw_integers(minimum: int, maximum: int) -> st.SearchStrategy[int]:
     return st.integers(minimum, maximum)
 
 
 _ANY: dict[str, st.SearchStrategy[Any]] = {
     "boolean": st.booleans(),
-    "int": _integers(-(2**31), 2**31 - 1),
-    "long": _integers(-LONG, LONG - 1),
+    "int": _draw_integers(-(2**31), 2**31 - 1),
+    "long": _draw_integers(-LONG, LONG - 1),
     "float": st.floats(width=32, allow_subnormal=False),
     "double": st.floats(allow_subnormal=False),
-    "decimal(9, 2)": _integers(-(10**9) + 1, 10**9 - 1),
-    "decimal(18, 0)": _integers(-(10**18) + 1, 10**18 - 1),
-    "decimal(38, 10)": _integers(-(10**38) + 1, 10**38 - 1),
-    "date": _integers(-719_162, 2_932_896),
-    "time": _integers(0, DAY_US - 1),
-    "timestamp": _integers(-62_135_596_800_000_000, 253_402_300_799_999_999),
-    "timestamptz": _integers(-62_135_596_800_000_000, 253_402_300_799_999_999),
-    "timestamp_ns": _integers(-LONG, LONG - 1),
-    "timestamptz_ns": _integers(-LONG, LONG - 1),
+    "decimal(9, 2)": _draw_integers(-(10**9) + 1, 10**9 - 1),
+    "decimal(18, 0)": _draw_integers(-(10**18) + 1, 10**18 - 1),
+    "decimal(38, 10)": _draw_integers(-(10**38) + 1, 10**38 - 1),
+    "date": _draw_integers(-719_162, 2_932_896),
+    "time": _draw_integers(0, DAY_US - 1),
+    "timestamp": _draw_integers(-62_135_596_800_000_000, 253_402_300_799_999_999),
+    "timestamptz": _draw_integers(-62_135_596_800_000_000, 253_402_300_799_999_999),
+    "timestamp_ns": _draw_integers(-LONG, LONG - 1),
+    "timestamptz_ns": _draw_integers(-LONG, LONG - 1),
     "string": st.text(max_size=24),
     "uuid": st.binary(min_size=16, max_size=16),
     "fixed[3]": st.binary(min_size=3, max_size=3),
@@ -79,34 +79,34 @@ _ANY: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
-def values(kind: str) -> st.SearchStrategy[Any]:
+def draw_values(kind: str) -> st.SearchStrategy[Any]:
     """Return a strategy for edge values and other values of the type, without null."""
     return st.sampled_from(SAMPLES[kind]) | _ANY[kind]
 
 
-def columns(kind: str, *, size_min: int = 0, size_max: int = 40) -> st.SearchStrategy[list[Any]]:
+def draw_columns(kind: str, *, size_min: int = 0, size_max: int = 40) -> st.SearchStrategy[list[Any]]:
     """Return a strategy for lists of values and nulls."""
-    return st.lists(st.none() | values(kind), min_size=size_min, max_size=size_max)
+    return st.lists(st.none() | draw_values(kind), min_size=size_min, max_size=size_max)
 
 
-def column(rng: random.Random, kind: str, rows: int, nulls: float = 0.2) -> list[Any]:
+def draw_column(rng: random.Random, kind: str, rows: int, nulls: float = 0.2) -> list[Any]:
     return [None if rng.random() < nulls else rng.choice(SAMPLES[kind]) for _ in range(rows)]
 
 
-def _integers_viewed_as(arrow: pa.DataType) -> Callable[[Sequence[Any]], pa.Array]:
+def _build_viewed_integers(arrow: pa.DataType) -> Callable[[Sequence[Any]], pa.Array]:
     width = pa.int32() if arrow == pa.date32() else pa.int64()
     return lambda given: pa.array(given, width).view(arrow)
 
 
-def _decimals(precision: int, scale: int) -> Callable[[Sequence[Any]], pa.Array]:
+def _build_decimals(precision: int, scale: int) -> Callable[[Sequence[Any]], pa.Array]:
     kind = pa.decimal128(precision, scale)
 
-    def decimal_array(values: Sequence[Any]) -> pa.Array:
+    def build_decimal_array(values: Sequence[Any]) -> pa.Array:
         # Decimals are made from tuples, because decimal's own arithmetic rounds to 28 digits.
         exact = (None if v is None else Decimal((int(v < 0), tuple(map(int, str(abs(v)))), -scale)) for v in values)
         return pa.array(list(exact), kind)
 
-    return decimal_array
+    return build_decimal_array
 
 
 _ARROW: dict[str, Callable[[Sequence[Any]], pa.Array]] = {
@@ -115,15 +115,15 @@ _ARROW: dict[str, Callable[[Sequence[Any]], pa.Array]] = {
     "long": lambda given: pa.array(given, pa.int64()),
     "float": lambda given: pa.array(given, pa.float32()),
     "double": lambda given: pa.array(given, pa.float64()),
-    "decimal(9, 2)": _decimals(9, 2),
-    "decimal(18, 0)": _decimals(18, 0),
-    "decimal(38, 10)": _decimals(38, 10),
-    "date": _integers_viewed_as(pa.date32()),
-    "time": _integers_viewed_as(pa.time64("us")),
-    "timestamp": _integers_viewed_as(pa.timestamp("us")),
-    "timestamptz": _integers_viewed_as(pa.timestamp("us", "UTC")),
-    "timestamp_ns": _integers_viewed_as(pa.timestamp("ns")),
-    "timestamptz_ns": _integers_viewed_as(pa.timestamp("ns", "UTC")),
+    "decimal(9, 2)": _build_decimals(9, 2),
+    "decimal(18, 0)": _build_decimals(18, 0),
+    "decimal(38, 10)": _build_decimals(38, 10),
+    "date": _build_viewed_integers(pa.date32()),
+    "time": _build_viewed_integers(pa.time64("us")),
+    "timestamp": _build_viewed_integers(pa.timestamp("us")),
+    "timestamptz": _build_viewed_integers(pa.timestamp("us", "UTC")),
+    "timestamp_ns": _build_viewed_integers(pa.timestamp("ns")),
+    "timestamptz_ns": _build_viewed_integers(pa.timestamp("ns", "UTC")),
     "string": lambda given: pa.array(given, pa.string()),
     "uuid": lambda given: pa.array(given, pa.binary(16)),
     "fixed[3]": lambda given: pa.array(given, pa.binary(3)),
@@ -131,14 +131,14 @@ _ARROW: dict[str, Callable[[Sequence[Any]], pa.Array]] = {
 }
 
 
-def array(kind: str, values: Sequence[Any]) -> pa.Array:
+def build_array(kind: str, values: Sequence[Any]) -> pa.Array:
     """Return an Arrow column of values and nulls.
 
     Decimals may have any precision and scale.
     """
     if kind not in _ARROW and kind.startswith("decimal("):
         precision, scale = kind.removeprefix("decimal(").removesuffix(")").split(",")
-        return _decimals(int(precision), int(scale))(values)
+        return _build_decimals(int(precision), int(scale))(values)
     return _ARROW[kind](values)
 
 

@@ -80,14 +80,14 @@ _KINDS = {
 _NAN = float("nan")
 
 
-def iceberg_types(table: str) -> dict[str, str]:
+def list_iceberg_types(table: str) -> dict[str, str]:
     fields = TABLES[table]
     return {
         field.name: _KINDS.get(field.type) or f"decimal({field.type.precision}, {field.type.scale})" for field in fields
     }
 
 
-def _row_of_a(n: int) -> dict[str, Any]:
+def _build_row_of_a(n: int) -> dict[str, Any]:
     return {
         "id": n if n % 7 else None,
         "k": None if n % 11 == 3 else n // 4,
@@ -102,7 +102,7 @@ def _row_of_a(n: int) -> dict[str, Any]:
     }
 
 
-def _row_of_b(n: int) -> dict[str, Any]:
+def _build_row_of_b(n: int) -> dict[str, Any]:
     return {
         "id": n * 2 if n % 5 else None,
         "k": None if n % 6 == 5 else n // 3,
@@ -114,7 +114,7 @@ def _row_of_b(n: int) -> dict[str, Any]:
     }
 
 
-def _row_of_c(n: int) -> dict[str, Any]:
+def _build_row_of_c(n: int) -> dict[str, Any]:
     return {
         "k": n if n < 5 else None,
         "n": ["zero", "one", "two", None, "four", "none"][n],
@@ -123,15 +123,15 @@ def _row_of_c(n: int) -> dict[str, Any]:
     }
 
 
-def files_of(table: str) -> list[pa.Table]:
+def split_into_files(table: str) -> list[pa.Table]:
     """Return the rows of each data file.
 
     The rows of a file have similar values. The table `e` is empty.
     """
     rows = {
-        "a": [_row_of_a(n) for n in range(24)],
-        "b": [_row_of_b(n) for n in range(15)],
-        "c": [_row_of_c(n) for n in range(6)],
+        "a": [_build_row_of_a(n) for n in range(24)],
+        "b": [_build_row_of_b(n) for n in range(15)],
+        "c": [_build_row_of_c(n) for n in range(6)],
         "e": [],
     }[table]
     size = _FILE_ROWS[table]
@@ -153,7 +153,7 @@ def open_plain_database() -> duckdb.DuckDBPyConnection:
     plain_connection.execute("CREATE SCHEMA db")
     plain_connection.execute("SET schema = 'db'")
     for name, schema in TABLES.items():
-        files = files_of(name)
+        files = split_into_files(name)
         plain_connection.register("rows", pa.concat_tables(files) if files else schema.empty_table())
         plain_connection.execute(f"CREATE TABLE db.{name} AS SELECT * FROM rows")
         plain_connection.unregister("rows")

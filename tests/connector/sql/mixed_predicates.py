@@ -25,9 +25,9 @@ class MixedPredicates:
 
     def predicate(self, p: str = "") -> str:
         column = self._rng.choice((*NUMBERS, *NUMBERS, *TIMES))
-        return self._shape(p, column, TIMES if column in TIMES else NUMBERS)
+        return self._draw_shape(p, column, TIMES if column in TIMES else NUMBERS)
 
-    def operand(self, column: str) -> str:
+    def draw_operand(self, column: str) -> str:
         rng = self._rng
         if column in TIMES:
             day, clock = rng.choice(_DAYS), rng.choice(("00:00:00", "12:00:00", "01:00:00"))
@@ -37,9 +37,9 @@ class MixedPredicates:
             return rng.choice(_NULLS)
         return rng.choice(_SHARP[column] if column in _SHARP and rng.random() < 0.5 else _ALSO)
 
-    def _shape(self, p: str, column: str, family: tuple[str, ...]) -> str:
+    def _draw_shape(self, p: str, column: str, family: tuple[str, ...]) -> str:
         rng, name = self._rng, f"{p}{column}"
-        first, second, third = (self.operand(column) for _ in range(3))
+        first, second, third = (self.draw_operand(column) for _ in range(3))
         other = f"{p}{rng.choice(family)}"
         op = rng.choice(("=", "<>", "<", "<=", ">", ">="))
         negated = rng.choice(("", "NOT "))
@@ -61,10 +61,10 @@ class MixedPredicates:
             )
         )
 
-    def of_trino(self, p: str = "") -> str:
+    def draw_trino_predicate(self, p: str = "") -> str:
         """Return a predicate that Trino supports. Other engines may not support it."""
         column = self._rng.choice((*NUMBERS, *TIMES))
-        first, second, third = (self.operand(column) for _ in range(3))
+        first, second, third = (self.draw_operand(column) for _ in range(3))
         negated = self._rng.choice(("", "NOT "))
         name = f"{p}{column}"
         return self._rng.choice(

@@ -37,25 +37,27 @@ _NAMES = ("", "a", "A", "ab", "Ärger", "b%c", "b_c", "zz top", "日本", "🙂x
 _FLOATS = (0.0, -0.0, 1.5, -2.25, float("nan"), float("inf"), float("-inf"), 1e10, 0.1)
 
 
-def random_rows(rng: random.Random, rows: int) -> pa.Table:
-    def maybe(value: object) -> object:
+def draw_rows(rng: random.Random, rows: int) -> pa.Table:
+    def replace_with_null(value: object) -> object:
         return None if rng.random() < 0.12 else value
 
     values: dict[str, list[object]] = {name: [] for name in COLUMNS}
     for _ in range(rows):
-        values["id"].append(maybe(rng.randint(-5, 40)))
-        values["k"].append(maybe(rng.choice((-3, 0, 1, 2, 3, 7))))
-        values["name"].append(maybe(rng.choice(_NAMES)))
-        values["price"].append(maybe(rng.randint(-50_000, 50_000)))
-        values["rate"].append(maybe(rng.randint(0, 9999)))
-        values["x"].append(maybe(rng.choice(_FLOATS)))
-        values["y"].append(maybe(rng.choice(_FLOATS)))
-        values["d"].append(maybe(rng.randint(19_000, 19_060)))
-        values["ts"].append(maybe(rng.randint(19_000, 19_060) * _DAY_US + rng.choice((0, 1, 43_200_000_001))))
-        values["tz"].append(maybe(rng.randint(19_000, 19_060) * _DAY_US + rng.choice((0, 3_600_000_000))))
-        values["ok"].append(maybe(rng.random() < 0.5))
-        values["big"].append(maybe(rng.choice((1, -1)) * rng.choice(_BIG)))
-        values["fine"].append(maybe(rng.choice(_FINE)))
+        values["id"].append(replace_with_null(rng.randint(-5, 40)))
+        values["k"].append(replace_with_null(rng.choice((-3, 0, 1, 2, 3, 7))))
+        values["name"].append(replace_with_null(rng.choice(_NAMES)))
+        values["price"].append(replace_with_null(rng.randint(-50_000, 50_000)))
+        values["rate"].append(replace_with_null(rng.randint(0, 9999)))
+        values["x"].append(replace_with_null(rng.choice(_FLOATS)))
+        values["y"].append(replace_with_null(rng.choice(_FLOATS)))
+        values["d"].append(replace_with_null(rng.randint(19_000, 19_060)))
+        values["ts"].append(
+            replace_with_null(rng.randint(19_000, 19_060) * _DAY_US + rng.choice((0, 1, 43_200_000_001)))
+        )
+        values["tz"].append(replace_with_null(rng.randint(19_000, 19_060) * _DAY_US + rng.choice((0, 3_600_000_000))))
+        values["ok"].append(replace_with_null(rng.random() < 0.5))
+        values["big"].append(replace_with_null(rng.choice((1, -1)) * rng.choice(_BIG)))
+        values["fine"].append(replace_with_null(rng.choice(_FINE)))
     arrays = []
     for name, kind in COLUMNS.items():
         if pa.types.is_decimal(kind):
@@ -93,29 +95,32 @@ class RandomQueries:
         if draw < 0.93:
             word = self._rng.choice(("UNION", "UNION ALL", "EXCEPT", "INTERSECT"))
             column = self._rng.choice(("id", "name", "price", "d", "k"))
-            sides = [f"SELECT {column} FROM {self._table()}" for _ in range(2)]
+            sides = [f"SELECT {column} FROM {self._choose_table()}" for _ in range(2)]
             return f" {word} ".join(sides) + f" WHERE {self.condition()}"
         return self._draw_windowed()
 
-    def _table(self) -> str:
+    def _choose_table(self) -> str:
         return f"{self._schema}.{self._rng.choice(TABLES)}"
 
     def _draw_plain(self) -> str:
         outputs = ", ".join(self.expression() for _ in range(self._rng.randint(1, 4)))
-        return f"SELECT {outputs} FROM {self._table()} WHERE {self.condition()}"
+        return f"SELECT {outputs} FROM {self._choose_table()} WHERE {self.condition()}"
 
     def _draw_grouped(self) -> str:
         key = self._rng.choice(("k", "name", "d", "ok", "year(d)", "month(ts)", "x", "k % 2", "substr(name, 1, 1)"))
         aggregates = ", ".join(self._aggregate() for _ in range(self._rng.randint(1, 4)))
         having = f" HAVING count(*) > {self._rng.randint(0, 3)}" if self._rng.random() < 0.3 else ""
-        return f"SELECT {key}, {aggregates} FROM {self._table()} WHERE {self.condition()} GROUP BY {key}{having}"
+        return f"SELECT {key}, {aggregates} FROM {self._choose_table()} WHERE {self.condition()} GROUP BY {key}{having}"
 
     def _draw_joined(self) -> str:
         kind = self._rng.choice(("JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN"))
         key = self._rng.choice(("id", "k", "name", "d", "x", "price"))
         where = self.condition("a.") if self._rng.random() < 0.8 else "TRUE"
         outputs = "a.id, b.id, a.name, b.price, a.x"
-        return f"SELECT {outputs} FROM {self._table()} a {kind} {self._table()} b ON a.{key} = b.{key} WHERE {where}"
+        return (
+            f"SELECT {outputs} FROM {self._choose_table()} a {kind} {self._choose_table()} b ON"
+            f" a.{key} = b.{key} WHERE {where}"
+        )
 
     def _draw_compared(self) -> str:
         """Return a comparison with extremes of rows, or with columns of another table."""
@@ -127,14 +132,14 @@ class RandomQueries:
         )
         op = self._rng.choice(("=", "<", "<=", ">", ">="))
         where = f" WHERE {self.condition('q.')}" if self._rng.random() < 0.6 else ""
-        rows = f"{self._table()} q{where}"
+        rows = f"{self._choose_table()} q{where}"
         low, high = (f"(SELECT {extreme}(q.{other}) FROM {rows})" for extreme in self._rng.sample(("min", "max"), 2))
         between = f"a.{column} BETWEEN {low} AND {high}"
         if self._rng.random() < 0.3 and column != "x":  # Engines return different extremes of columns with NaN.
             extreme = self._rng.choice(("min", "max"))
             names = f"WITH m AS (SELECT {extreme}(q.{other}) AS e FROM {rows}), n AS (SELECT e AS l FROM m)"
             name, value = self._rng.choice((("m", "m.e"), ("n", "n.l")))
-            query = f"{names} SELECT a.id FROM {self._table()} a"
+            query = f"{names} SELECT a.id FROM {self._choose_table()} a"
             kind = self._rng.choice(("JOIN", "JOIN", "LEFT JOIN", "RIGHT JOIN"))
             return self._rng.choice(
                 (
@@ -144,17 +149,20 @@ class RandomQueries:
                 )
             )
         if self._rng.random() < 0.6 and column != "x":
-            return f"SELECT a.id FROM {self._table()} a WHERE {self._rng.choice((f'a.{column} {op} {low}', between))}"
+            return (
+                f"SELECT a.id FROM {self._choose_table()} a WHERE"
+                f" {self._rng.choice((f'a.{column} {op} {low}', between))}"
+            )
         kind = self._rng.choice(("JOIN", "JOIN", "LEFT JOIN", "RIGHT JOIN"))
         end = f" AND a.{column} <= b.{other} + 0" if column == "id" else f" AND b.{other} >= a.{column}"
         join_condition = f"a.{column} {op} b.{other}{end}"
         return (
-            f"SELECT a.id, b.id FROM {self._table()} a {kind} {self._table()} b ON "
+            f"SELECT a.id, b.id FROM {self._choose_table()} a {kind} {self._choose_table()} b ON "
             f"{join_condition} WHERE {self.condition('b.')}"
         )
 
     def _draw_nested(self) -> str:
-        condition, table, other = self.condition(), self._table(), self._table()
+        condition, table, other = self.condition(), self._choose_table(), self._choose_table()
         of_a, of_b = self.condition("a."), self.condition("b.")
         total = f"WITH w AS (SELECT k, sum(price) AS total FROM {table} GROUP BY k)"
         return self._rng.choice(
@@ -171,7 +179,8 @@ class RandomQueries:
     def _draw_windowed(self) -> str:
         function = self._rng.choice(("rank()", "dense_rank()", "count(*)", "sum(k)", "max(price)"))
         return (
-            f"SELECT id, {function} OVER (PARTITION BY k ORDER BY d, ts) FROM {self._table()} WHERE {self.condition()}"
+            f"SELECT id, {function} OVER (PARTITION BY k ORDER BY d, ts) FROM {self._choose_table()}"
+            f" WHERE {self.condition()}"
         )
 
     def _aggregate(self) -> str:
@@ -210,9 +219,9 @@ class RandomQueries:
             return f"({self.condition(prefix, depth - 1)} {word} {self.condition(prefix, depth - 1)})"
         if depth and draw < 0.6:
             return f"NOT ({self.condition(prefix, depth - 1)})"
-        return self._comparison(prefix)
+        return self._draw_comparison(prefix)
 
-    def _comparison(self, p: str) -> str:
+    def _draw_comparison(self, p: str) -> str:
         if self._rng.random() < 0.25:
             return self._mixed.predicate(p)
         op = self._rng.choice(("=", "<>", "<", "<=", ">", ">="))

@@ -22,10 +22,10 @@ from seamark.connector.sql.cubes import plans
 from seamark.connector.sql.cubes.plans import EXACT, OFF, CubeSummary
 from seamark.connector.sql.session import SqlSession
 from seamark.connector.write.appends import append
-from tests.connector.lake import catalog_at
+from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
 from tests.connector.sql.comparing import count_rows
-from tests.connector.sql.random_queries import SCHEMA, random_rows
+from tests.connector.sql.random_queries import SCHEMA, draw_rows
 from tests.seeds import examples, first_seed
 
 EXACT_FLOATS = (0.0, -0.0, 1.5, -2.25, float("nan"), float("inf"), float("-inf"), 1024.0)
@@ -52,7 +52,7 @@ COMPARED = [*OPERANDS, "name", "d", "ts", "tz"]
 
 def exact_rows(rng: random.Random, rows: int) -> pa.Table:
     """Return random rows, whose floats have exact sums and whose times are before and after 1970."""
-    table = random_rows(rng, rows)
+    table = draw_rows(rng, rows)
     for name in ("x", "y"):
         values = [None if rng.random() < 0.1 else rng.choice(EXACT_FLOATS) for _ in range(rows)]
         number = table.column_names.index(name)
@@ -162,12 +162,12 @@ class World:
         return world
 
     def create_table(self) -> None:
-        with catalog_at(self.server.url) as catalog:
+        with open_catalog(self.server.url) as catalog:
             catalog.create_namespace_if_not_exists("db")
             catalog.create_table(self.name, schema=SCHEMA, properties={"write.delete.mode": "merge-on-read"})
 
     def append(self, rows: int = 30) -> None:
-        with catalog_at(self.server.url) as catalog:
+        with open_catalog(self.server.url) as catalog:
             catalog.load_table(self.name).append(exact_rows(self.rng, rows))
 
     def add_cube(self, dimensions: list[str], measures: list[str]) -> None:
@@ -185,7 +185,7 @@ class World:
             session.sql(f"DELETE FROM {self.name} WHERE {condition}").close()
 
     def tag(self) -> None:
-        with catalog_at(self.server.url) as catalog:
+        with open_catalog(self.server.url) as catalog:
             table = catalog.load_table(self.name)
             snapshot = table.current_snapshot()
             assert snapshot is not None
@@ -194,7 +194,7 @@ class World:
             self.tags.append(tag)
 
     def roll_back(self) -> None:
-        with catalog_at(self.server.url) as catalog:
+        with open_catalog(self.server.url) as catalog:
             table = catalog.load_table(self.name)
             parent = table.metadata.snapshots[0].snapshot_id
             table.manage_snapshots().set_current_snapshot(parent).commit()
@@ -302,7 +302,7 @@ def test_thousands_of_random_queries_return_the_same_rows_from_cubes(server: Ser
 def sales(server: ServerThread, request: pytest.FixtureRequest) -> Iterator[World]:
     """Yield a table with 3 files and a built cube, by country and day, of one test."""
     name = f"db.sales_{sum(map(ord, request.node.name))}"
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         catalog.create_namespace_if_not_exists("db")
         kinds = {"ts": pa.timestamp("us"), "country": pa.string(), "n": pa.int32(), "x": pa.float64()}
         table = catalog.create_table(name, schema=pa.schema(list(kinds.items())))
@@ -375,13 +375,13 @@ def test_sum_of_a_group_without_values_is_null_after_a_delete(server: ServerThre
 def test_renamed_column_keeps_its_cube_and_a_promoted_column_needs_a_new_one(
     server: ServerThread, sales: World
 ) -> None:
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         table = catalog.load_table(sales.name)
         with table.update_schema() as update:
             update.rename_column("country", "land")
     text = f"SELECT land, sum(n) FROM {sales.name} GROUP BY land ORDER BY land"
     assert query_with_summary(server, text) == (CubeSummary("cube0", 3, 0), [("a", 30), ("b", 30)])
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         table = catalog.load_table(sales.name)
         with table.update_schema() as update:
             update.update_column("n", LongType())
@@ -474,7 +474,7 @@ def test_query_that_does_not_follow_reads_rows_and_says_why(
 
 def test_create_refuses_a_cube_that_does_not_pay(server: ServerThread) -> None:
     schema = pa.schema([("id", pa.int64())])
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         catalog.create_namespace_if_not_exists("db")
         catalog.create_table("db.distinct_ids", schema=schema).append(pa.table({"id": range(2000)}, schema=schema))
     arguments = ["create", "db.distinct_ids", "--kind", "cube", "--columns", "id", "--measures", "count(*)"]

@@ -28,18 +28,18 @@ from seamark.connector.sql.session import SqlSession
 from seamark.connector.sql.statement import parse
 from seamark.connector.sql.types import from_iceberg
 from tests.connector.analysis.statements import Statements, quote
-from tests.connector.analysis.test_scans_oracle import partners_of
-from tests.connector.lake import catalog_at
+from tests.connector.analysis.test_scans_oracle import list_partners
+from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
 from tests.connector.sql.comparing import to_comparable_value
 from tests.connector.sql.hand_made import (
     FOUND_FAULTS,
     STATEMENTS,
     TABLES,
-    files_of,
-    iceberg_types,
+    list_iceberg_types,
     open_plain,
     open_plain_database,
+    split_into_files,
 )
 from tests.seeds import first_seed
 
@@ -57,11 +57,11 @@ def connection() -> Iterator[duckdb.DuckDBPyConnection]:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerThread]:
     server = ServerThread(tmp_path_factory.mktemp("hand_made"))
     server.start()
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         catalog.create_namespace_if_not_exists("db")
         for name, schema in TABLES.items():
             table = catalog.create_table(f"db.{name}", schema=schema)
-            for rows in files_of(name):
+            for rows in split_into_files(name):
                 table.append(rows)
     yield server
     server.stop()
@@ -77,17 +77,17 @@ def to_comparable(value: Any) -> Any:
     )
 
 
-def rows_of(table: pa.Table) -> Counter[str]:
+def count_rows(table: pa.Table) -> Counter[str]:
     columns = [[to_comparable(one) for one in column.to_pylist()] for column in table.columns]
     return Counter(map(repr, zip(*columns, strict=True)))
 
 
-def answer(connection: duckdb.DuckDBPyConnection, text: str) -> Counter[str]:
-    return rows_of(connection.execute(text).to_arrow_table())
+def answer_query(connection: duckdb.DuckDBPyConnection, text: str) -> Counter[str]:
+    return count_rows(connection.execute(text).to_arrow_table())
 
 
 def test_translated_statement_returns_the_rows_of_the_original(connection: duckdb.DuckDBPyConnection) -> None:
-    kinds = {table: {name: from_iceberg(kind) for name, kind in iceberg_types(table).items()} for table in TABLES}
+    kinds = {table: {name: from_iceberg(kind) for name, kind in list_iceberg_types(table).items()} for table in TABLES}
     translated = 0
     for text in STATEMENTS:
         try:
@@ -98,7 +98,7 @@ def test_translated_statement_returns_the_rows_of_the_original(connection: duckd
             columns = ", ".join(f"{name} AS c{number}" for number, name in enumerate(table.columns))
             name = table.node.name
             connection.execute(f"CREATE OR REPLACE TEMP VIEW {table.name} AS SELECT {columns} FROM db.{name}")
-        assert answer(connection, query.text) == answer(connection, text), f"{text}\n{query.text}"
+        assert answer_query(connection, query.text) == answer_query(connection, text), f"{text}\n{query.text}"
         translated += 1
     assert translated > 0.85 * len(STATEMENTS)
 
@@ -127,7 +127,7 @@ def test_translated_random_statements_return_the_rows_of_the_originals(lakes: in
                 if "current_date" in text or "now()" in text or ("USING" in text and _STAR.search(text)):
                     continue
                 try:
-                    expected = answer(connection, text)
+                    expected = answer_query(connection, text)
                 except duckdb.Error:
                     continue
                 counts["queries"] += 1
@@ -140,7 +140,7 @@ def test_translated_random_statements_return_the_rows_of_the_originals(lakes: in
                     columns = ", ".join(f"{quote(column)} AS c{at}" for at, column in enumerate(table.columns))
                     connection.execute(f"CREATE OR REPLACE TEMP VIEW {table.name} AS SELECT {columns} FROM {name}")
                 counts["translated"] += 1
-                assert answer(connection, query.text) == expected, f"seed {seed}/{number}\n{text}\n{query.text}"
+                assert answer_query(connection, query.text) == expected, f"seed {seed}/{number}\n{text}\n{query.text}"
     assert counts["translated"] > 0.3 * counts["queries"], counts
 
 
@@ -151,7 +151,7 @@ def test_translated_random_statements_return_the_rows_of_the_originals(lakes: in
 def test_statements_return_the_same_rows_on_the_rows_that_the_analysis_keeps(
     connection: duckdb.DuckDBPyConnection, is_known: bool, step: int
 ) -> None:
-    columns = {table: iceberg_types(table) for table in TABLES}
+    columns = {table: list_iceberg_types(table) for table in TABLES}
     left_out = 0
     for number, text in enumerate(STATEMENTS[::step]):
         scans = find_scans(
@@ -160,14 +160,16 @@ def test_statements_return_the_same_rows_on_the_rows_that_the_analysis_keeps(
         replacements = []
         for scan_number, scan in enumerate(scans):
             condition = "TRUE" if scan.predicate is None else f"({scan.predicate})"
-            partners = "".join(partners_of(random.Random(f"{number}/{scan_number}"), scans, (scan_number,)))
+            partners = "".join(list_partners(random.Random(f"{number}/{scan_number}"), scans, (scan_number,)))
             rows = f"SELECT * FROM db.{scan.table} AS j1 WHERE {condition}{partners}"
             connection.execute(f"CREATE OR REPLACE TABLE db.p{scan_number} AS {rows}")
             left_out += connection.execute(
                 f"SELECT (SELECT count(*) FROM db.{scan.table}) > count(*) FROM db.p{scan_number}"
             ).fetchall()[0][0]
             replacements.append(read_from_view(scan, f"p{scan_number}"))
-        assert answer(connection, splice(text, replacements)) == answer(connection, text), f"{text}\n{scans}"
+        assert answer_query(connection, splice(text, replacements)) == answer_query(connection, text), (
+            f"{text}\n{scans}"
+        )
     assert left_out > (200 if is_known else 100) / step
 
 
@@ -187,10 +189,10 @@ def test_statements_return_the_rows_of_plain_duckdb_with_and_without_plans(
                     raise
                 continue
             left_out += sum(table.considered_files - table.files for table in result.explanation.tables)
-            rows = rows_of(result.to_arrow())
-            assert rows == answer(connection, text), text
+            rows = count_rows(result.to_arrow())
+            assert rows == answer_query(connection, text), text
             with patch.object(reads, "scans_of", lambda *_, **__: ()):
-                assert rows_of(session.sql(text).to_arrow()) == rows, text
+                assert count_rows(session.sql(text).to_arrow()) == rows, text
     assert left_out > 10
 
 

@@ -15,10 +15,10 @@ from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.sql import reads, statement
 from seamark.connector.sql.session import SqlSession
 from seamark.formats.iceberg.expressions.sql_parser import parse_statements
-from tests.connector.lake import catalog_at
+from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
 from tests.connector.sql.comparing import count_rows
-from tests.connector.sql.random_queries import SCHEMA, TABLES, RandomQueries, random_rows
+from tests.connector.sql.random_queries import SCHEMA, TABLES, RandomQueries, draw_rows
 from tests.seeds import examples, first_seed
 
 
@@ -27,11 +27,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerThread]:
     server = ServerThread(tmp_path_factory.mktemp("pruned"))
     server.start()
     rng = random.Random(5)
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         for name in TABLES:
             table = catalog.create_table(f"db.{name}", schema=SCHEMA)
             for _ in range(4):
-                table.append(random_rows(rng, 12))
+                table.append(draw_rows(rng, 12))
             table.delete("id = 3")
     yield server
     server.stop()
@@ -101,7 +101,7 @@ def test_statement_is_parsed_once(server: ServerThread, text: str, parses: int) 
 
 
 def test_tag_is_read_as_the_snapshot_that_it_names(server: ServerThread) -> None:
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         numbers = {}
         for name in TABLES:
             table = catalog.load_table(f"db.{name}")

@@ -44,11 +44,11 @@ def create(
     client._request("POST", "/v1/namespaces/db/tables", {}, json.dumps(body).encode())
 
 
-def ids(session: SqlSession, table: str) -> list[int]:
+def read_ids(session: SqlSession, table: str) -> list[int]:
     return sorted(session.sql(f"SELECT id FROM {table}").to_arrow()["id"].to_pylist())
 
 
-def count(session: SqlSession, text: str) -> int | None:
+def count_changed_rows(session: SqlSession, text: str) -> int | None:
     (rows,) = session.sql(text).to_arrow()["rows"].to_pylist()
     return rows if rows is None else int(rows)
 
@@ -60,13 +60,13 @@ def test_rows_before_1970_are_changed(client: IndexClient, session: SqlSession, 
         table = f"{kind}_{transform[:3]}"
         create(client, table, [("id", "long"), ("at", kind)], transform)
         values = ", ".join(f"({n}, {kind.upper()} '{text}')" for n, text in enumerate(TIMES[kind]))
-        assert count(session, f"INSERT INTO db.{table} VALUES {values}") == 4
+        assert count_changed_rows(session, f"INSERT INTO db.{table} VALUES {values}") == 4
         for number, text in enumerate(TIMES[kind]):
             where = f"WHERE at = {kind.upper()} '{text}'"
-            assert count(session, f"UPDATE db.{table} SET id = id + 10 {where}") == 1, (transform, text)
-            assert ids(session, f"db.{table}") == sorted(n + 10 * (n <= number) for n in range(4))
-        assert count(session, f"DELETE FROM db.{table} WHERE at < {kind.upper()} '1969-12-15'") == 2
-        assert ids(session, f"db.{table}") == [10, 13]
+            assert count_changed_rows(session, f"UPDATE db.{table} SET id = id + 10 {where}") == 1, (transform, text)
+            assert read_ids(session, f"db.{table}") == sorted(n + 10 * (n <= number) for n in range(4))
+        assert count_changed_rows(session, f"DELETE FROM db.{table} WHERE at < {kind.upper()} '1969-12-15'") == 2
+        assert read_ids(session, f"db.{table}") == [10, 13]
 
 
 @pytest.mark.parametrize(
@@ -86,8 +86,8 @@ def test_changed_rows_keep_their_other_columns_and_ids(
         append(client, "db.t", pa.Table.from_pylist(rows, kinds))
     columns_read = [*kinds.names, "_row_id"] if version == 3 else kinds.names
     before = {row["id"]: row for row in scan(client, "db.t", columns_read).to_arrow().to_pylist()}
-    assert count(session, "UPDATE db.t SET name = upper(name) WHERE id IN (1, 5) OR name = 'n2'") == 3
-    assert count(session, "DELETE FROM db.t WHERE id > 5") == 2
+    assert count_changed_rows(session, "UPDATE db.t SET name = upper(name) WHERE id IN (1, 5) OR name = 'n2'") == 3
+    assert count_changed_rows(session, "DELETE FROM db.t WHERE id > 5") == 2
     after = {row["id"]: row for row in scan(client, "db.t", columns_read).to_arrow().to_pylist()}
     for changed_count in (1, 2, 5):
         before[changed_count]["name"] = f"N{changed_count}"
@@ -100,10 +100,15 @@ def test_condition_of_a_change_can_read_the_changed_table(client: IndexClient, s
     create(client, "t", [("id", "long"), ("n", "long")])
     session.sql("INSERT INTO db.t VALUES (1, 10), (2, 20), (3, 30)")
     session.sql("INSERT INTO db.t SELECT id + 3, n FROM db.t WHERE n > 10")
-    assert ids(session, "db.t") == [1, 2, 3, 5, 6]
-    assert count(session, "UPDATE db.t SET n = (SELECT max(id) FROM db.t) WHERE n = (SELECT min(n) FROM db.t)") == 1
-    assert count(session, "DELETE FROM db.t WHERE id IN (SELECT id - 3 FROM db.t WHERE id > 4)") == 2
-    assert count(session, "DELETE FROM db.t WHERE id = 99") == 0
+    assert read_ids(session, "db.t") == [1, 2, 3, 5, 6]
+    assert (
+        count_changed_rows(
+            session, "UPDATE db.t SET n = (SELECT max(id) FROM db.t) WHERE n = (SELECT min(n) FROM db.t)"
+        )
+        == 1
+    )
+    assert count_changed_rows(session, "DELETE FROM db.t WHERE id IN (SELECT id - 3 FROM db.t WHERE id > 4)") == 2
+    assert count_changed_rows(session, "DELETE FROM db.t WHERE id = 99") == 0
     assert session.sql("SELECT id, n FROM db.t ORDER BY id").to_arrow().to_pylist() == [
         {"id": 1, "n": 6},
         {"id": 5, "n": 20},
@@ -131,7 +136,7 @@ def test_change_runs_again_after_a_concurrent_commit(
         return rows
 
     monkeypatch.setattr(sessions.SqlSession, "_compute_rows", overtake)
-    assert count(session, "UPDATE db.t SET n = n + 1 WHERE n = 1") == 2
+    assert count_changed_rows(session, "UPDATE db.t SET n = n + 1 WHERE n = 1") == 2
     assert session.sql("SELECT id, n FROM db.t ORDER BY id").to_arrow()["n"].to_pylist() == [2, 2]
 
 

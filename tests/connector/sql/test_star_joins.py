@@ -22,7 +22,7 @@ from seamark.connector.index.merges import FANOUT
 from seamark.connector.sql.cubes import plans
 from seamark.connector.sql.cubes.plans import OFF, CubeSummary
 from seamark.connector.sql.session import SqlSession
-from tests.connector.lake import catalog_at
+from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
 from tests.connector.sql.comparing import count_rows
 from tests.seeds import examples, first_seed
@@ -92,7 +92,7 @@ class StarSchema:
     def __init__(self, server: ServerThread, client: IndexClient, rng: random.Random, name: str) -> None:
         self._served, self._client, self._rng, self._name = server, client, rng, name
         self.has_tag = False
-        with catalog_at(server.url) as catalog:
+        with open_catalog(server.url) as catalog:
             catalog.create_namespace(name)
             properties = {"write.delete.mode": "merge-on-read"}
             for table, schema in {"facts": FACTS, "shops": SHOPS, "items": ITEMS, "days": DAYS}.items():
@@ -104,15 +104,15 @@ class StarSchema:
         # Some keys of the facts have no partner, and some keys of the dimensions are null or appear twice.
         self.has_doubled_keys = rng.random() < 0.3
         doubled_keys = [2, 1] if self.has_doubled_keys else []
-        self._append("shops", [self._shop(key) for key in [*range(4), None, *doubled_keys[:1]]], SHOPS)
-        self._append("items", [self._item(key) for key in [*range(5), None, *doubled_keys[1:]]], ITEMS)
+        self._append("shops", [self._draw_shop(key) for key in [*range(4), None, *doubled_keys[:1]]], SHOPS)
+        self._append("items", [self._draw_item(key) for key in [*range(5), None, *doubled_keys[1:]]], ITEMS)
         days = [{"day": DAY + timedelta(n), "month": 1 + n // 15, "week": n // 7} for n in range(28)]
         self._append("days", days, DAYS)
 
     def append_facts(self, rows: int) -> None:
         rng = self._rng
 
-        def fact() -> dict[str, object]:
+        def draw_fact() -> dict[str, object]:
             values = {
                 "shop_id": rng.randrange(6),
                 "item_id": rng.randrange(7),
@@ -123,7 +123,7 @@ class StarSchema:
             }
             return {name: None if rng.random() < 0.08 else value for name, value in values.items()}
 
-        self._append("facts", [fact() for _ in range(rows)], FACTS)
+        self._append("facts", [draw_fact() for _ in range(rows)], FACTS)
 
     def build(self) -> None:
         for number in range(len(self._cubes)):
@@ -150,13 +150,13 @@ class StarSchema:
         """Add a key, which may be there already, or change or remove rows of a key."""
         match self._rng.randrange(4):
             case 0:
-                self._append("shops", [self._shop(self._rng.randrange(8))], SHOPS)
+                self._append("shops", [self._draw_shop(self._rng.randrange(8))], SHOPS)
             case 1:
                 self._run("UPDATE {}.shops SET region = 'west' WHERE shop_id = 1")
             case 2:
                 self._run("DELETE FROM {}.items WHERE item_id = 2")
             case 3:
-                self._append("items", [self._item(self._rng.randrange(9))], ITEMS)
+                self._append("items", [self._draw_item(self._rng.randrange(9))], ITEMS)
 
     def delete_facts(self) -> None:
         self._run(f"DELETE FROM {{}}.facts WHERE discount = {self._rng.randrange(5)} AND shop_id = 1")
@@ -165,7 +165,7 @@ class StarSchema:
         """Tag the present state of all tables, once."""
         if self.has_tag:
             return
-        with catalog_at(self._served.url) as catalog:
+        with open_catalog(self._served.url) as catalog:
             for name in ("facts", "shops", "items", "days"):
                 table = catalog.load_table(f"{self._name}.{name}")
                 snapshot = table.current_snapshot()
@@ -188,7 +188,7 @@ class StarSchema:
             condition = rng.choice(CONDITIONS[rng.choice(aliases)])
             aggregates.append(f"{rng.choice(MEASURES)} FILTER (WHERE {condition})")
         conditions = [rng.choice(CONDITIONS[alias]) for alias in ("f", *aliases) if rng.random() < 0.4]
-        text = f"SELECT {', '.join([*keys, *aggregates])} FROM {self._from(aliases, conditions)}"
+        text = f"SELECT {', '.join([*keys, *aggregates])} FROM {self._draw_from_clause(aliases, conditions)}"
         text += f" WHERE {' AND '.join(conditions)}" if conditions else ""
         text += f" GROUP BY {', '.join(keys)}" if keys else ""
         text += " HAVING count(*) > 1" if rng.random() < 0.2 else ""
@@ -196,7 +196,7 @@ class StarSchema:
             text += f" ORDER BY {', '.join(map(str, range(1, len(keys) + 1)))} LIMIT 3"
         return text
 
-    def _from(self, aliases: list[str], conditions: list[str]) -> str:
+    def _draw_from_clause(self, aliases: list[str], conditions: list[str]) -> str:
         """Return a random text of FROM. Conditions of the joins may be added to `conditions`."""
         rng = self._rng
         version = " FOR VERSION AS OF 'old'" if self.has_tag and rng.random() < 0.3 else ""
@@ -220,15 +220,15 @@ class StarSchema:
                 text += f" AND {rng.choice(CONDITIONS[alias])}"
         return text
 
-    def _shop(self, key: int | None) -> dict[str, object]:
+    def _draw_shop(self, key: int | None) -> dict[str, object]:
         region = self._rng.choice(("north", "south", None))
         return {"shop_id": key, "city": self._rng.choice("ab") * 2, "region": region, "amount": self._rng.randrange(5)}
 
-    def _item(self, key: int | None) -> dict[str, object]:
+    def _draw_item(self, key: int | None) -> dict[str, object]:
         return {"item_id": key, "brand": self._rng.choice(("x", "y", "z")), "weight": self._rng.randrange(5)}
 
     def _append(self, table: str, rows: list[dict[str, object]], schema: pa.Schema) -> None:
-        with catalog_at(self._served.url) as catalog:
+        with open_catalog(self._served.url) as catalog:
             catalog.load_table(f"{self._name}.{table}").append(pa.Table.from_pylist(rows, schema))
 
     def _run(self, text: str) -> None:
@@ -320,7 +320,7 @@ def _check_counts(counts: Counter[str]) -> None:
 @pytest.fixture(scope="module")
 def star(server: ServerThread) -> str:
     """Return the namespace of a star schema, whose dimension `shops` has two rows of the key 1."""
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         catalog.create_namespace("fixed")
         facts = [{"shop_id": key, "discount": 1, "amount": 10} for key in (0, 1, 1, 2, None)]
         shops = [
@@ -335,7 +335,7 @@ def star(server: ServerThread) -> str:
     return "fixed"
 
 
-def answer_of(server: ServerThread, text: str) -> tuple[CubeSummary, list[tuple[object, ...]]]:
+def answer_query(server: ServerThread, text: str) -> tuple[CubeSummary, list[tuple[object, ...]]]:
     """Return how a query used cubes, and its rows."""
     with SqlSession(server.url) as session:
         result = session.sql(text)
@@ -349,13 +349,13 @@ def test_duplicate_key_of_a_dimension_counts_each_fact_for_each_of_its_rows(serv
         f"SELECT region, sum(f.amount), count(*) FROM {star}.facts f, {star}.shops s WHERE f.shop_id = s.shop_id "
         "GROUP BY region ORDER BY region"
     )
-    summary, rows = answer_of(server, text)
+    summary, rows = answer_query(server, text)
     assert (summary.index, rows) == ("by_shop", [("north", 30, 3), ("south", 20, 2)])
 
 
 def test_left_join_keeps_facts_without_a_partner(server: ServerThread, star: str) -> None:
     text = f"SELECT region, count(*) FROM {star}.facts LEFT JOIN {star}.shops USING (shop_id) GROUP BY 1 ORDER BY 1"
-    summary, rows = answer_of(server, text)
+    summary, rows = answer_query(server, text)
     assert (summary.index, rows) == ("by_shop", [("north", 3), ("south", 2), (None, 2)])
 
 
@@ -373,7 +373,7 @@ def test_join_that_does_not_follow_reads_rows_and_says_why(
     server: ServerThread, star: str, select: str, join: str, reason: str
 ) -> None:
     text = f"SELECT {select} FROM {star}.facts f {join} {star}.shops s ON f.shop_id = s.shop_id"
-    summary, _ = answer_of(server, text)
+    summary, _ = answer_query(server, text)
     assert summary.index is None
     assert reason in (summary.reason or "")
 
@@ -382,7 +382,7 @@ def test_join_that_does_not_follow_reads_rows_and_says_why(
 def sales(server: ServerThread, request: pytest.FixtureRequest) -> str:
     """Return the namespace of facts with the cube `by_region`, which has an attribute of the dimension `shops`."""
     name = f"sales{sum(map(ord, request.node.name))}"
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         catalog.create_namespace(name)
         facts = [{"shop_id": key, "discount": 1, "amount": 10} for key in (0, 1, 1, 2, None)]
         shops = [
@@ -406,30 +406,30 @@ def test_attribute_in_the_cube_replaces_its_dimension_table(server: ServerThread
     with SqlSession(server.url) as session:
         plan = session.explain(REGIONS.format(sales))
     assert [table.files for table in plan.tables] == [0, 0]
-    summary, rows = answer_of(server, REGIONS.format(sales))
+    summary, rows = answer_query(server, REGIONS.format(sales))
     # A null region differs from a shop that does not exist.
     assert (summary, rows) == (CubeSummary("by_region", 1, 0), [("north", 10), (None, 20)])
 
 
 def test_attribute_is_not_used_after_its_dimension_table_has_changed(server: ServerThread, sales: str) -> None:
     shop = {"shop_id": 2, "region": "west", "amount": 7}
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         shops = catalog.load_table(f"{sales}.shops")
         before = shops.current_snapshot()
         assert before is not None
         shops.append(pa.Table.from_pylist([shop], SHOPS))
-    summary, rows = answer_of(server, REGIONS.format(sales))
+    summary, rows = answer_query(server, REGIONS.format(sales))
     assert (summary.index, rows) == (None, [("north", 10), ("west", 10), (None, 20)])
     text = REGIONS.format(sales).replace("shops s", f"shops FOR VERSION AS OF {before.snapshot_id} s")
-    summary, rows = answer_of(server, text)
+    summary, rows = answer_query(server, text)
     assert (summary.index, rows) == ("by_region", [("north", 10), (None, 20)])
 
 
 def test_new_facts_are_joined_with_the_dimension_table(server: ServerThread, sales: str) -> None:
     facts = [{"shop_id": key, "discount": 1, "amount": 5} for key in (0, 3, 5)]
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         catalog.load_table(f"{sales}.facts").append(pa.Table.from_pylist(facts, FACTS))
-    summary, rows = answer_of(server, REGIONS.format(sales))
+    summary, rows = answer_query(server, REGIONS.format(sales))
     assert (summary, rows) == (CubeSummary("by_region", 1, 1), [("east", 5), ("north", 15), (None, 20)])
 
 
@@ -455,7 +455,7 @@ def test_only_a_cube_has_attributes_of_other_tables(server: ServerThread, star: 
 def test_indexer_backs_off_from_a_dropped_dimension_table(server: ServerThread, sales: str) -> None:
     facts = (sales, "facts")
     append_fact(server, sales)
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         catalog.drop_table(f"{sales}.shops")
     with closing(IndexClient(server.url)) as client:
         indexer = Indexer(client, open_in_process_workers)
@@ -473,7 +473,7 @@ def test_index_files_are_merged_after_their_dimension_table_is_dropped(server: S
         for _ in range(FANOUT - 1):
             append_fact(server, sales)
             build(client, facts, "by_region", workers)
-        with catalog_at(server.url) as catalog:
+        with open_catalog(server.url) as catalog:
             catalog.drop_table(f"{sales}.shops")
         round_ = Indexer(client, open_in_process_workers).maintain(facts)
         assert (round_.merges, round_.failed) == (1, 0)
@@ -493,7 +493,7 @@ def test_dimension_tables_above_the_limit_of_memory_are_refused(
 
 
 def append_fact(server: ServerThread, namespace: str) -> None:
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         fact = {"shop_id": 1, "discount": 1, "amount": 10}
         catalog.load_table(f"{namespace}.facts").append(pa.Table.from_pylist([fact], FACTS))
 
@@ -507,7 +507,7 @@ def test_rows_are_read_if_a_cube_covers_few_of_them(server: ServerThread, monkey
     query = "SELECT region, sum(f.amount) FROM few.facts f JOIN few.shops s ON f.shop_id = s.shop_id GROUP BY region"
     facts = pa.Table.from_pylist([{"shop_id": number, "discount": 1, "amount": 10} for number in range(20)], FACTS)
     shops = pa.Table.from_pylist([{"shop_id": number, "region": "north", "amount": 7} for number in range(20)], SHOPS)
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         catalog.create_namespace("few")
         catalog.create_table("few.shops", schema=SHOPS).append(shops)
         stored = catalog.create_table("few.facts", schema=FACTS)

@@ -16,24 +16,24 @@ from seamark.commands.main import cli
 from seamark.connector.duckdb.queries import rewrite_query
 from seamark.connector.sql import reads
 from seamark.connector.sql.session import SqlResult, SqlSession
-from tests.connector.lake import catalog_at
+from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
 from tests.connector.sql.comparing import count_rows
-from tests.index.case_folding.texts import draw_texts, with_other_case
+from tests.index.case_folding.texts import change_case, draw_texts
 from tests.seeds import examples, first_seed
 
 SCHEMA = pa.schema([("id", pa.int64()), ("email", pa.string())])
 FILES = 12
 
 
-def seamark_command(url: str, *arguments: str) -> str:
+def run_seamark(url: str, *arguments: str) -> str:
     result = CliRunner().invoke(cli, list(arguments), env={"SEAMARK_URL": url}, prog_name="seamark")
     assert result.exit_code == 0, result.output
     return result.output
 
 
 def create_table(url: str, texts_of_file: Callable[[int], list[str | None]], files: int = FILES) -> None:
-    with catalog_at(url) as catalog:
+    with open_catalog(url) as catalog:
         table = catalog.create_table("db.people", schema=SCHEMA)
         for number in range(files):
             texts = texts_of_file(number)
@@ -42,16 +42,16 @@ def create_table(url: str, texts_of_file: Callable[[int], list[str | None]], fil
 
 
 def create_index(url: str, column: str, kind: str = "bloom") -> None:
-    seamark_command(url, "index", "create", "db.people", "--kind", kind, "--columns", column)
-    seamark_command(url, "index", "build", "db.people")
+    run_seamark(url, "index", "create", "db.people", "--kind", kind, "--columns", column)
+    run_seamark(url, "index", "build", "db.people")
 
 
-def emails(number: int) -> list[str | None]:
+def build_emails(number: int) -> list[str | None]:
     """Return the addresses of a file. The bounds of each file contain all addresses."""
     return ["0@example.com", f"Person.Number{number}@Example.COM", None, "~@example.com"]
 
 
-def ids_of(result: SqlResult) -> list[int]:
+def list_ids(result: SqlResult) -> list[int]:
     return sorted(result.to_arrow()["id"].to_pylist())
 
 
@@ -63,9 +63,9 @@ def read_whole() -> Iterator[None]:
 
 @pytest.mark.parametrize("indexed", ["lower(email)", "upper(email)"])
 def test_index_on_lower_or_upper_serves_both_functions(server: ServerThread, indexed: str) -> None:
-    create_table(server.url, emails)
+    create_table(server.url, build_emails)
     text = "SELECT id FROM db.people WHERE lower(email) = 'person.number7@example.com'"
-    advice = seamark_command(server.url, "explain", "db.people", text.partition("WHERE ")[2])
+    advice = run_seamark(server.url, "explain", "db.people", text.partition("WHERE ")[2])
     assert "seamark index create db.people --kind bloom --columns 'lower(email)'" in advice
     with SqlSession(server.url) as session:
         assert session.explain(text).tables[0].files == FILES
@@ -80,28 +80,28 @@ def test_index_on_lower_or_upper_serves_both_functions(server: ServerThread, ind
             ("lower(email) LIKE 'person.number7@example.com'", [701]),
         ):
             actual = session.sql(f"SELECT id FROM db.people WHERE {where}")
-            assert ids_of(actual) == ids, where
+            assert list_ids(actual) == ids, where
             assert actual.explanation.tables[0].files == len(ids), where
         change_report = session.sql(
             "UPDATE db.people SET email = 'x' WHERE lower(email) = 'person.number7@example.com'"
         )
         assert change_report.to_arrow().to_pylist() == [{"rows": 1}]
-        assert ids_of(session.sql("SELECT id FROM db.people WHERE upper(email) = 'X'")) == [701]
-    output = seamark_command(server.url, "index", "show", "db.people", f"{indexed.partition('(')[0]}_email_bloom")
+        assert list_ids(session.sql("SELECT id FROM db.people WHERE upper(email) = 'X'")) == [701]
+    output = run_seamark(server.url, "index", "show", "db.people", f"{indexed.partition('(')[0]}_email_bloom")
     assert indexed in output
 
 
 def test_bitmap_index_on_lower_serves_prefix_patterns(server: ServerThread) -> None:
-    create_table(server.url, emails)
+    create_table(server.url, build_emails)
     create_index(server.url, "lower(email)", "bitmap")
     with SqlSession(server.url) as session:
         actual = session.sql("SELECT id FROM db.people WHERE lower(email) LIKE 'person.number7%'")
-        assert ids_of(actual) == [701]
+        assert list_ids(actual) == [701]
         assert actual.explanation.tables[0].files == 1
 
 
 def test_duckdb_reads_the_files_that_the_index_keeps(server: ServerThread) -> None:
-    create_table(server.url, emails)
+    create_table(server.url, build_emails)
     create_index(server.url, "lower(email)")
     text = "SELECT id FROM sea.db.people WHERE lower(email) = 'person.number7@example.com'"
     with closing(seamark.duckdb.connect(server.url)) as connection:
@@ -119,7 +119,7 @@ def test_random_texts_of_all_scripts_are_found_in_any_case(server: ServerThread)
     with SqlSession(server.url) as session:
         for _ in range(examples(150, 40)):
             function = rng.choice(["lower", "upper"])
-            sought = [with_other_case(rng, rng.choice(rng.choice(texts))) for _ in range(rng.choice([1, 1, 3]))]
+            sought = [change_case(rng, rng.choice(rng.choice(texts))) for _ in range(rng.choice([1, 1, 3]))]
             values = ", ".join(f"'{one.replace(chr(39), chr(39) * 2)}'" for one in sought)
             query = f"SELECT id FROM db.people WHERE {function}(email) IN ({values})"
             actual = session.sql(query)

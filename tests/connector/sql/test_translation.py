@@ -305,7 +305,7 @@ _TABLES = {
 }
 
 
-def _columns_of_tpch(node: exp.Table, names: Iterable[str]) -> dict[str, SqlType]:
+def _find_tpch_columns(node: exp.Table, names: Iterable[str]) -> dict[str, SqlType]:
     result = {}
     for name in sorted(names):
         prefix, _, tail = name.partition("_")
@@ -324,7 +324,7 @@ def test_all_22_queries_of_tpc_h_are_translated_and_run_in_duckdb() -> None:
     queries = [part for part in text.split(";") if part.strip()]
     with closing(open_connection(DuckDBLimits(memory_bytes=256 << 20))) as con:
         for query in queries:
-            result = translate(parse(query).tree, lambda node: _columns_of_tpch(node, names), NOW)
+            result = translate(parse(query).tree, lambda node: _find_tpch_columns(node, names), NOW)
             for table in result.tables:
                 empty = (f"CAST(NULL AS {duckdb_name(kind)}) AS c{n}" for n, kind in enumerate(table.columns.values()))
                 con.execute(f"CREATE OR REPLACE TEMP VIEW {table.name} AS SELECT {', '.join(empty)} LIMIT 0")

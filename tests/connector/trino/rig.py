@@ -29,7 +29,7 @@ class FakeServer:
     url: str = ""
     requests: list[tuple[str, str, Any, bytes]] = field(default_factory=list)
 
-    def bodies(self, method: str = "POST") -> list[str]:
+    def list_bodies(self, method: str = "POST") -> list[str]:
         return [body.decode() for one, _, _, body in self.requests if one == method]
 
 

@@ -168,14 +168,14 @@ async def test_answers_do_not_reveal_the_software_version() -> None:
             ("PUT", "/seamark/statements/0"),
             ("OPTIONS", "*"),
         ):
-            _, headers, body = await rig.ask(method, target) if target[0] == "/" else await _raw(rig, method)
+            _, headers, body = await rig.ask(method, target) if target[0] == "/" else await _request_raw(rig, method)
             assert headers["Server"] == "seamark", (method, target)
             assert b"aiohttp" not in body, (method, target)
         _, headers, _ = await rig.ask("GET", "/v1/info")
         assert headers["Server"] == "trino"
 
 
-async def _raw(rig: Rig, method: str) -> tuple[int, dict[str, str], bytes]:
+async def _request_raw(rig: Rig, method: str) -> tuple[int, dict[str, str], bytes]:
     """Return the answer to a request for `*`, which is not a path."""
     host, port = rig.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))

@@ -39,7 +39,7 @@ async def is_answered(wire: RawConnection) -> bool:
     return (await wire.answer())[0] == 200
 
 
-def head(path: str, *headers: str) -> bytes:
+def build_head(path: str, *headers: str) -> bytes:
     return "\r\n".join((f"POST {path} HTTP/1.1", "Host: localhost", *headers, "", "")).encode()
 
 
@@ -52,7 +52,7 @@ async def test_header_that_does_not_arrive_in_time_ends_the_connection(first_byt
     ):
         wire = await connect(stack, rig)
         await wire.send(first_bytes)
-        assert b"HTTP/1.1 408 " in await wire.rest()
+        assert b"HTTP/1.1 408 " in await wire.read_rest()
 
 
 async def test_idle_connection_is_closed_after_its_time() -> None:
@@ -63,7 +63,7 @@ async def test_idle_connection_is_closed_after_its_time() -> None:
     ):
         wire = await connect(stack, rig)
         assert await is_answered(wire)
-        assert await wire.rest() == b""
+        assert await wire.read_rest() == b""
 
 
 async def test_silent_connections_are_closed_in_favour_of_active_ones() -> None:
@@ -116,7 +116,7 @@ async def test_header_above_the_size_limit_is_refused(fields: int, size: int) ->
         for number in range(fields):
             wire.writer.write(f"x-{number}: {'y' * size}\r\n".encode())
             await asyncio.sleep(0)
-        assert b" 431 " in await wire.rest()
+        assert b" 431 " in await wire.read_rest()
         assert trino.requests == []
 
 
@@ -128,7 +128,7 @@ async def test_bodies_and_answers_do_not_count_as_headers() -> None:
     ):
         wire = await connect(stack, rig)
         for _ in range(3):
-            await wire.send(head("/v1/x", "Content-Length: 100000"))
+            await wire.send(build_head("/v1/x", "Content-Length: 100000"))
             for _ in range(10):
                 await wire.send(b"x" * 10_000)
                 await asyncio.sleep(0)
@@ -142,16 +142,16 @@ async def test_large_body_is_refused(path: str, announced: bool) -> None:
     async with run_fake_server(echo) as trino, run_proxy(trino.url, **limits) as rig, AsyncExitStack() as stack:
         wire = await connect(stack, rig)
         if announced:
-            await wire.send(head(path, "Content-Length: 10001"))
+            await wire.send(build_head(path, "Content-Length: 10001"))
         else:
-            await wire.send(head(path, "Transfer-Encoding: chunked"))
+            await wire.send(build_head(path, "Transfer-Encoding: chunked"))
             for _ in range(11):
                 await wire.send(b"3e8\r\n" + b"x" * 1000 + b"\r\n")
         status, body = await wire.answer()
         assert (status, b"10,000 bytes" in body) == (413, True)
         assert trino.requests == []
         fits = await connect(stack, rig)
-        await fits.send(head(path, "Content-Length: 10000") + b"x" * 10_000)
+        await fits.send(build_head(path, "Content-Length: 10000") + b"x" * 10_000)
         assert await fits.answer() == (200, b"10000 bytes")
 
 
@@ -164,14 +164,14 @@ async def test_body_that_stops_or_arrives_slowly_is_refused(path: str) -> None:
     ):
         stops, dribbles = await connect(stack, rig), await connect(stack, rig)
         for wire in (stops, dribbles):
-            await wire.send(head(path, "Content-Length: 1000") + b"x")
+            await wire.send(build_head(path, "Content-Length: 1000") + b"x")
 
-        async def dribble() -> None:
+        async def send_slowly() -> None:
             while True:
                 await dribbles.send(b"x")
                 await asyncio.sleep(0.02)
 
-        dribbling = asyncio.create_task(dribble())
+        dribbling = asyncio.create_task(send_slowly())
         try:
             for wire in (stops, dribbles):
                 assert (await wire.answer())[0] == 408
@@ -196,7 +196,7 @@ async def test_slow_coordinator_does_not_cause_a_body_timeout() -> None:
 
 
 async def test_answer_that_the_client_does_not_read_is_cut_off() -> None:
-    async def endless(request: web.BaseRequest) -> web.StreamResponse:
+    async def send_endlessly(request: web.BaseRequest) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
         try:
@@ -206,7 +206,11 @@ async def test_answer_that_the_client_does_not_read_is_cut_off() -> None:
             ended.set()
 
     ended = asyncio.Event()
-    async with serve_requests(endless) as trino, run_proxy(trino, send_timeout_s=0.3) as rig, AsyncExitStack() as stack:
+    async with (
+        serve_requests(send_endlessly) as trino,
+        run_proxy(trino, send_timeout_s=0.3) as rig,
+        AsyncExitStack() as stack,
+    ):
         wire = await connect(stack, rig)
         wire.writer.transport.pause_reading()  # type: ignore[attr-defined]
         await wire.send(ASK)
@@ -227,7 +231,7 @@ async def test_invalid_http_requests_are_counted_and_not_quoted(raw: bytes, stat
         wire = await connect(stack, rig)
         with structlog.testing.capture_logs() as events:
             await wire.send(raw)
-            answer = await wire.rest()
+            answer = await wire.read_rest()
         assert int(answer.split()[1]) == status
         assert "verysecret" not in answer.decode() + str(events)
         assert b"aiohttp/" not in answer
@@ -256,7 +260,7 @@ async def test_connections_count_before_their_tls_handshake(authority: Authority
         assert await is_answered(old_wire)
         silent = [await connect(stack, rig, f"127.0.0.{2 + number}") for number in range(30)]
         new_wire = await connect(stack, rig, tls=trusted)
-        reading = [asyncio.create_task(wire.rest()) for wire in silent]
+        reading = [asyncio.create_task(wire.read_rest()) for wire in silent]
         await until(lambda: sum(task.done() for task in reading) >= 30 - 8)
         assert {task.result() for task in reading if task.done()} == {b""}
         assert await is_answered(old_wire)
@@ -278,14 +282,14 @@ async def test_tls_handshake_that_does_not_end_in_time_closes_the_connection(aut
         for first_bytes in (b"", b"\x16\x03\x01", ASK):
             wire = await connect(stack, rig)
             await wire.send(first_bytes)
-            assert b"HTTP" not in await wire.rest()
+            assert b"HTTP" not in await wire.read_rest()
 
 
 def test_limit_per_address_does_not_apply_behind_another_proxy() -> None:
-    def per_address(**arguments: bool) -> int:
+    def read_limit_per_address(**arguments: bool) -> int:
         settings = ProxySettings(
             trino=("http://a",), catalogs=frozenset(), seamark="http://b", connections=100, **arguments
         )
         return limits_of(settings).per_address
 
-    assert (per_address(), per_address(trust_forwarded=True)) == (50, 100)
+    assert (read_limit_per_address(), read_limit_per_address(trust_forwarded=True)) == (50, 100)

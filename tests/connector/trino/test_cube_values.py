@@ -38,13 +38,13 @@ def make_statement() -> Any:
     )
 
 
-def groups_with(rows: int) -> pa.Table:
+def build_groups(rows: int) -> pa.Table:
     return pa.table({"d0": [f"it's {n}" if n else None for n in range(rows)], "m0": list(range(rows))})
 
 
 def test_groups_are_written_in_batches() -> None:
     rows = [f"('it''s {n}', {n})" if n else "(NULL, 0)" for n in range(250)]
-    assert write_values(groups_with(250), make_statement(), 10_000) == (
+    assert write_values(build_groups(250), make_statement(), 10_000) == (
         f"(VALUES {', '.join(rows)}) AS seamark_groups (d0, m0)"
     )
 
@@ -61,7 +61,7 @@ def test_writing_ends_when_the_text_is_too_long(
 
     monkeypatch.setattr(cube_values, "_writer_of", lambda _: write)
     with pytest.raises(NotFromCube, match=f"more than {characters_max:,} characters"):
-        write_values(groups_with(2000), make_statement(), characters_max)
+        write_values(build_groups(2000), make_statement(), characters_max)
     assert len(texts) <= written_count, "most groups are not written"
 
 
@@ -69,7 +69,7 @@ async def test_parsing_and_writing_run_outside_of_the_event_loop(monkeypatch: py
     threads = dict[str, int]()
 
     async def scan_cube(*_: object) -> Any:
-        return SimpleNamespace(groups=groups_with(5000), plan_snapshot_id=None)
+        return SimpleNamespace(groups=build_groups(5000), plan_snapshot_id=None)
 
     def note_thread(name: str) -> None:
         run = getattr(cube_rewrites, name)

@@ -24,7 +24,7 @@ async def echo(fake: FakeServer, request: web.BaseRequest, body: bytes) -> web.R
     return web.Response(body=body or b"nothing", headers={"X-Fake": fake.url})
 
 
-def names(headers: object) -> set[str]:
+def list_lower_case_names(headers: object) -> set[str]:
     return {str(name).lower() for name in headers}  # type: ignore[attr-defined]
 
 
@@ -75,9 +75,11 @@ async def test_connection_headers_are_not_forwarded() -> None:
             "Proxy-Authorization": "Basic x",
         }
         _, headers, _ = await rig.ask("GET", "/v1/info", headers={**request_headers, "X-Seamark": "off"})
-        assert names(trino.requests[0][2]) & {"x-hop", "te", "proxy-authorization", "x-seamark"} == set()
+        assert (
+            list_lower_case_names(trino.requests[0][2]) & {"x-hop", "te", "proxy-authorization", "x-seamark"} == set()
+        )
         assert trino.requests[0][2]["Via"] == "1.1 seamark"
-        assert names(headers) & {"x-mine", "keep-alive"} == set()
+        assert list_lower_case_names(headers) & {"x-mine", "keep-alive"} == set()
 
 
 async def test_forwarded_headers_describe_the_client_and_replace_forged_ones() -> None:
@@ -136,7 +138,7 @@ async def test_proxy_adds_only_forwarding_headers() -> None:
         assert (await reader.read()).endswith(b"nothing")
         writer.close()
         added_headers = {"host", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-port", "x-forwarded-proto"}
-        assert names(trino.requests[0][2]) == added_headers
+        assert list_lower_case_names(trino.requests[0][2]) == added_headers
 
 
 @pytest.mark.parametrize(("method", "status"), [("HEAD", 200), ("DELETE", 204), ("GET", 304), ("GET", 200)])
@@ -210,13 +212,13 @@ async def test_too_long_statement_is_streamed_without_analysis() -> None:
             arrived += len(chunk)
         return web.Response(text=str(arrived))
 
-    async def long() -> AsyncIterator[bytes]:
+    async def send_long_body() -> AsyncIterator[bytes]:
         yield b"SELECT 1 FROM t WHERE x = 1 " + b" " * MIB
         await go_on.wait()
         yield b" " * MIB
 
     async with serve_requests(answer) as trino, run_proxy(trino, statement_bytes=1000) as rig:
-        task = asyncio.create_task(rig.ask("POST", "/v1/statement", data=long()))
+        task = asyncio.create_task(rig.ask("POST", "/v1/statement", data=send_long_body()))
         await until(lambda: arrived >= MIB)  # This happens before the client has sent everything.
         go_on.set()
         _, headers, body = await task

@@ -46,7 +46,7 @@ async def open_withdrawal(idle_s: float = 0.05) -> AsyncIterator[tuple[Catalog, 
     await withdrawal.close()
 
 
-def note(catalog: Catalog, withdrawal: PlanWithdrawal, *plans: tuple[Name, int]) -> None:
+def note_plans(catalog: Catalog, withdrawal: PlanWithdrawal, *plans: tuple[Name, int]) -> None:
     catalog.note_plans(*plans)
     for plan in plans:
         withdrawal.note(plan, time.monotonic())
@@ -55,7 +55,7 @@ def note(catalog: Catalog, withdrawal: PlanWithdrawal, *plans: tuple[Name, int])
 async def test_unneeded_plans_are_withdrawn_with_one_request_for_each_table() -> None:
     async with open_withdrawal() as (catalog, withdrawal):
         plans = [(T, 1), (T, 2), (U, 3)]
-        note(catalog, withdrawal, *plans)
+        note_plans(catalog, withdrawal, *plans)
         await withdrawal.take(plans)
         await withdrawal.take([(T, 1)])
         withdrawal.release(plans)
@@ -67,14 +67,14 @@ async def test_unneeded_plans_are_withdrawn_with_one_request_for_each_table() ->
 
 async def test_plans_that_no_statement_used_are_withdrawn() -> None:
     async with open_withdrawal() as (catalog, withdrawal):
-        note(catalog, withdrawal, (T, 1))
+        note_plans(catalog, withdrawal, (T, 1))
         await until(lambda: not catalog.visible_plans)
 
 
 async def test_plan_that_is_taken_during_its_withdrawal_is_leased_again() -> None:
     async with open_withdrawal() as (catalog, withdrawal):
         catalog.wait_s = 0.5
-        note(catalog, withdrawal, (T, 1))
+        note_plans(catalog, withdrawal, (T, 1))
         await until(lambda: (T, [1], 0) in catalog.requests)
         await withdrawal.take([(T, 1)])
         assert catalog.requests == [(T, [1], 0), (T, [1], None)]
@@ -86,7 +86,7 @@ async def test_plan_that_is_taken_during_its_withdrawal_is_leased_again() -> Non
 async def test_plan_from_before_its_withdrawal_is_leased_again() -> None:
     async with open_withdrawal() as (catalog, withdrawal):
         asked_s = time.monotonic()
-        note(catalog, withdrawal, (T, 1))
+        note_plans(catalog, withdrawal, (T, 1))
         await until(lambda: not catalog.visible_plans)
         withdrawal.note((T, 1), asked_s)
         await withdrawal.take([(T, 1)])
@@ -104,7 +104,7 @@ async def test_failed_lease_is_raised_to_the_statement_that_takes_the_plan() -> 
 async def test_all_plans_are_withdrawn_at_the_end_even_if_the_server_fails() -> None:
     for fails in (False, True):
         async with open_withdrawal(600.0) as (catalog, withdrawal):
-            note(catalog, withdrawal, (T, 1), (U, 2))
+            note_plans(catalog, withdrawal, (T, 1), (U, 2))
             await withdrawal.take([(T, 1)])
             catalog.fails = fails
         assert bool(catalog.visible_plans) == fails
@@ -112,7 +112,7 @@ async def test_all_plans_are_withdrawn_at_the_end_even_if_the_server_fails() -> 
 
 async def test_flush_withdraws_unneeded_plans_at_once() -> None:
     async with open_withdrawal(600.0) as (catalog, withdrawal):
-        note(catalog, withdrawal, (T, 1), (T, 2))
+        note_plans(catalog, withdrawal, (T, 1), (T, 2))
         await withdrawal.take([(T, 1)])
         await withdrawal.flush()
         assert catalog.visible_plans == {(T, 1)}
@@ -120,7 +120,7 @@ async def test_flush_withdraws_unneeded_plans_at_once() -> None:
 
 async def test_plan_that_trino_may_not_have_analysed_is_left_to_its_lease() -> None:
     async with open_withdrawal() as (catalog, withdrawal):
-        note(catalog, withdrawal, (T, 1))
+        note_plans(catalog, withdrawal, (T, 1))
         await withdrawal.take([(T, 1)])
         withdrawal.forget([(T, 1)])
         await asyncio.sleep(0.2)
@@ -130,7 +130,7 @@ async def test_plan_that_trino_may_not_have_analysed_is_left_to_its_lease() -> N
 async def test_client_that_disconnects_during_a_lease_keeps_no_plan() -> None:
     async with open_withdrawal() as (catalog, withdrawal):
         catalog.wait_s = 0.5
-        note(catalog, withdrawal, (T, 1))
+        note_plans(catalog, withdrawal, (T, 1))
         await until(lambda: (T, [1], 0) in catalog.requests)
         taking = asyncio.create_task(withdrawal.take([(T, 1)]))
         await asyncio.sleep(0.01)
@@ -139,5 +139,5 @@ async def test_client_that_disconnects_during_a_lease_keeps_no_plan() -> None:
             await taking
         await until(lambda: not catalog.visible_plans)
         catalog.wait_s = 0.0
-        note(catalog, withdrawal, (T, 1))
+        note_plans(catalog, withdrawal, (T, 1))
         await until(lambda: not catalog.visible_plans)

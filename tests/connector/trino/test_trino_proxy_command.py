@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from seamark.commands.main import cli
 from tests.connector.trino.rig import reserve_dead_address
-from tests.services.trino_proxy import trino_proxy
+from tests.services.trino_proxy import run_trino_proxy
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_invalid_options_end_the_command_with_exit_code_2(arguments: list[str], 
 
 
 def test_proxy_prints_its_address_and_ends_at_sigterm(tmp_path: Path) -> None:
-    with trino_proxy(tmp_path, "--trino", reserve_dead_address(), seamark=reserve_dead_address()) as proxy:
+    with run_trino_proxy(tmp_path, "--trino", reserve_dead_address(), seamark=reserve_dead_address()) as proxy:
         with urllib.request.urlopen(f"{proxy.url}/seamark/healthz", timeout=60) as answer:
             assert answer.status == 200
         proxy.process.send(signal.SIGTERM)
@@ -57,7 +57,7 @@ def test_proxy_reports_a_server_that_is_not_trino(tmp_path: Path) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(HandlerWithoutLog, directory=str(tmp_path))) as other:
         threading.Thread(target=other.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{other.server_address[1]}"
-        with trino_proxy(tmp_path, "--trino", url, seamark=reserve_dead_address()) as proxy:
+        with run_trino_proxy(tmp_path, "--trino", url, seamark=reserve_dead_address()) as proxy:
             text = proxy.process.log.read_text()
         other.shutdown()
     assert "there is no answer from Seamark at http" in text
@@ -65,7 +65,7 @@ def test_proxy_reports_a_server_that_is_not_trino(tmp_path: Path) -> None:
 
 
 def test_error_of_a_used_port_names_the_address(tmp_path: Path) -> None:
-    with trino_proxy(tmp_path, "--trino", reserve_dead_address(), seamark=reserve_dead_address()) as proxy:
+    with run_trino_proxy(tmp_path, "--trino", reserve_dead_address(), seamark=reserve_dead_address()) as proxy:
         arguments = [
             "--trino",
             reserve_dead_address(),

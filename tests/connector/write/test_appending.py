@@ -21,7 +21,7 @@ from seamark.connector.client.errors import InvalidRequest, Refused, ServerFaile
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.write.appends import append, open_destination, overwrite, overwrite_partitions
 from seamark.connector.write.table_writer import WrittenFiles, write_batches
-from tests.connector.lake import catalog_at
+from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
 
 SCHEMA = Schema(
@@ -39,7 +39,7 @@ INDEX_PROPERTIES = {
 
 @pytest.fixture
 def client(server: ServerThread) -> Iterator[IndexClient]:
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         catalog.create_table("db.t", SCHEMA, partition_spec=BY_LAND, properties=INDEX_PROPERTIES)
         catalog.create_table("db.b", SCHEMA, partition_spec=BY_BUCKET)
     new_client = IndexClient(server.url)
@@ -54,7 +54,7 @@ def build_rows(*ids: int, land: str | None = "de") -> pa.Table:
 def read_ids_by_land(client: IndexClient, name: str = "db.t") -> dict[str | None, list[int]]:
     """Return the ids that PyIceberg reads, by land."""
     ids_by_partition: dict[str | None, list[int]] = {}
-    with catalog_at(client.url) as catalog:
+    with open_catalog(client.url) as catalog:
         table: Table = catalog.load_table(name)
         for row in table.scan().to_arrow().sort_by("id").to_pylist():
             ids_by_partition.setdefault(row["land"], []).append(row["id"])
@@ -89,7 +89,7 @@ def test_append_with_too_many_index_files_succeeds_with_fewer(
     assert len(written_files.index_files) > limit
     destination.commit(client, written_files)
     assert read_ids_by_land(client) == {"de": list(range(tasks))}
-    puffins = [written_file for written_file in server.written_files() if written_file.suffix == ".puffin"]
+    puffins = [written_file for written_file in server.list_written_files() if written_file.suffix == ".puffin"]
     assert len(puffins) == limit, "index files that no commit names are deleted"
     index_reports = client.indexes("db.t")
     assert sum(one.files for one in index_reports) == limit
@@ -106,14 +106,14 @@ def test_append_of_no_rows_commits_nothing(client: IndexClient, server: ServerTh
     assert append(client, "db.t", build_rows()) is None
     assert overwrite_partitions(client, "db.t", []) is None
     assert read_ids_by_land(client) == {}
-    assert server.written_files() == set()
+    assert server.list_written_files() == set()
 
 
 def test_append_with_a_repeated_producer_sequence_is_committed_once(client: IndexClient, server: ServerThread) -> None:
     first = append(client, "db.t", build_rows(1), producer=("job", 1))
-    before = server.written_files()
+    before = server.list_written_files()
     second_report = append(client, "db.t", build_rows(1), producer=("job", 1))
-    assert server.written_files() == before, "the repeated write leaves no file"
+    assert server.list_written_files() == before, "the repeated write leaves no file"
     assert first is not None
     assert second_report is not None
     assert (first["duplicate"], second_report["duplicate"]) == (False, True)
@@ -136,7 +136,7 @@ def test_files_of_a_commit_with_a_lost_answer_are_kept(
     assert answer is not None
     assert answer["duplicate"]
     assert read_ids_by_land(client) == {"de": [1, 2]}
-    assert len(server.written_files()) == 4
+    assert len(server.list_written_files()) == 4
 
 
 def test_overwrite_replaces_exactly_the_partitions_of_its_rows(client: IndexClient) -> None:
@@ -160,25 +160,25 @@ def test_overwrite_replaces_the_rows_that_its_predicate_matches(client: IndexCli
 
 def test_overwrite_that_splits_a_file_is_refused_and_leaves_no_file(client: IndexClient, server: ServerThread) -> None:
     append(client, "db.t", build_rows(1, 2))
-    before = server.written_files()
+    before = server.list_written_files()
     with pytest.raises(InvalidRequest):
         overwrite(client, "db.t", build_rows(9), where="id = 1")
     with pytest.raises(InvalidRequest, match="exactly by all parts of this predicate: id"):
         overwrite(client, "db.t", build_rows(9), where="id + 1 = 2")
-    assert server.written_files() == before
+    assert server.list_written_files() == before
     assert read_ids_by_land(client) == {"de": [1, 2]}
 
 
 @pytest.mark.parametrize("where", ["f < 0.1", "f > 0.1", "f = 0.1"])
 def test_overwrite_with_an_inexact_literal_is_refused(client: IndexClient, where: str) -> None:
-    with catalog_at(client.url) as catalog:
+    with open_catalog(client.url) as catalog:
         catalog.create_table("db.f", Schema(NestedField(1, "f", FloatType(), required=False)))
     # No predicate matches this value: as a float, it is not 0.1.
     table = pa.table({"f": pa.array([0.1], pa.float32())})
     append(client, "db.f", table)
     with pytest.raises(InvalidRequest, match="a literal that its column cannot hold"):
         overwrite(client, "db.f", table.slice(0, 0), where=where)
-    with catalog_at(client.url) as catalog:
+    with open_catalog(client.url) as catalog:
         assert catalog.load_table("db.f").scan().to_arrow().num_rows == 1
 
 
@@ -201,22 +201,22 @@ def test_refused_commit_keeps_files_that_an_earlier_request_may_have_committed(
     """A proxy may answer 503 although it has forwarded the request. A file that is already live may be in use."""
     remaining_answers, real = list(answers), IndexClient._request
 
-    def request(self: IndexClient, method: str, path: str, *arguments: Any, **options: Any) -> bytes:
+    def refuse_request(self: IndexClient, method: str, path: str, *arguments: Any, **options: Any) -> bytes:
         if not path.endswith("/commit"):
             return real(self, method, path, *arguments, **options)
         status, kind = remaining_answers.pop(0)
         raise parse_error(status, json.dumps({"error": {"message": "no", "type": kind}}).encode(), "")
 
-    monkeypatch.setattr("seamark.connector.client.client.SeamarkClient._request", request)
+    monkeypatch.setattr("seamark.connector.client.client.SeamarkClient._request", refuse_request)
     with pytest.raises((Refused, Unavailable)):
         append(client, "db.t", build_rows(1, 2), producer=producer)
-    assert len(server.written_files()) == 4
+    assert len(server.list_written_files()) == 4
 
 
 def test_invalid_rows_change_nothing(client: IndexClient, server: ServerThread) -> None:
     with pytest.raises(Unwritable, match="column id is required"):
         append(client, "db.t", [build_rows(1), pa.table({"id": pa.array([None], pa.int64())})])
-    assert server.written_files() == set()
+    assert server.list_written_files() == set()
     assert read_ids_by_land(client) == {}
 
 
@@ -229,17 +229,17 @@ def test_conflicting_overwrite_is_refused_and_leaves_no_file(
 
     def overtake(self: CommitClient, table: Any, body: dict[str, Any]) -> dict[str, Any]:
         monkeypatch.setattr(CommitClient, "commit", commit)
-        written_files = server.written_files()
+        written_files = server.list_written_files()
         append(client, "db.t", build_rows(2))
-        kept_paths.update(server.written_files() - written_files)
+        kept_paths.update(server.list_written_files() - written_files)
         return commit(self, table, body)
 
-    before = server.written_files()
+    before = server.list_written_files()
     monkeypatch.setattr(CommitClient, "commit", overtake)
     with pytest.raises(Refused) as error:
         overwrite(client, "db.t", build_rows(9), where="land = 'de'")
     assert error.value.status == 409
-    assert server.written_files() == before | kept_paths
+    assert server.list_written_files() == before | kept_paths
     assert read_ids_by_land(client) == {"de": [1, 2]}
 
 
@@ -257,12 +257,12 @@ def test_files_of_a_commit_with_an_unknown_outcome_are_kept(
     with pytest.raises(type(error)):
         append(client, "db.t", build_rows(1, 2))
     assert read_ids_by_land(client) == {"de": [1, 2]}
-    assert len(server.written_files()) == 4
+    assert len(server.list_written_files()) == 4
 
 
 def test_rows_are_appended_to_a_branch(client: IndexClient) -> None:
     append(client, "db.t", build_rows(1))
-    with catalog_at(client.url) as catalog:
+    with open_catalog(client.url) as catalog:
         table = catalog.load_table("db.t")
         snapshot = table.current_snapshot()
         assert snapshot is not None
@@ -270,7 +270,7 @@ def test_rows_are_appended_to_a_branch(client: IndexClient) -> None:
     append(client, "db.t", build_rows(2), branch="audit")
     overwrite_partitions(client, "db.t", build_rows(3), branch="audit")
     assert read_ids_by_land(client) == {"de": [1]}
-    with catalog_at(client.url) as catalog:
+    with open_catalog(client.url) as catalog:
         table = catalog.load_table("db.t")
         branch = table.snapshot_by_name("audit")
         assert branch is not None
@@ -283,7 +283,7 @@ def test_append_is_refused_if_another_table_has_taken_the_name(
     commit = CommitClient.commit
 
     def replace_and_commit(self: CommitClient, table: Any, body: dict[str, Any]) -> dict[str, Any]:
-        with catalog_at(client.url) as catalog:
+        with open_catalog(client.url) as catalog:
             catalog.drop_table("db.b")
             catalog.create_table("db.b", SCHEMA, partition_spec=BY_BUCKET)
         return commit(self, table, json.loads(json.dumps(body)))

@@ -346,24 +346,24 @@ def test_plan_of_a_key_reads_its_old_bucket_and_its_new_one(client: IndexClient)
 # The command
 
 
-def seamark(client: IndexClient, *arguments: str) -> tuple[int, str]:
+def run_seamark(client: IndexClient, *arguments: str) -> tuple[int, str]:
     return invoke_seamark("buckets", *arguments, url=client.url)
 
 
 def test_buckets_command_shows_advises_and_resizes(client: IndexClient) -> None:
     create(client, spec=[("bucket[4]", 1)])
     append(client, "db.t", build_key_rows(list(range(1000))))
-    code, text = seamark(client, "db.t")
+    code, text = run_seamark(client, "db.t")
     assert (code, "id" in text, "--resize" in text) == (0, True, False), text
     size = int(bucket_sizes(client, "db.t")[0].bytes.sum())
-    code, text = seamark(client, "db.t", "--target-bytes", str(size // 16))
+    code, text = run_seamark(client, "db.t", "--target-bytes", str(size // 16))
     assert (code, "seamark buckets db.t --resize 16" in text) == (0, True), text
-    code, text = seamark(client, "db.t", "--double")
+    code, text = run_seamark(client, "db.t", "--double")
     assert (code, "id: 8 buckets from now on (partition spec 1)" in text) == (0, True), text
-    code, text = seamark(client, "db.t", "--resize", "8", "--column", "id")
+    code, text = run_seamark(client, "db.t", "--resize", "8", "--column", "id")
     assert (code, "id: 8 buckets from now on, as before" in text) == (0, True), text
-    assert "4 files (" in seamark(client, "db.t")[1]
-    _, text = seamark(client, "db.t", "--json")
+    assert "4 files (" in run_seamark(client, "db.t")[1]
+    _, text = run_seamark(client, "db.t", "--json")
     (report,) = json.loads(text[text.index("\n[\n") :])  # Logs are part of the output.
     assert (report["buckets"], report["advice"], len(report["sizes"]), report["shared-files"]) == (8, 8, 8, 4)
     assert sum(one["rows"] for one in report["sizes"]) == 1000
@@ -383,6 +383,6 @@ def test_buckets_command_reports_each_error_in_one_line(client: IndexClient) -> 
         (("t",), 2, "not the name of a table"),
     ]
     for arguments, code, expected in cases:
-        actual, text = seamark(client, *arguments)
+        actual, text = run_seamark(client, *arguments)
         assert (actual, expected in text) == (code, True), (arguments, text)
         assert "Traceback" not in text, arguments

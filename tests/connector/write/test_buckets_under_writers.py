@@ -26,12 +26,12 @@ from seamark.connector.write.appends import append
 from seamark.connector.write.buckets import bucket_sizes, resize
 from seamark.connector.write.row_changes import Report
 from seamark.connector.write.upserts import upsert
-from tests.connector.lake import catalog_at
+from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
 from tests.connector.write.test_buckets import compute_bucket
 from tests.connector.write.test_upserts import ARROW, BY_ID, COLUMNS, MODES, build_rows, create, read_rows
 from tests.connector.write.test_upserts_at_once import run_before_commits
-from tests.connector.write.test_upserts_history import Step, model_rows
+from tests.connector.write.test_upserts_history import Step, list_model_rows
 from tests.waits import block_until
 
 DOUBLINGS = (16, 32, 64)
@@ -96,7 +96,7 @@ class Writers:
         block_until(lambda: have_both_committed() or self.stop.is_set())
 
 
-def row(rng: random.Random, key: int, number: int) -> dict[str, Any]:
+def build_row(rng: random.Random, key: int, number: int) -> dict[str, Any]:
     return {"id": key, "land": rng.choice(("de", "fr", None)), "ts": rng.randrange(100), "note": f"of {number}"}
 
 
@@ -105,7 +105,7 @@ def make_upserting_writer(seed: int, mode: str) -> tuple[Callable[[int], Step], 
     rng = random.Random(seed)
 
     def make_step(number: int) -> Step:
-        input_rows = [row(rng, key, number) for key in rng.sample(range(300), 6)]
+        input_rows = [build_row(rng, key, number) for key in rng.sample(range(300), 6)]
         return Step(number, rng.choice(("upsert", "partial")), input_rows, None, mode)
 
     def write(client: IndexClient, step: Step) -> Report:
@@ -122,7 +122,7 @@ def make_appending_writer(seed: int) -> tuple[Callable[[int], Step], Callable[[I
     rng, new_keys = random.Random(seed), itertools.count(10_000)
 
     def make_step(number: int) -> Step:
-        return Step(number, "append", [row(rng, next(new_keys), number) for _ in range(4)])
+        return Step(number, "append", [build_row(rng, next(new_keys), number) for _ in range(4)])
 
     def write(client: IndexClient, step: Step) -> None:
         append(client, "db.t", pa.Table.from_pylist(step.rows, ARROW), summary={"step": str(step.number)})
@@ -130,7 +130,7 @@ def make_appending_writer(seed: int) -> tuple[Callable[[int], Step], Callable[[I
     return make_step, write
 
 
-def double(client: IndexClient, writers: Writers) -> None:
+def double_buckets(client: IndexClient, writers: Writers) -> None:
     """Double the buckets three times; the writers commit before, between and after."""
     writers.wait_for(4)
     for count in DOUBLINGS:
@@ -138,7 +138,7 @@ def double(client: IndexClient, writers: Writers) -> None:
         writers.wait_for(6)
 
 
-def snapshots(client: IndexClient) -> list[dict[str, Any]]:
+def list_snapshots(client: IndexClient) -> list[dict[str, Any]]:
     metadata = json.loads(client.load_table("db.t", history=True).metadata)
     return sorted(metadata["snapshots"], key=lambda snapshot: snapshot["sequence-number"])
 
@@ -147,12 +147,12 @@ def judge_rows(client: IndexClient, committed_steps: Mapping[int, CommittedStep]
     """Check that every snapshot is the previous snapshot plus one step, and that each step occurs exactly once."""
     model: dict[int, dict[str, Any]] = {}
     remaining_steps = dict(committed_steps)
-    with catalog_at(client.url) as catalog:
+    with open_catalog(client.url) as catalog:
         pyiceberg_table = catalog.load_table("db.t")
-        for snapshot in snapshots(client):
+        for snapshot in list_snapshots(client):
             number = int(snapshot["summary"]["step"])
             model = remaining_steps.pop(number).step.on(model)
-            expected, message = model_rows(model), f"{note}, after step {number}"
+            expected, message = list_model_rows(model), f"{note}, after step {number}"
             assert read_rows(client, "db.t", At(snapshot_id=snapshot["snapshot-id"])) == expected, message
             if version == 2:  # PyIceberg reads the deletes of version 2.
                 actual = (
@@ -168,7 +168,7 @@ def judge_files(client: IndexClient, committed_steps: Mapping[int, CommittedStep
     """
     counts = dict(enumerate((8, *DOUBLINGS)))
     of_spec = dict.fromkeys(counts, 0)
-    for snapshot in snapshots(client):
+    for snapshot in list_snapshots(client):
         added_files = client.files("db.t", content="data", at=At(snapshot_id=snapshot["snapshot-id"])).to_pylist()
         step = committed_steps[int(snapshot["summary"]["step"])]
         for file in (file for file in added_files if file["snapshot_id"] == snapshot["snapshot-id"]):
@@ -212,7 +212,7 @@ def test_doubling_from_8_to_64_buckets_delays_no_writer_and_keeps_all_rows(
             pool.submit(writers.run, *make_appending_writer(seed)),
         ]
         try:
-            double(client, writers)
+            double_buckets(client, writers)
             writers.wait_for_both(4)
         finally:
             writers.stop.set()
@@ -234,12 +234,12 @@ def test_write_that_began_before_a_resize_is_committed_unchanged(
 ) -> None:
     create(client, spec=[("bucket[8]", 1)])
     upsert(client, "db.t", build_rows(*((key, "old") for key in range(40))), keys=["id"])
-    before = server.written_files()
+    before = server.list_written_files()
     attempts = run_before_commits(monkeypatch, lambda: resize(client, "db.t", buckets=16))
     report = upsert(client, "db.t", build_rows(*((key, "new") for key in range(20))), keys=["id"], mode=mode)
     assert (report.attempts, attempts[0]) == (1, 1)
     assert set(client.files("db.t", content="data")["spec_id"].to_pylist()) == {0}
-    assert len(server.written_files() - before) == report.files_written
+    assert len(server.list_written_files() - before) == report.files_written
     second_report = upsert(client, "db.t", build_rows(*((key, "newer") for key in range(10))), keys=["id"], mode=mode)
     assert (second_report.attempts, second_report.updated) == (1, 10)
     assert 1 in client.files("db.t", content="data")["spec_id"].to_pylist()
@@ -265,11 +265,11 @@ def test_concurrent_upserts_of_a_key_in_an_old_and_a_new_bucket_conflict(
     assert (report.attempts, report.updated) == (2, 1)
     assert [one for one in read_rows(client) if one[0] == 5] == [(5, "ours", 1, None)]
 
-    def elsewhere() -> None:
+    def upsert_other_keys() -> None:
         resize(client, "db.t", buckets=32)
         upsert(client, "db.t", build_rows((other, "theirs")), keys=["id"], mode=mode)
 
-    run_before_commits(monkeypatch, elsewhere)
+    run_before_commits(monkeypatch, upsert_other_keys)
     report = upsert(client, "db.t", build_rows((5, "again")), keys=["id"], mode=mode)
     assert (report.attempts, report.updated) == (1, 1)  # Writers of different buckets do not conflict.
     assert {one[0]: one[1] for one in read_rows(client)} == dict.fromkeys(range(40), "old") | {

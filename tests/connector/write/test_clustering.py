@@ -36,11 +36,11 @@ from tests.seeds import first_seed, quick
 GRIDS = [(axes, bits) for axes in range(1, 7) for bits in range(1, 7) if axes * bits <= 14]
 
 
-def grid(axes: int, bits: int) -> Any:
+def build_grid(axes: int, bits: int) -> Any:
     return np.array(list(itertools.product(range(1 << bits), repeat=axes)), dtype=np.uint64)
 
 
-def along(points: Any, bits: int, curve: str) -> Any:
+def order_points(points: Any, bits: int, curve: str) -> Any:
     """Return the points in the order of their keys."""
     keys = [bytes(one) for one in compute_curve_keys(points, bits, curve)]
     assert len(set(keys)) == len(points)
@@ -49,7 +49,7 @@ def along(points: Any, bits: int, curve: str) -> Any:
 
 @pytest.mark.parametrize(("axes", "bits"), GRIDS)
 def test_hilbert_curve_visits_every_point_once_in_steps_to_neighbours(axes: int, bits: int) -> None:
-    steps = np.abs(np.diff(along(grid(axes, bits), bits, HILBERT), axis=0)).sum(axis=1)
+    steps = np.abs(np.diff(order_points(build_grid(axes, bits), bits, HILBERT), axis=0)).sum(axis=1)
     assert (steps == 1).all()
 
 
@@ -59,15 +59,15 @@ def test_z_order_interleaves_the_bits_of_all_attributes(axes: int, bits: int) ->
         digits = "".join(format(int(one) >> bit & 1, "b") for bit in range(bits - 1, -1, -1) for one in point)
         return int(digits, 2)
 
-    points = grid(axes, bits)
-    assert along(points, bits, ZORDER).tolist() == sorted(points.astype(int).tolist(), key=interleave)
+    points = build_grid(axes, bits)
+    assert order_points(points, bits, ZORDER).tolist() == sorted(points.astype(int).tolist(), key=interleave)
 
 
 def test_pieces_of_the_hilbert_curve_are_smaller_than_pieces_of_the_z_order() -> None:
-    points = grid(3, 4)
+    points = build_grid(3, 4)
     spans = {}
     for curve in CURVES:
-        pieces = np.array_split(along(points, 4, curve), 100)
+        pieces = np.array_split(order_points(points, 4, curve), 100)
         spans[curve] = sum(int(np.prod(np.ptp(piece, axis=0) + 1)) for piece in pieces)
     assert spans[HILBERT] < spans[ZORDER]
 
@@ -83,7 +83,7 @@ def test_keys_of_many_wide_attributes_compare_as_bytes() -> None:
 
 def test_unknown_curve_is_refused() -> None:
     with pytest.raises(ValueError, match="hilbert, zorder"):
-        compute_curve_keys(grid(2, 2), 2, "peano")
+        compute_curve_keys(build_grid(2, 2), 2, "peano")
 
 
 # Ranks
@@ -156,18 +156,18 @@ def test_joined_row_is_found_by_its_whole_key(seed: int) -> None:
     kinds = rng.sample([pa.int32(), pa.int64(), pa.string()], rng.randint(1, 3))
     count = rng.randint(0, 60)
 
-    def column(kind: pa.DataType, rows: int) -> pa.Array:
+    def build_column(kind: pa.DataType, rows: int) -> pa.Array:
         random_values = [rng.choice([None, *range(6)]) for _ in range(rows)]
         return pa.array(random_values, pa.int64()).cast(kind)
 
-    table = [column(kind, count) for kind in kinds]
+    table_columns = [build_column(kind, count) for kind in kinds]
     # Integers of different widths are equal.
-    columns = [column(pa.int64() if kind == pa.int32() else kind, 200) for kind in kinds]
-    keys = list(zip(*(one.to_pylist() for one in table), strict=True))
-    requests = zip(*(one.to_pylist() for one in columns), strict=True)
-    expected = [keys.index(one) if None not in one and one in keys else -1 for one in requests]
-    lookup = pickle.loads(pickle.dumps(KeyMatcher(table)))
-    assert lookup.rows(columns).tolist() == expected
+    request_columns = [build_column(pa.int64() if kind == pa.int32() else kind, 200) for kind in kinds]
+    keys = list(zip(*(column.to_pylist() for column in table_columns), strict=True))
+    requests = zip(*(column.to_pylist() for column in request_columns), strict=True)
+    expected = [keys.index(key) if None not in key and key in keys else -1 for key in requests]
+    lookup = pickle.loads(pickle.dumps(KeyMatcher(table_columns)))
+    assert lookup.rows(request_columns).tolist() == expected
 
 
 NATIONS = pa.table({"id": ["fr", "de"], "continent": ["europe", "europe"], "rank": [2, 1]})
@@ -277,14 +277,14 @@ def test_queries_read_fewer_rows_with_cell_bounds_than_with_equal_sizes(curve: s
     bounds = np.searchsorted(keys[order], choose_cell_bounds(keys, 100))
     equal = np.arange(1, len(bounds) + 1) * len(keys) // (len(bounds) + 1)
 
-    def mean_opened_files(cuts: npt.NDArray[np.intp]) -> float:
+    def compute_mean_opened_files(cuts: npt.NDArray[np.intp]) -> float:
         total = 0
         for column in ("a", "b"):
             for part in np.split(rows[column].to_numpy()[order], cuts):
                 total += len(part) * (int(part.max()) - int(part.min()) + 1)
         return total / 2 / len(keys) / 1000
 
-    assert mean_opened_files(bounds) < (0.97 if curve == "hilbert" else 0.75) * mean_opened_files(equal)
+    assert compute_mean_opened_files(bounds) < (0.97 if curve == "hilbert" else 0.75) * compute_mean_opened_files(equal)
 
 
 def test_columns_of_the_same_order_count_as_one_and_queries_open_fewer_files() -> None:
@@ -297,7 +297,7 @@ def test_columns_of_the_same_order_count_as_one_and_queries_open_fewer_files() -
     clustering = Clustering.of(Attributes(list(columns), {}, table.schema), table.slice(0, 10_000), "hilbert")
     assert clustering.groups == ((0, 1), (2,), (3,))
 
-    def mean_opened_files(chosen_clustering: Clustering) -> float:
+    def compute_mean_opened_files(chosen_clustering: Clustering) -> float:
         """Return the mean number of files, out of 100, that a range with a hundredth of the values opens."""
         order = np.argsort(to_sortable_keys(chosen_clustering.keys(table)), kind="stable")
         counts = []
@@ -308,7 +308,7 @@ def test_columns_of_the_same_order_count_as_one_and_queries_open_fewer_files() -
                 counts.append(int(((files.max(axis=1) >= low) & (files.min(axis=1) <= low + width)).sum()))
         return float(np.mean(counts))
 
-    assert mean_opened_files(clustering) < 0.9 * mean_opened_files(replace(clustering, groups=()))
+    assert compute_mean_opened_files(clustering) < 0.9 * compute_mean_opened_files(replace(clustering, groups=()))
     assert len(np.unique(clustering.keys(table), axis=0)) == len(np.unique(clustering.points(table), axis=0))
 
 

@@ -27,14 +27,14 @@ def create_filled(client: IndexClient, version: int, spec: str, **table: Any) ->
     append(client, "db.t", build_rows(*((key, "old", 0) for key in range(200))))
 
 
-def lands(client: IndexClient) -> dict[int, str]:
+def read_lands(client: IndexClient) -> dict[int, str]:
     values = scan(client, "db.t", ["id", "land"]).to_arrow().to_pylist()
     assert len(values) == len({value["id"] for value in values}), "a key occurs twice"
     return {value["id"]: value["land"] for value in values}
 
 
 @contextmanager
-def stream(url: str, keys: list[int]) -> Iterator[list[int]]:
+def run_upsert_stream(url: str, keys: list[int]) -> Iterator[list[int]]:
     """Run equality upserts of these keys until the context ends, and yield a list with their number."""
     stop, is_over, failed = threading.Event(), [0], []
 
@@ -74,7 +74,7 @@ def test_concurrent_equality_upserts_of_other_keys_are_no_conflict(
     report = upsert(client, "db.t", own_rows, keys=["id"], mode="merge-on-read")
     assert (report.attempts, report.updated) == (1, 10)
     expected = {key: "theirs" if key % 2 == 0 else "old" for key in range(200)}
-    assert lands(client) == expected | dict.fromkeys(range(31, 171, 14), "ours")
+    assert read_lands(client) == expected | dict.fromkeys(range(31, 171, 14), "ours")
     run_before_commits(monkeypatch, lambda: upsert(client, "db.t", other_rows, keys=["id"], strategy=EQUALITY))
     removed_delete = delete(client, "db.t", keys=pa.table({"id": [31, 45]}), mode="merge-on-read")
     assert (removed_delete.attempts, removed_delete.deleted) == (1, 2)
@@ -101,7 +101,7 @@ def test_concurrent_equality_change_of_the_same_key_is_a_conflict(
     run_before_commits(monkeypatch, write_concurrently)
     report = upsert(client, "db.t", build_rows((31, "ours"), (59, "ours")), keys=["id"], mode=mode)
     assert report.attempts == 2
-    lands_by_id = lands(client)
+    lands_by_id = read_lands(client)
     assert (lands_by_id[31], lands_by_id[59]) == ("ours", "ours")
     assert lands_by_id.get(10) == (None if deletes else "theirs")
 
@@ -125,7 +125,7 @@ def test_delete_by_another_column_conflicts_with_equality_deletes(
         monkeypatch, lambda: upsert(client, "db.t", build_rows((7, "x")), keys=["id"], strategy=EQUALITY)
     )
     assert delete(client, "db.t", where="land = 'x' or id = 31", mode="merge-on-read").attempts == 2
-    assert not {7, 31} & lands(client).keys()
+    assert not {7, 31} & read_lands(client).keys()
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -135,12 +135,12 @@ def test_upsert_with_several_conflicts_gets_priority_over_a_stream_of_upserts(
 ) -> None:
     """Copy-on-write conflicts with the stream in every file, whatever the keys are."""
     create_filled(client, 3, spec)
-    with stream(client.url, list(range(0, 200, 2))) as stream_commits:
+    with run_upsert_stream(client.url, list(range(0, 200, 2))) as stream_commits:
         for number in range(3):
             own_rows = build_rows(*((key, f"ours{number}") for key in range(31, 171, 14)))
             report = upsert(client, "db.t", own_rows, keys=["id"], mode=mode)
             # An idle machine needs 2 to 4 of the 50 attempts. A busy one gets its priority later.
             assert report.attempts <= 25
-    lands_by_id = lands(client)
+    lands_by_id = read_lands(client)
     assert {lands_by_id[key] for key in range(31, 171, 14)} == {"ours2"}
     assert stream_commits[0]

@@ -28,7 +28,7 @@ def test_commit_returns_the_snapshot_and_says_if_it_is_a_duplicate(server: Serve
     second_answer = client.commit(("db", "t"), body)
     assert (first["duplicate"], second_answer["duplicate"]) == (False, True)
     assert first["snapshot-id"] == second_answer["snapshot-id"]
-    assert read_snapshot_rows(find_snapshot(server.run(lake.metadata()))) == [(1, 0, "a")]
+    assert read_snapshot_rows(find_snapshot(server.run(lake.read_metadata()))) == [(1, 0, "a")]
     client.client.close()
 
 

@@ -27,10 +27,10 @@ from seamark.connector.write.appends import append
 from seamark.connector.write.compaction import CompactionPolicy, compact
 from seamark.connector.write.upserts import MERGE_ON_READ, MODES, delete, upsert
 from seamark.formats.iceberg.metadata.compaction import SMALL, SMALL_SORTED
-from tests.connector.lake import catalog_at
+from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
 from tests.connector.write.test_upserts import create as create_table
-from tests.seeds import examples, seeds_by_version
+from tests.seeds import examples, list_seeds_by_version
 
 SCHEMA = Schema(
     NestedField(1, "id", LongType(), required=False),
@@ -80,7 +80,7 @@ def create_three_batches(client: IndexClient, catalog: RestCatalog, monkeypatch:
 def test_small_files_are_compacted_to_few_with_the_same_rows(
     client: IndexClient, server: ServerThread, version: int, spec: PartitionSpec
 ) -> None:
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         create(catalog, version, spec)
         for number in range(12):
             upsert(client, "db.t", build_rows(range(number * 10, number * 10 + 10)), keys=["id"])
@@ -102,7 +102,7 @@ def test_small_files_are_compacted_to_few_with_the_same_rows(
 
 
 def test_compaction_applies_deletes_and_removes_their_files(client: IndexClient, server: ServerThread) -> None:
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         create(catalog, 2)
         table = catalog.load_table("db.t")
         table.append(build_rows(range(1000)))
@@ -117,25 +117,25 @@ def test_compaction_applies_deletes_and_removes_their_files(client: IndexClient,
 
 
 def test_compacted_rows_keep_their_ids_and_sequence_numbers(client: IndexClient, server: ServerThread) -> None:
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         create(catalog, 3)
         for number in range(6):
             upsert(client, "db.t", build_rows([number]), keys=["id"])
         upsert(client, "db.t", build_rows([2, 4], "new "), keys=["id"])
         columns = ["id", "text", "_row_id", "_last_updated_sequence_number"]
 
-        def lineage() -> list[dict[str, Any]]:
+        def read_lineage() -> list[dict[str, Any]]:
             return sorted(scan(client, "db.t", columns).to_arrow().to_pylist(), key=lambda row: row["id"])
 
-        before = lineage()
+        before = read_lineage()
         assert compact(client, "db.t").commits == 1
-        assert lineage() == before
+        assert read_lineage() == before
 
 
 def test_concurrent_change_of_a_file_discards_only_its_batch(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         create_three_batches(client, catalog, monkeypatch)
         write = compaction.rewrite_rows
         calls: list[int] = []
@@ -158,7 +158,7 @@ def test_concurrent_change_of_a_file_discards_only_its_batch(
 def test_tiered_compaction_of_a_growing_table_rewrites_few_rows(
     client: IndexClient, server: ServerThread, appends: int, files_max: int
 ) -> None:
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         create(catalog, 2)
         rng = random.Random(3)
         rewritten = 0
@@ -174,7 +174,7 @@ def test_tiered_compaction_of_a_growing_table_rewrites_few_rows(
 
 
 def test_compaction_of_a_version_1_table_is_refused(client: IndexClient, server: ServerThread) -> None:
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         create(catalog, 1)
         with pytest.raises(InvalidRequest, match="version 1"):
             compact(client, "db.t")
@@ -182,7 +182,7 @@ def test_compaction_of_a_version_1_table_is_refused(client: IndexClient, server:
 
 @pytest.mark.parametrize(
     ("seed", "version"),
-    [*seeds_by_version((0, 1), fast=1), *(pytest.param(2, version, marks=pytest.mark.slow) for version in (2, 3))],
+    [*list_seeds_by_version((0, 1), fast=1), *(pytest.param(2, version, marks=pytest.mark.slow) for version in (2, 3))],
 )
 def test_random_histories_with_compactions_keep_the_rows(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch, version: int, seed: int
@@ -220,7 +220,7 @@ def test_random_histories_with_compactions_keep_the_rows(
     monkeypatch.setattr(compaction, "rewrite_rows", write_and_change)
     monkeypatch.setattr(compaction, "BATCH_FILES", rng.choice([3, 7, 2000]))
     compactions = 0
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         create(catalog, version, rng.choice([PartitionSpec(), BY_PART]))
         for _ in range(examples(25, 15)):
             change(next(numbers))
@@ -235,7 +235,7 @@ def test_random_histories_with_compactions_keep_the_rows(
 @pytest.mark.parametrize(
     ("seed", "version"),
     [
-        *seeds_by_version((0, 1), fast=1),
+        *list_seeds_by_version((0, 1), fast=1),
         *(pytest.param(seed, version, marks=pytest.mark.slow) for seed in (2, 3) for version in (2, 3)),
     ],
 )
@@ -273,7 +273,7 @@ def test_rows_that_are_deleted_during_a_compaction_stay_deleted(
             for id_ in ids:
                 model.pop(id_)
 
-    def lineage() -> dict[int, tuple[int, int]]:
+    def read_lineage() -> dict[int, tuple[int, int]]:
         columns = ["id", "_row_id", "_last_updated_sequence_number"]
         actual_rows = scan(client, "db.t", columns).to_arrow()
         return {row["id"]: (row["_row_id"], row["_last_updated_sequence_number"]) for row in actual_rows.to_pylist()}
@@ -295,7 +295,7 @@ def test_rows_that_are_deleted_during_a_compaction_stay_deleted(
     monkeypatch.setattr(replacements, "open_table", open_meddled)
     monkeypatch.setattr(replacements, "_WAIT_S", 0.001)
     rows_deleted = 0
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         create(catalog, version, PartitionSpec() if seed % 2 else BY_PART)
         if seed > 1:
             sort_by_text_descending(client)
@@ -307,12 +307,12 @@ def test_rows_that_are_deleted_during_a_compaction_stay_deleted(
                 model.update((id_, str(id_)) for id_ in ids)
             change()
             touched.clear()
-            before = lineage() if version == 3 else {}
+            before = read_lineage() if version == 3 else {}
             report = compact(client, "db.t", policy=CompactionPolicy(rng.choice([3000, 1 << 20]), 2))
             rows_deleted += report.rows_deleted
             assert read(client) == Counter((one, one % 3, text) for one, text in model.items())
             if version == 3:
-                after = lineage()
+                after = read_lineage()
                 assert {one: after[one] for one in model.keys() & before.keys() - touched} == {
                     record: before[record] for record in model.keys() & before.keys() - touched
                 }
@@ -325,7 +325,7 @@ def test_rows_that_a_rollback_restores_discard_the_batch(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rollback restores rows that the new files do not have."""
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         create(catalog, 2)
         for number in range(6):
             upsert(client, "db.t", build_rows(range(number * 50, number * 50 + 50)), keys=["id"])
@@ -366,7 +366,7 @@ def evolve_spec(client: IndexClient) -> None:
 
 
 def test_deletion_vectors_in_one_file_count_for_each_data_file(client: IndexClient, server: ServerThread) -> None:
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         create(catalog, 3)
         for number in range(10):
             upsert(client, "db.t", build_rows(range(number * 20, number * 20 + 20)), keys=["id"])
@@ -382,7 +382,7 @@ def test_upgrade_during_a_compaction_is_a_conflict(
 ) -> None:
     """Otherwise the rows would lose the row ids that the upgrade gave them."""
     columns = ["id", "_row_id", "_last_updated_sequence_number"]
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         create(catalog, 2)
         for number in range(6):
             upsert(client, "db.t", build_rows([number]), keys=["id"])
@@ -410,7 +410,7 @@ def post(client: IndexClient, *updates: dict[str, Any]) -> None:
 def test_missing_file_stops_only_its_own_batch(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         create_three_batches(client, catalog, monkeypatch)
         Path(client.files("db.t")["file_path"].to_pylist()[0].removeprefix("file://")).unlink()
         report = compact(client, "db.t")
@@ -423,7 +423,7 @@ def test_compaction_that_would_not_reduce_files_is_discarded(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An example is a sorted table: its writer ends a file when its buffer is full, whatever the target size is."""
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         create(catalog, 2)
         for number in range(6):
             upsert(client, "db.t", build_rows([number]), keys=["id"])
@@ -446,7 +446,7 @@ def test_compaction_that_would_not_reduce_files_is_discarded(
 
 
 def test_target_size_above_two_gibibytes_is_accepted_by_every_writer(client: IndexClient, server: ServerThread) -> None:
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         create(catalog, 2, **{"write_target-file-size-bytes": str(3 << 30)})
         for number in range(6):
             upsert(client, "db.t", build_rows([number]), keys=["id"])

@@ -264,20 +264,20 @@ def test_columns_that_cannot_be_a_key_are_refused(tmp_path: Path, columns: list[
 
 
 def test_each_format_version_has_its_own_kind_of_deletes(tmp_path: Path) -> None:
-    def table_and_deletes(version: int) -> tuple[TableMetadata, Deletes]:
+    def build_table_and_deletes(version: int) -> tuple[TableMetadata, Deletes]:
         metadata = build_metadata(tmp_path, SCHEMA, version=version)
         return metadata, Deletes(Storage(), metadata)
 
-    row = [DeletedRows("file:///a", 0, [], build_positions(1))]
+    deletes = [DeletedRows("file:///a", 0, [], build_positions(1))]
     for version, form in ((2, "PARQUET"), (3, "PUFFIN")):
-        metadata, reader = table_and_deletes(version)
-        assert write_deletes(build_target(metadata), row, reader).files[0]["file-format"] == form
+        metadata, reader = build_table_and_deletes(version)
+        assert write_deletes(build_target(metadata), deletes, reader).files[0]["file-format"] == form
     for refused_deletes in (
-        lambda to: write_deletes(to, row, table_and_deletes(1)[1]),
+        lambda to: write_deletes(to, deletes, build_table_and_deletes(1)[1]),
         lambda to: write_equality_deletes(to, pa.table({"id": [1]}), ["id"]),
     ):
         with pytest.raises(Unwritable, match="version 1"):
-            refused_deletes(build_target(table_and_deletes(1)[0]))
+            refused_deletes(build_target(build_table_and_deletes(1)[0]))
 
 
 def test_negative_and_repeated_positions_are_refused(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from seamark.connector.write.upserts import delete, upsert
 from tests.connector.server_thread import ServerThread
 from tests.connector.write.test_upserts import ARROW, BY_ID, FIELDS, MODES, build_rows, create, read_rows
 from tests.connector.write.test_upserts_at_once import run_before_commits
-from tests.connector.write.test_upserts_history import RECORD, Shape, Step, evolve, judge, steps
+from tests.connector.write.test_upserts_history import RECORD, Shape, Step, draw_steps, evolve, judge
 from tests.seeds import quick
 
 
@@ -152,7 +152,7 @@ def test_changes_that_equality_deletes_cannot_express_are_refused(client: IndexC
         upsert(client, "db.f", pa.table({"x": [1.0]}), keys=["x"], strategy=EQUALITY)
     with pytest.raises(Unwritable, match="a key must not have nulls"):
         delete(client, "db.f", keys=pa.table({"y": pa.array([None], pa.int32())}), strategy=EQUALITY)
-    assert server.written_files() == set()
+    assert server.list_written_files() == set()
     none = pa.table({"y": pa.array([], pa.int32())})
     assert delete(client, "db.f", keys=none, strategy=EQUALITY).snapshot_id is None
 
@@ -213,17 +213,19 @@ def test_equality_upsert_replaces_rows_of_a_concurrent_new_spec(
     new_keys: set[Any] = set()
 
     def resize_and_upsert() -> None:
-        before = server.written_files()
+        before = server.list_written_files()
         resize(client, "db.t", buckets=8)
         upsert(client, "db.t", build_rows((1, "theirs"), (3, "theirs")), keys=["id"], mode="merge-on-read")
-        new_keys.update(server.written_files() - before)
+        new_keys.update(server.list_written_files() - before)
 
-    before = server.written_files()
+    before = server.list_written_files()
     run_before_commits(monkeypatch, resize_and_upsert)
     report = upsert(client, "db.t", build_rows((1, "ours"), (3, "ours")), keys=["id"], strategy=EQUALITY)
     assert report.attempts == 2
     assert read_lands(client) == {1: "ours", 2: "old", 3: "ours"}
-    assert len(server.written_files() - before - new_keys) == report.files_written  # The first attempt left no file.
+    assert (
+        len(server.list_written_files() - before - new_keys) == report.files_written
+    )  # The first attempt left no file.
 
 
 def test_equality_upsert_replaces_rows_that_a_concurrent_compaction_moved(
@@ -276,7 +278,7 @@ class EqualityDeleteStep(Step):
 def draw_mixed_steps(rng: random.Random, count: int) -> list[Step]:
     """Return random steps; half of the deletes and of the upserts by key alone use equality deletes."""
     new_steps: list[Step] = []
-    for step in steps(rng, count, MODES):
+    for step in draw_steps(rng, count, MODES):
         blind = step.kind == "keys" or (step.kind == "upsert" and step.by is None)
         if step.kind == "upsert" and rng.random() < 0.4:
             new_steps.append(EqualityDeleteStep(step.number, "upsert", step.rows))

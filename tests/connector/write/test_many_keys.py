@@ -53,7 +53,7 @@ def test_lookup_answers_with_more_path_text_than_a_string_array_holds_are_accept
     count, path = 2100, "p" * (1 << 20)
     requests: list[int] = []
 
-    def answer(*_: Any, **__: Any) -> LookupAnswer:
+    def build_answer(*_: Any, **__: Any) -> LookupAnswer:
         first = sum(requests)
         requests.append(min(700, count - first))
         paths = ["q", path][:: 1 if len(requests) % 2 else -1]
@@ -67,7 +67,7 @@ def test_lookup_answers_with_more_path_text_than_a_string_array_holds_are_accept
         return LookupAnswer(1, "ids", pa.table(expected), 0, True, 0, (), 0, ())
 
     monkeypatch.setattr("seamark.connector.write.row_locations._LOOKUP_KEYS_MAX", 700)
-    monkeypatch.setattr("seamark.connector.client.client.SeamarkClient.lookup", answer)
+    monkeypatch.setattr("seamark.connector.client.client.SeamarkClient.lookup", build_answer)
     task = ScanTask({"file-path": path, "record-count": count}, ())
     monkeypatch.setattr("seamark.connector.write.row_locations.plan", lambda *_: iter([task]))
     opened_table = open_table(client, "db.t", CURRENT)

@@ -36,15 +36,15 @@ from seamark.formats.runtime.errors import BadRequest
 from tests.connector.read import typed
 from tests.connector.write.written import (
     EVERY_TYPE,
+    build_every_type,
     build_metadata,
     build_order,
     build_target,
     conform_rows,
-    every_type,
     index_by_column,
     read_by_pyiceberg,
-    their_file,
-    their_metadata,
+    to_pyiceberg_file,
+    to_pyiceberg_metadata,
 )
 from tests.seeds import examples
 
@@ -53,8 +53,8 @@ KINDS = list(typed.SAMPLES)
 
 def draw_rows(seed: int, count: int, nulls: float = 0.2) -> pa.Table:
     rng = random.Random(seed)
-    columns = {kind: typed.column(rng, kind, count, nulls) for kind in KINDS}
-    return every_type(columns, [rng.randrange(12) for _ in range(count)])
+    columns = {kind: typed.draw_column(rng, kind, count, nulls) for kind in KINDS}
+    return build_every_type(columns, [rng.randrange(12) for _ in range(count)])
 
 
 def write_data_file(
@@ -132,9 +132,9 @@ def test_bounds_include_every_value_of_the_file(tmp_path: Path, kind: str) -> No
         max_examples=examples(20, 4),
         suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     )
-    @given(typed.columns(kind, size_min=1, size_max=12), st.sampled_from(["truncate(1)", "truncate(3)", "full"]))
+    @given(typed.draw_columns(kind, size_min=1, size_max=12), st.sampled_from(["truncate(1)", "truncate(3)", "full"]))
     def judge(values: list[Any], mode: str) -> None:
-        rows = pa.table({"c": typed.array(kind, values)})
+        rows = pa.table({"c": typed.build_array(kind, values)})
         file, metadata = write(tmp_path, rows, schema, properties={"write.metadata.metrics.default": mode})
         decode_content_file(file, metadata)
         lower, upper = index_by_column(file["lower-bounds"]), index_by_column(file["upper-bounds"])
@@ -162,9 +162,9 @@ def test_bounds_include_every_value_of_the_file(tmp_path: Path, kind: str) -> No
 def test_pyiceberg_prunes_no_file_that_has_the_value(tmp_path: Path, kind: str) -> None:
     schema = Schema((Field(1, "c", False, kind),))
     for seed in range(8):
-        values = typed.column(random.Random(seed), kind, 5, 0.3)
-        file, metadata = write(tmp_path, pa.table({"c": typed.array(kind, values)}), schema)
-        expected_schema = their_metadata(metadata).schema()
+        values = typed.draw_column(random.Random(seed), kind, 5, 0.3)
+        file, metadata = write(tmp_path, pa.table({"c": typed.build_array(kind, values)}), schema)
+        expected_schema = to_pyiceberg_metadata(metadata).schema()
         for value in values:
             if kind == "float" and value in (float("inf"), float("-inf")):
                 continue  # PyIceberg accepts no infinite float.
@@ -173,13 +173,16 @@ def test_pyiceberg_prunes_no_file_that_has_the_value(tmp_path: Path, kind: str) 
             elif value != value:
                 predicates = [IsNaN("c")]
             else:
-                literal = _literal(kind, value)
+                literal = _to_literal(kind, value)
                 predicates = [EqualTo("c", literal), GreaterThanOrEqual("c", literal), LessThanOrEqual("c", literal)]
             for predicate in predicates:
-                assert _InclusiveMetricsEvaluator(expected_schema, predicate).eval(their_file(file)), (seed, predicate)
+                assert _InclusiveMetricsEvaluator(expected_schema, predicate).eval(to_pyiceberg_file(file)), (
+                    seed,
+                    predicate,
+                )
 
 
-def _literal(kind: str, value: Any) -> Any:
+def _to_literal(kind: str, value: Any) -> Any:
     if kind == "date":
         return dt.date(1970, 1, 1) + dt.timedelta(days=value)
     if kind == "time":
@@ -196,7 +199,7 @@ def test_metrics_equal_those_of_pyicebergs_writer(tmp_path: Path) -> None:
     kept_fields = [field for field in EVERY_TYPE.fields if field.id < 30 and not field.name.endswith(("uuid", "_ns"))]
     rows = draw_rows(5, 60).select([field.name for field in kept_fields])
     file, metadata = write(tmp_path, rows, Schema(tuple(kept_fields)))
-    expected_schema = sanitize_column_names(their_metadata(metadata).schema())
+    expected_schema = sanitize_column_names(to_pyiceberg_metadata(metadata).schema())
     expected_statistics = data_file_statistics_from_parquet_metadata(
         pq.read_metadata(file["file-path"].removeprefix("file://")),
         compute_statistics_plan(expected_schema, {}),
@@ -537,8 +540,8 @@ def test_column_names_are_escaped_as_in_iceberg_without_conflicts() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("how", "nulls"), [("asc", "nulls-first"), ("desc", "nulls-first"), ("asc", "nulls-last")])
 def test_rows_are_written_in_the_sort_order_of_the_table(tmp_path: Path, kind: str, how: str, nulls: str) -> None:
-    values = typed.column(random.Random(f"{kind} {how} {nulls}"), kind, 60)
-    rows = pa.table({"c": typed.array(kind, values), "n": list(range(60))})
+    values = typed.draw_column(random.Random(f"{kind} {how} {nulls}"), kind, 60)
+    rows = pa.table({"c": typed.build_array(kind, values), "n": list(range(60))})
     schema = Schema((Field(1, "c", False, kind), Field(2, "n", False, "long")))
     sort_order = build_order(("identity", 1, how, nulls), ("truncate[10]", 2, "desc", "nulls-last"))
     file, metadata = write(tmp_path, rows, schema, order=sort_order)
@@ -546,19 +549,21 @@ def test_rows_are_written_in_the_sort_order_of_the_table(tmp_path: Path, kind: s
     actual_table = read_by_pyiceberg(metadata, [file])
     expected = sorted(range(60), key=lambda row: -(row // 10))
     present_rows = [row for row in expected if values[row] is not None]
-    present_rows.sort(key=lambda row: _rank(values[row]), reverse=how == "desc")
+    present_rows.sort(key=lambda row: _compute_rank(values[row]), reverse=how == "desc")
     # A reversed stable sort also reverses equal rows.
     ties: dict[Any, list[int]] = {}
     for row in expected:
-        ties.setdefault(None if values[row] is None else _rank(values[row]), []).append(row)
+        ties.setdefault(None if values[row] is None else _compute_rank(values[row]), []).append(row)
     absent_rows = ties.pop(None, [])
-    sorted_rows = [row for key in dict.fromkeys(_rank(values[row]) for row in present_rows) for row in ties[key]]
+    sorted_rows = [
+        row for key in dict.fromkeys(_compute_rank(values[row]) for row in present_rows) for row in ties[key]
+    ]
     assert actual_table["n"].to_pylist() == (
         absent_rows + sorted_rows if nulls == "nulls-first" else sorted_rows + absent_rows
     )
 
 
-def _rank(value: Any) -> Any:
+def _compute_rank(value: Any) -> Any:
     if isinstance(value, float):
         if value != value:
             return (2, 0.0, 0)

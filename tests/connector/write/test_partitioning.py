@@ -30,7 +30,7 @@ TRANSFORMS = [
 PAIRS = [(transform, kind) for kind in typed.SAMPLES for transform in TRANSFORMS if accepts(transform, kind)]
 
 
-def results(transform: str, kind: str, column: pa.Array | pa.ChunkedArray) -> list[Any]:
+def compute_results(transform: str, kind: str, column: pa.Array | pa.ChunkedArray) -> list[Any]:
     actual_transform = apply_transform(transform, kind, column)
     return [actual_transform.values[code] for code in actual_transform.codes.tolist()]
 
@@ -38,11 +38,11 @@ def results(transform: str, kind: str, column: pa.Array | pa.ChunkedArray) -> li
 @pytest.mark.parametrize(("transform", "kind"), PAIRS)
 def test_transform_of_a_column_equals_the_transform_of_each_value(transform: str, kind: str) -> None:
     @settings(max_examples=examples(25), suppress_health_check=[HealthCheck.too_slow])
-    @given(typed.columns(kind), st.integers(0, 40))
+    @given(typed.draw_columns(kind), st.integers(0, 40))
     def judge(values: list[Any], split: int) -> None:
-        parts = [typed.array(kind, part) for part in (values[:split], values[split:])]
+        parts = [typed.build_array(kind, part) for part in (values[:split], values[split:])]
         expected = [apply(transform, kind, value) for value in values]
-        assert typed.are_all_same(results(transform, kind, pa.chunked_array(parts)), expected)
+        assert typed.are_all_same(compute_results(transform, kind, pa.chunked_array(parts)), expected)
 
     judge()
 
@@ -55,8 +55,8 @@ def test_pyiceberg_computes_the_same_partition_values(transform: str, kind: str)
     """Types whose values are PyIceberg's own objects are left out; `test_transforms.py` compares their functions."""
     iceberg_type: IcebergType = IcebergType.handle_primitive_type(kind, lambda name: name)
     judge = parse_transform(transform).transform(iceberg_type)
-    values = typed.column(random.Random(7), kind, 60)
-    partition_values = results(transform, kind, typed.array(kind, values))
+    values = typed.draw_column(random.Random(7), kind, 60)
+    partition_values = compute_results(transform, kind, typed.build_array(kind, values))
     for value, actual_value in zip(values, partition_values, strict=True):
         expected = judge(value)
         if transform.startswith("truncate") and value in (-(2**31), -(2**63)):
@@ -84,22 +84,22 @@ SCHEMA = Schema(
 )
 
 
-def spec(*fields: tuple[str, int]) -> PartitionSpec:
+def build_spec(*fields: tuple[str, int]) -> PartitionSpec:
     partition_fields = [
         PartitionField(f"p{n}", transform, source, (), 1000 + n) for n, (transform, source) in enumerate(fields)
     ]
     return PartitionSpec(3, tuple(partition_fields))
 
 
-def rows(seed: int, count: int) -> pa.RecordBatch:
+def draw_rows(seed: int, count: int) -> pa.RecordBatch:
     rng = random.Random(seed)
     land = [rng.choice([None, {"land": None}, {"land": "de"}, {"land": "fr"}]) for _ in range(count)]
     values = {
-        "id": typed.array("long", typed.column(rng, "long", count)),
-        "name": typed.array("string", typed.column(rng, "string", count)),
-        "at": typed.array("timestamp", typed.column(rng, "timestamp", count)),
+        "id": typed.build_array("long", typed.draw_column(rng, "long", count)),
+        "name": typed.build_array("string", typed.draw_column(rng, "string", count)),
+        "at": typed.build_array("timestamp", typed.draw_column(rng, "timestamp", count)),
         "st": pa.array(land, pa.struct([("land", pa.string())])),
-        "ratio": typed.array("double", typed.column(rng, "double", count)),
+        "ratio": typed.build_array("double", typed.draw_column(rng, "double", count)),
     }
     return conform(pa.RecordBatch.from_pydict(values), SCHEMA, arrow_schema(SCHEMA))
 
@@ -118,8 +118,8 @@ def rows(seed: int, count: int) -> pa.RecordBatch:
 )
 def test_every_row_is_in_the_partition_of_its_values(fields: list[tuple[str, int]]) -> None:
     for seed, count in enumerate([0, 1, 2, 300]):
-        batch = rows(seed, count)
-        split = Partitioner(spec(*fields), SCHEMA).split(batch)
+        batch = draw_rows(seed, count)
+        split = Partitioner(build_spec(*fields), SCHEMA).split(batch)
         columns: list[list[Any]] = []
         for transform, source in fields:
             column = SCHEMA.column(source)
@@ -146,7 +146,7 @@ def test_every_row_is_in_the_partition_of_its_values(fields: list[tuple[str, int
 
 
 def test_partition_values_are_written_in_the_json_of_the_specification() -> None:
-    partitioner = Partitioner(spec(("day", 3), ("identity", 6), ("void", 1), ("bucket[4]", 2)), SCHEMA)
+    partitioner = Partitioner(build_spec(("day", 3), ("identity", 6), ("void", 1), ("bucket[4]", 2)), SCHEMA)
     assert partitioner.json((19_000, float("nan"), None, 3)) == ["2022-01-08", "NaN", None, 3]
 
 
@@ -172,7 +172,7 @@ def test_partition_value_of_a_field_in_a_null_struct_is_null() -> None:
         | {"st": pa.array([None, {"land": "x"}], pa.struct([("land", pa.string())]))}
     )
     conformed = conform(batch, SCHEMA, arrow_schema(SCHEMA))
-    split = Partitioner(spec(("identity", 5)), SCHEMA).split(conformed)
+    split = Partitioner(build_spec(("identity", 5)), SCHEMA).split(conformed)
     assert {partition: chosen.tolist() for partition, chosen in split if chosen is not None} == {
         ("x",): [1],
         (None,): [0],

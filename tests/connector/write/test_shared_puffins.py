@@ -18,7 +18,7 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.write.appends import append
 from seamark.connector.write.compaction import CompactionPolicy, compact
 from seamark.connector.write.upserts import MERGE_ON_READ, delete, upsert
-from tests.connector.lake import catalog_at
+from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
 from tests.connector.write.test_compaction import BY_PART, build_rows, create, read
 from tests.seeds import first_seed, quick
@@ -55,7 +55,7 @@ def test_puffin_file_is_marked_as_removed_with_its_last_vector(
     client: IndexClient, server: ServerThread, seed: int
 ) -> None:
     rng = random.Random(seed)
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         merges = {"commit.manifest.min-count-to-merge": rng.choice(["2", "4", "100"])}
         create(catalog, 3, rng.choice([PartitionSpec(), BY_PART]), **merges)
         model: dict[int, str] = {}

@@ -199,20 +199,20 @@ def test_too_many_keys_to_name_are_located_by_ranges_and_buckets(
     create(client, "ranged", fields=[{"id": 1, "name": "id", "required": False, "type": kind}, FIELDS[3]])
     create(client, "t", fields=[{"id": 1, "name": "id", "required": False, "type": kind}], spec=[("bucket[64]", 1)])
 
-    def key_array(ids: list[int]) -> pa.Array:
+    def build_key_array(ids: list[int]) -> pa.Array:
         return pa.array(ids if kind == "long" else [f"key-{id_:05d}" for id_ in ids])
 
     for start in range(0, 2000, 200):
-        append(client, "db.ranged", pa.table({"id": key_array(list(range(start, start + 200)))}))
-    append(client, "db.t", pa.table({"id": key_array(list(range(2000)))}))
+        append(client, "db.ranged", pa.table({"id": build_key_array(list(range(start, start + 200)))}))
+    append(client, "db.t", pa.table({"id": build_key_array(list(range(2000)))}))
     chosen_ids = [3, 5, *range(1000, 1008), 1995]
     for name, maximum in (("ranged", 3), ("t", len(chosen_ids))):  # The tables have 10 and 64 files.
-        table = pa.table({"id": key_array(chosen_ids)})
+        table = pa.table({"id": build_key_array(chosen_ids)})
         report = upsert(client, f"db.{name}", table, keys=["id"], mode="merge-on-read")
         assert (report.updated, report.inserted) == (len(chosen_ids), 0)
         assert 0 < report.files_read <= maximum
         values = scan(client, f"db.{name}", ["id"]).to_arrow()["id"].to_pylist()
-        assert sorted(values) == key_array(list(range(2000))).to_pylist()
+        assert sorted(values) == build_key_array(list(range(2000))).to_pylist()
 
 
 def test_upsert_reads_files_that_the_index_does_not_cover(client: IndexClient, server: ServerThread) -> None:
@@ -230,7 +230,7 @@ def test_upsert_reads_files_that_the_index_does_not_cover(client: IndexClient, s
 def test_upsert_with_a_damaged_index_loses_no_row(client: IndexClient, server: ServerThread) -> None:
     create(client, properties=BY_ID)
     append(client, "db.t", build_rows((1, "old"), (2, "old")))
-    for file in server.written_files():
+    for file in server.list_written_files():
         if "_seamark" in file.parts:
             data = bytearray(file.read_bytes())
             data[len(data) // 2 :] = bytes(len(data) - len(data) // 2)
@@ -246,7 +246,7 @@ def test_file_without_remaining_rows_is_removed_without_a_read(
 ) -> None:
     create(client, version=version, properties=BY_ID)
     append(client, "db.t", build_rows((1, "a"), (2, "a")))
-    (first_file,) = (written_file for written_file in server.written_files() if written_file.suffix == ".parquet")
+    (first_file,) = (written_file for written_file in server.list_written_files() if written_file.suffix == ".parquet")
     append(client, "db.t", build_rows((3, "a"), (4, "a")))
     first_file.unlink()
     report = delete(client, "db.t", keys=pa.table({"id": [1, 2, 3]}), mode="copy-on-write")
@@ -354,10 +354,10 @@ def test_keys_of_every_type_are_found(client: IndexClient, strategy: str) -> Non
         append(
             client,
             f"db.{name}",
-            pa.table({"k": typed.array(kind, [*values, None]), "v": pa.array([0] * (len(values) + 1))}),
+            pa.table({"k": typed.build_array(kind, [*values, None]), "v": pa.array([0] * (len(values) + 1))}),
         )
         chosen_values = values[1:]
-        table = pa.table({"k": typed.array(kind, chosen_values), "v": pa.array([1] * len(chosen_values))})
+        table = pa.table({"k": typed.build_array(kind, chosen_values), "v": pa.array([1] * len(chosen_values))})
         report = upsert(client, f"db.{name}", table, keys=["k"], mode="merge-on-read", strategy=strategy)
         assert (report.updated, report.inserted) == (len(chosen_values), 0), kind
         actual_table = scan(client, f"db.{name}").to_arrow()
@@ -385,7 +385,7 @@ def repeat_column(name: str) -> pa.Table:
 def test_invalid_upsert_is_refused_and_leaves_no_file(client: IndexClient, server: ServerThread) -> None:
     create(client)
     append(client, "db.t", build_rows((1, "de")))
-    before = server.written_files()
+    before = server.list_written_files()
     cases: list[tuple[Any, dict[str, Any], str]] = [
         (build_rows((1, "de"), (None, "fr")), {"keys": ["id"]}, "column id is null in 1 of the rows"),
         (build_rows((1, "de")), {"keys": ["nothing"]}, "no key column nothing"),
@@ -405,7 +405,7 @@ def test_invalid_upsert_is_refused_and_leaves_no_file(client: IndexClient, serve
     for value, how, message in cases:
         with pytest.raises(Unwritable, match=message):
             upsert(client, "db.t", value, **how)
-        assert server.written_files() == before, message
+        assert server.list_written_files() == before, message
         assert read_rows(client) == [(1, "de", None, None)], message
 
 
@@ -446,7 +446,7 @@ def test_change_with_too_many_index_files_succeeds_with_fewer(
         upsert(client, "db.t", build_rows((1, "b")), keys=["id"], mode=mode)
         delete(client, "db.t", keys=pa.table({"id": [2]}), mode=mode)
     assert [row[:2] for row in read_rows(client)] == [(1, "b"), (3, "a")]
-    brought = [written_file for written_file in server.written_files() if "_seamark" in written_file.parts]
+    brought = [written_file for written_file in server.list_written_files() if "_seamark" in written_file.parts]
     assert len(brought) == (3 if mode == "copy-on-write" else 2), (
         "each commit keeps one index file, and the others are deleted"
     )
@@ -473,4 +473,4 @@ def test_change_without_effect_makes_no_snapshot(client: IndexClient, server: Se
     assert delete(client, "db.t", keys=[]) == Report()
     assert delete(client, "db.t", keys=pa.table({"id": [5]})) == Report()
     assert delete(client, "db.t", where="id = 5") == Report()
-    assert server.written_files() == set()
+    assert server.list_written_files() == set()

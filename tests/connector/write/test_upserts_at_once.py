@@ -34,17 +34,17 @@ def run_before_commits(monkeypatch: pytest.MonkeyPatch, *operations: Any) -> lis
     """
     real, remaining, attempts = CommitClient.commit, list(operations), [0]
 
-    def commit(self: CommitClient, table: Any, body: dict[str, Any]) -> dict[str, Any]:
+    def commit_and_note(self: CommitClient, table: Any, body: dict[str, Any]) -> dict[str, Any]:
         attempts[0] += 1
         if remaining:
             work = remaining.pop(0)
             monkeypatch.setattr(CommitClient, "commit", real)
             work()
-            monkeypatch.setattr(CommitClient, "commit", commit)
+            monkeypatch.setattr(CommitClient, "commit", commit_and_note)
         answer: dict[str, Any] = real(self, table, body)
         return answer
 
-    monkeypatch.setattr(CommitClient, "commit", commit)
+    monkeypatch.setattr(CommitClient, "commit", commit_and_note)
     return attempts
 
 
@@ -54,13 +54,13 @@ def test_conflicting_upsert_is_repeated_on_the_new_snapshot(
 ) -> None:
     create(client)
     upsert(client, "db.t", build_rows((1, "a", 1), (2, "a", 1)), keys=["id"])
-    files_before = server.written_files()
+    files_before = server.list_written_files()
     new_files: list[Path] = []
 
     def write_concurrently() -> None:
-        before = server.written_files()
+        before = server.list_written_files()
         upsert(client, "db.t", build_rows((1, "b", 2), (3, "b", 2)), keys=["id"], mode="merge-on-read")
-        new_files.extend(server.written_files() - before)
+        new_files.extend(server.list_written_files() - before)
 
     attempts = run_before_commits(monkeypatch, write_concurrently)
     report = upsert(client, "db.t", build_rows((1, "c", 3), (3, "c", 3)), keys=["id"], columns=["land"], mode=mode)
@@ -68,7 +68,7 @@ def test_conflicting_upsert_is_repeated_on_the_new_snapshot(
     assert (report.updated, report.inserted) == (2, 0)
     assert read_rows(client) == [(1, "c", 2, None), (2, "a", 1, None), (3, "c", 2, None)]
     assert (
-        len(server.written_files() - files_before - set(new_files)) == report.files_written
+        len(server.list_written_files() - files_before - set(new_files)) == report.files_written
     )  # The first attempt left no file.
 
 
@@ -95,17 +95,17 @@ def test_upsert_gives_up_after_its_attempts_and_leaves_no_file(
     remaining = set()
 
     def write_concurrently() -> None:
-        before = server.written_files()
+        before = server.list_written_files()
         upsert(client, "db.t", build_rows((1, "b")), keys=["id"])
-        remaining.update(server.written_files() - before)
+        remaining.update(server.list_written_files() - before)
 
-    before = server.written_files()
+    before = server.list_written_files()
     run_before_commits(monkeypatch, write_concurrently, write_concurrently, write_concurrently)
     with pytest.raises(Refused) as error:
         upsert(client, "db.t", build_rows((1, "c")), keys=["id"], attempts=3)
     assert error.value.status == 409
     assert read_rows(client)[0][1] == "b"
-    assert server.written_files() == before | remaining
+    assert server.list_written_files() == before | remaining
 
 
 @pytest.mark.parametrize(
@@ -128,12 +128,12 @@ def test_change_of_a_table_that_is_recreated_during_it_is_refused(
         client._request("DELETE", "/v1/namespaces/db/tables/t", {})
         create(client, fields=[FIELDS[1]])
 
-    before = server.written_files()
+    before = server.list_written_files()
     attempts = run_before_commits(monkeypatch, write_concurrently)
     with pytest.raises(Conflict):
         change(client)
     assert attempts[0] == 1
-    assert server.written_files() == before
+    assert server.list_written_files() == before
     assert scan(client, "db.t").to_arrow().num_rows == 0
 
 
@@ -160,11 +160,11 @@ def test_change_during_an_upgrade_uses_the_new_format_version(
 ) -> None:
     create(client, version=2)
     append(client, "db.t", build_rows((1, "a"), (2, "a")))
-    before = server.written_files()
+    before = server.list_written_files()
     run_before_commits(monkeypatch, lambda: upgrade(client, 3))
     report = upsert(client, "db.t", build_rows((1, "b")), keys=["id"], mode=mode)
     assert read_rows(client) == [(1, "b", None, None), (2, "a", None, None)]
-    assert len(server.written_files() - before) == report.files_written  # No attempt left a file.
+    assert len(server.list_written_files() - before) == report.files_written  # No attempt left a file.
 
 
 def test_upsert_refused_for_a_reason_other_than_a_conflict_is_not_repeated(
@@ -190,22 +190,22 @@ def test_upsert_with_a_lost_reply_is_committed_once(
     append(client, "db.t", build_rows((1, "a"), (2, "a")))
     real, lost = type(client)._request, [0]
 
-    def request(self: Any, method: str, path: str, *args: Any, **options: Any) -> bytes:
+    def request_and_note(self: Any, method: str, path: str, *args: Any, **options: Any) -> bytes:
         answer = real(self, method, path, *args, **options)
         if path.endswith("/commit") and not lost[0]:
             lost[0] += 1
             raise ServerFailed("gone", status=502)
         return answer
 
-    monkeypatch.setattr("seamark.connector.client.client.SeamarkClient._request", request)
+    monkeypatch.setattr("seamark.connector.client.client.SeamarkClient._request", request_and_note)
     report = upsert(
         client, "db.t", build_rows((1, "b"), (3, "b")), keys=["id"], producer=("job", 1), mode="merge-on-read"
     )
     assert (lost[0], report.duplicate, report.attempts) == (1, True, 1)
     assert [row[:2] for row in read_rows(client)] == [(1, "b"), (2, "a"), (3, "b")]
-    written_files = server.written_files()
+    written_files = server.list_written_files()
     second_report = upsert(client, "db.t", build_rows((1, "x")), keys=["id"], producer=("job", 1))
-    assert server.written_files() == written_files
+    assert server.list_written_files() == written_files
     assert (second_report.duplicate, second_report.snapshot_id) == (True, report.snapshot_id)
     assert [row[:2] for row in read_rows(client)] == [(1, "b"), (2, "a"), (3, "b")]
 
@@ -222,19 +222,19 @@ def run_in_threads(client: IndexClient, operations: Sequence[Any]) -> None:
 def test_concurrent_upserts_to_different_buckets_have_no_conflicts(client: IndexClient, mode: str) -> None:
     create(client, spec=[("bucket[8]", 1)])
     append(client, "db.t", pa.table({"id": list(range(400)), "ts": pa.array([0] * 400, pa.int32())}))
-    by_bucket = [file_keys(task.path) for task in plan(client, open_table(client, "db.t", CURRENT))]
+    by_bucket = [read_file_keys(task.path) for task in plan(client, open_table(client, "db.t", CURRENT))]
     assert len(by_bucket) == 8
     reports: list[Report] = []
 
-    def writer(keys: list[int]) -> Any:
-        def work(own_client: IndexClient) -> None:
+    def build_writer(keys: list[int]) -> Any:
+        def upsert_rounds(own_client: IndexClient) -> None:
             for round_number in range(1, 6):
                 input_rows = build_rows(*((key, None, round_number) for key in keys[round_number::3]))
                 reports.append(upsert(own_client, "db.t", input_rows, keys=["id"], precombine="ts", mode=mode))
 
-        return work
+        return upsert_rounds
 
-    run_in_threads(client, [writer(keys) for keys in by_bucket])
+    run_in_threads(client, [build_writer(keys) for keys in by_bucket])
     assert len(reports) == 40
     assert {report.attempts for report in reports} == {1}
     expected = dict.fromkeys(range(400), 0)
@@ -245,7 +245,7 @@ def test_concurrent_upserts_to_different_buckets_have_no_conflicts(client: Index
     assert len(read_rows(client)) == 400
 
 
-def file_keys(path: str) -> list[int]:
+def read_file_keys(path: str) -> list[int]:
     with pa.memory_map(path.removeprefix("file://")) as source:
         values: list[int] = pq.read_table(source, columns=["id"])["id"].to_pylist()
     return values
@@ -257,8 +257,8 @@ def test_concurrent_upserts_to_one_bucket_all_succeed(client: IndexClient, mode:
     append(client, "db.t", pa.table({"id": [1, 2, 3], "ts": pa.array([-1] * 3, pa.int32())}))
     attempts: list[int] = []
 
-    def writer(number: int) -> Any:
-        def work(own_client: IndexClient) -> None:
+    def build_writer(number: int) -> Any:
+        def upsert_rounds(own_client: IndexClient) -> None:
             for round_number in range(4):
                 input_rows = build_rows(
                     (1, None, round_number * 8 + number),
@@ -269,9 +269,9 @@ def test_concurrent_upserts_to_one_bucket_all_succeed(client: IndexClient, mode:
                     upsert(own_client, "db.t", input_rows, keys=["id"], precombine="ts", mode=mode).attempts
                 )
 
-        return work
+        return upsert_rounds
 
-    run_in_threads(client, [writer(number) for number in range(8)])
+    run_in_threads(client, [build_writer(number) for number in range(8)])
     assert max(attempts) > 1
     assert [(row[0], row[2]) for row in read_rows(client)] == [
         (1, 31),

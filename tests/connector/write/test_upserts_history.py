@@ -112,10 +112,10 @@ class Step:
         return bool(own_key < other_key)
 
 
-def steps(rng: random.Random, count: int, modes: tuple[str, ...], *, unlocated: bool = False) -> Iterator[Step]:
+def draw_steps(rng: random.Random, count: int, modes: tuple[str, ...], *, unlocated: bool = False) -> Iterator[Step]:
     next_key, settled = 1000, [1000]  # The next key to append, and that key after each step.
 
-    def row(key: int, number: int) -> Row:
+    def draw_row(key: int, number: int) -> Row:
         ts = None if rng.random() < 0.1 else rng.randrange(100)
         return {"id": key, "land": rng.choice(LANDS), "ts": ts, "note": f"{number}.{rng.randrange(10)}"}
 
@@ -132,7 +132,7 @@ def steps(rng: random.Random, count: int, modes: tuple[str, ...], *, unlocated: 
         yield Step(
             number,
             kind,
-            [row(one, number) for one in ids],
+            [draw_row(one, number) for one in ids],
             None if kind == "unlocated" else rng.choice((None, "ts", "ts", "note")),
             rng.choice(modes),
             "scan" if rng.random() < 0.3 else None,
@@ -140,7 +140,7 @@ def steps(rng: random.Random, count: int, modes: tuple[str, ...], *, unlocated: 
         )
 
 
-def model_rows(model: dict[int, Row]) -> list[tuple[Any, ...]]:
+def list_model_rows(model: dict[int, Row]) -> list[tuple[Any, ...]]:
     return [tuple(model[one][column] for column in COLUMNS) for one in sorted(model)]
 
 
@@ -172,7 +172,7 @@ def judge(
                 assert number not in numbers, f"{note}: step {number} is in two snapshots"
                 numbers.add(number)
                 model = taken_steps[number].on(model)
-                expected, snapshot_id = model_rows(model), snapshot["snapshot-id"]
+                expected, snapshot_id = list_model_rows(model), snapshot["snapshot-id"]
                 message = f"{note}, after step {taken_steps[number]}"
                 is_last = place == len(snapshots) - 1
                 if place % every == 0 or is_last:
@@ -230,7 +230,7 @@ def run_steps(
     first = [shape.specs[0]] if shape.specs and shape.specs[0][0] else []
     create(client, name, version=shape.version, spec=first, properties=dict(shape.properties))
     steps_by_number = {
-        open_client.number: open_client for open_client in steps(rng, count, MODES, unlocated=shape.by_key)
+        open_client.number: open_client for open_client in draw_steps(rng, count, MODES, unlocated=shape.by_key)
     }
     turns = max(1, len(shape.specs))
     clients = [IndexClient(client.url) for _ in range(writers)]

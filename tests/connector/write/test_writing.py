@@ -51,12 +51,12 @@ def build_rows(count: int, seed: int = 1) -> pa.Table:
     )
 
 
-def rows_by_id(table: pa.Table) -> list[dict[str, Any]]:
+def sort_rows_by_id(table: pa.Table) -> list[dict[str, Any]]:
     values: list[dict[str, Any]] = table.sort_by("id").to_pylist()
     return values
 
 
-def ids_of(file: dict[str, Any]) -> list[int]:
+def read_ids(file: dict[str, Any]) -> list[int]:
     with pq.ParquetFile(file["file-path"].removeprefix("file://")) as parquet_file:
         ids: list[int] = parquet_file.read(columns=["id"])["id"].to_pylist()
     return ids
@@ -64,14 +64,14 @@ def ids_of(file: dict[str, Any]) -> list[int]:
 
 def check(metadata: TableMetadata, written_files: WrittenFiles, input_table: pa.Table) -> None:
     """Check that each row is written once, in its partition, and that the files match their description."""
-    assert rows_by_id(read_by_pyiceberg(metadata, written_files.files)) == rows_by_id(input_table)
+    assert sort_rows_by_id(read_by_pyiceberg(metadata, written_files.files)) == sort_rows_by_id(input_table)
     assert written_files.rows == input_table.num_rows
     values = {one["id"]: one for one in input_table.to_pylist()}
     for json in written_files.files:
         file = decode_content_file(json, metadata)
         path = Path(file.file_path.removeprefix("file://"))
         assert path.stat().st_size == file.file_size_in_bytes
-        ids = ids_of(json)
+        ids = read_ids(json)
         assert len(ids) == file.record_count
         for id_ in ids:
             row = values[id_]
@@ -137,7 +137,7 @@ def test_every_row_is_written_once_into_its_partition(
     check_indexes(build_target(metadata), written_files)
     assert {file["sort-order-id"] for file in written_files.files} == {1 if sorted_by else 0}
     for file in written_files.files if sorted_by else ():
-        names = _column(file, "name")
+        names = _read_column(file, "name")
         present_values = [name for name in names if name is not None]
         assert names == present_values + [None] * (len(names) - len(present_values))
         assert present_values == sorted(present_values, key=str.encode, reverse=True)
@@ -147,7 +147,7 @@ def _make_unsorted_order() -> Any:
     return build_metadata("file:///nowhere", SCHEMA).sort_orders[0]
 
 
-def _column(file: dict[str, Any], name: str) -> list[Any]:
+def _read_column(file: dict[str, Any], name: str) -> list[Any]:
     with pq.ParquetFile(file["file-path"].removeprefix("file://")) as parquet_file:
         values: list[Any] = parquet_file.read(columns=[name])[name].to_pylist()
     return values
@@ -196,7 +196,7 @@ def test_memory_of_a_writer_is_bounded(tmp_path: Path) -> None:
     """A writer uses at most some megabytes of Arrow's memory, and no memory after its end."""
     metadata = build_metadata(tmp_path, SCHEMA, spec=build_spec(("bucket[16]", 1)))
 
-    def batches() -> Iterator[pa.RecordBatch]:
+    def build_batches() -> Iterator[pa.RecordBatch]:
         for seed in range(30):
             start = seed * 20_000
             ids = pa.array(range(start, start + 20_000), pa.int64())
@@ -206,7 +206,7 @@ def test_memory_of_a_writer_is_bounded(tmp_path: Path) -> None:
     before = pa.total_allocated_bytes()
     maximum = 0
     with TableWriter(build_target(metadata), WriteLimits(buffered_bytes=4 << 20)) as writer:
-        for batch in batches():
+        for batch in build_batches():
             writer.write(batch)
             del batch
             maximum = max(maximum, pa.total_allocated_bytes() - before)
@@ -251,7 +251,7 @@ def test_zeros_of_two_signs_are_two_partitions_and_nan_is_one(tmp_path: Path) ->
     written_files = write_batches(build_target(metadata), batches)
     assert sorted(str(file["partition"]) for file in written_files.files) == ["['NaN']", "[-0.0]", "[0.0]", "[None]"]
     for file in written_files.files:
-        assert {str(one) for one in _column(file, "ratio")} == {str(file["partition"][0]).replace("NaN", "nan")}
+        assert {str(one) for one in _read_column(file, "ratio")} == {str(file["partition"][0]).replace("NaN", "nan")}
 
 
 def test_failed_write_of_an_invalid_row_leaves_no_file(tmp_path: Path) -> None:
@@ -271,14 +271,14 @@ def test_storage_failure_during_a_write_leaves_no_file(tmp_path: Path, monkeypat
     calls_left = 3
     write = FileWriter.write
 
-    def failing(self: FileWriter, input_table: pa.Table) -> None:
+    def write_and_fail(self: FileWriter, input_table: pa.Table) -> None:
         nonlocal calls_left
         calls_left -= 1
         if calls_left < 0:
             raise OSError("the disk is full")
         write(self, input_table)
 
-    monkeypatch.setattr(FileWriter, "write", failing)
+    monkeypatch.setattr(FileWriter, "write", write_and_fail)
     with pytest.raises(OSError, match="full"):
         write_batches(build_target(metadata), build_rows(2000).to_batches(), limits=WriteLimits(buffered_bytes=5000))
     assert not [one for one in tmp_path.rglob("*") if one.is_file()]

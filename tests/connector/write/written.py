@@ -83,19 +83,19 @@ def build_target(metadata: TableMetadata) -> WriteTarget:
     return target_of(metadata, Storage())
 
 
-def their_metadata(metadata: TableMetadata) -> TheirMetadata:
+def to_pyiceberg_metadata(metadata: TableMetadata) -> TheirMetadata:
     return TableMetadataUtil.parse_raw(encode_table(metadata).decode())
 
 
-def their_file(json: Mapping[str, Any]) -> DataFile:
+def to_pyiceberg_file(json: Mapping[str, Any]) -> DataFile:
     """Return the file in the form of PyIceberg's manifests."""
 
-    def by_id(name: str) -> dict[int, Any] | None:
+    def index_by_id(name: str) -> dict[int, Any] | None:
         field_value = json.get(name)
         return None if field_value is None else dict(zip(field_value["keys"], field_value["values"], strict=True))
 
-    def bounds(name: str) -> dict[int, bytes] | None:
-        values = by_id(name)
+    def decode_bounds(name: str) -> dict[int, bytes] | None:
+        values = index_by_id(name)
         return None if values is None else {one: bytes.fromhex(text) for one, text in values.items()}
 
     data_file = DataFile.from_args(
@@ -105,12 +105,12 @@ def their_file(json: Mapping[str, Any]) -> DataFile:
         partition=Record(*json["partition"]),
         record_count=json["record-count"],
         file_size_in_bytes=json["file-size-in-bytes"],
-        column_sizes=by_id("column-sizes"),
-        value_counts=by_id("value-counts"),
-        null_value_counts=by_id("null-value-counts"),
-        nan_value_counts=by_id("nan-value-counts"),
-        lower_bounds=bounds("lower-bounds"),
-        upper_bounds=bounds("upper-bounds"),
+        column_sizes=index_by_id("column-sizes"),
+        value_counts=index_by_id("value-counts"),
+        null_value_counts=index_by_id("null-value-counts"),
+        nan_value_counts=index_by_id("nan-value-counts"),
+        lower_bounds=decode_bounds("lower-bounds"),
+        upper_bounds=decode_bounds("upper-bounds"),
         split_offsets=json["split-offsets"],
         sort_order_id=json["sort-order-id"],
     )
@@ -122,14 +122,14 @@ def read_by_pyiceberg(
     metadata: TableMetadata, files: Iterable[Mapping[str, Any]], where: BooleanExpression | None = None
 ) -> pa.Table:
     """Return all columns of these files."""
-    parsed_metadata = their_metadata(metadata)
+    parsed_metadata = to_pyiceberg_metadata(metadata)
     scan = ArrowScan(parsed_metadata, PyArrowFileIO(), parsed_metadata.schema(), where or AlwaysTrue())
-    return scan.to_table([FileScanTask(their_file(file)) for file in files])  # The scan reads its tasks twice.
+    return scan.to_table([FileScanTask(to_pyiceberg_file(file)) for file in files])  # The scan reads its tasks twice.
 
 
-def every_type(columns: Mapping[str, Sequence[Any]], nested: Sequence[int]) -> pa.Table:
+def build_every_type(columns: Mapping[str, Sequence[Any]], nested: Sequence[int]) -> pa.Table:
     """Return rows of `EVERY_TYPE` with the given values; each nested value is derived from one number."""
-    arrays = {f"c{place} {kind}": typed.array(kind, columns[kind]) for place, kind in enumerate(typed.SAMPLES)}
+    arrays = {f"c{place} {kind}": typed.build_array(kind, columns[kind]) for place, kind in enumerate(typed.SAMPLES)}
     arrays["st"] = pa.array(
         [[None, {"a": 1, "b.c": None}, {"a": -1, "b.c": "x" * 20}][one % 3] for one in nested],
         pa.struct([("a", pa.int32()), ("b.c", pa.string())]),

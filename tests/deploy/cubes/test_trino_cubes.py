@@ -25,7 +25,7 @@ from tests.services.needs import NEEDS_TRINO
 from tests.services.seamark import Seamark
 from tests.services.trino import Trino
 from tests.services.trino_lake import TrinoLake
-from tests.services.trino_proxy import TrinoProxy, trino_proxy
+from tests.services.trino_proxy import TrinoProxy, run_trino_proxy
 
 pytestmark = [*NEEDS_TRINO, pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -53,11 +53,11 @@ class CubeRig:
     def outcome(self, sql: str, user: str = "anna") -> str:
         """Return the outcome in the proxy's header."""
 
-        def final() -> str:
-            said = post(self.proxy.port, sql, **{"X-Trino-User": user, "X-Trino-Schema": "cubed"})[0]
-            return "" if "recently" in said or "slow" in said else said.partition("; ms=")[0]
+        def read_final_outcome() -> str:
+            outcome = post(self.proxy.port, sql, **{"X-Trino-User": user, "X-Trino-Schema": "cubed"})[0]
+            return "" if "recently" in outcome or "slow" in outcome else outcome.partition("; ms=")[0]
 
-        return str(eventually(final))
+        return str(eventually(read_final_outcome))
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def rig(trino_lake: TrinoLake, tmp_path_factory: pytest.TempPathFactory) -> Iter
     seamark, coordinator = trino_lake.seamark, trino_lake.trino
     folder = tmp_path_factory.mktemp("cubes")
     limits = ("--budget-ms", "10000", "--hold", "20", "--plan-header", "--cubes", "on")
-    with trino_proxy(folder, "--trino", coordinator.base_url, *limits, seamark=seamark.base_url) as proxy:
+    with run_trino_proxy(folder, "--trino", coordinator.base_url, *limits, seamark=seamark.base_url) as proxy:
         catalog = load_catalog("seamark", type="rest", uri=seamark.base_url)
         catalog.create_namespace_if_not_exists("cubed")
         catalog.close()
@@ -111,7 +111,7 @@ def test_random_queries_return_the_same_rows_from_cubes(rig: CubeRig) -> None:
 
 def test_subtotals_and_constants_follow_from_a_cube(rig: CubeRig) -> None:
     kinds = pa.schema([("ts", pa.timestamp("us")), ("country", pa.string()), ("n", pa.int32())])
-    create(rig, "facts", kinds, [facts(part) for part in range(3)], (["day(ts)", "country"], ["avg(n)"]))
+    create(rig, "facts", kinds, [build_facts(part) for part in range(3)], (["day(ts)", "country"], ["avg(n)"]))
     for sql in (
         "SELECT country, grouping(country), count(1), sum(1), count(country), avg(n), min(country) "
         "FROM facts GROUP BY GROUPING SETS ((country), ())",
@@ -127,7 +127,7 @@ def test_subtotals_and_constants_follow_from_a_cube(rig: CubeRig) -> None:
     assert "no-cube=cube: " in rig.outcome("SELECT n, count(*) FROM facts WHERE n > 0 GROUP BY n")
 
 
-def facts(part: int) -> pa.Table:
+def build_facts(part: int) -> pa.Table:
     times = pa.array([number * 43_200_000_000 for number in range(-10, 10)], pa.int64()).cast(pa.timestamp("us"))
     rows = {"ts": times, "country": ["FR", None] * 10, "n": pa.array([part] * 20, pa.int32())}
     return pa.table(rows)

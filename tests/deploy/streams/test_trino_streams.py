@@ -20,7 +20,7 @@ from tests.seeds import first_seed
 from tests.services.needs import NEEDS_TRINO
 from tests.services.seamark import Seamark
 from tests.services.trino_lake import TrinoLake
-from tests.services.trino_proxy import trino_proxy
+from tests.services.trino_proxy import run_trino_proxy
 from tests.waits import block_until
 
 pytestmark = [*NEEDS_TRINO, pytest.mark.slow]
@@ -61,7 +61,7 @@ def stream(trino_lake: TrinoLake, tmp_path: Path) -> Iterator[TrinoStream]:
         properties = {"seamark.stream.enabled": "true", "seamark.stream.flush-interval-ms": "3600000"}
         catalog.create_table("events.t", SCHEMA, properties=properties)
         arguments = ("--trino", trino_lake.trino.base_url, "--budget-ms", "30000", "--no-rules")
-        with trino_proxy(tmp_path / "proxy", *arguments, seamark=server.base_url) as proxy:
+        with run_trino_proxy(tmp_path / "proxy", *arguments, seamark=server.base_url) as proxy:
             stream = TrinoStream(server, trino_lake.trino.port, proxy.port)
             stream.post(1)
             block_until(lambda: len(catalog.load_table("events.t").metadata.snapshots) == 1)

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.spark.query.queries import rewrite_query
 from seamark.spark import sql
-from tests.connector.lake import catalog_at
+from tests.connector.lake import open_catalog
 from tests.connector.sql.comparing import to_comparable_value
 from tests.connector.sql.test_cubes import RandomAggregates, World
 from tests.connector.sql.test_star_joins import StarSchema
@@ -26,7 +26,7 @@ from tests.services.spark import new_catalog
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
-def counted(frame: DataFrame) -> Counter[str]:
+def count_rows(frame: DataFrame) -> Counter[str]:
     return Counter(repr([to_comparable_value(value) for value in row]) for row in frame.collect())
 
 
@@ -41,7 +41,7 @@ def compare(spark: SparkSession, text: str) -> str:
     actual = sql(spark, text, cubes="on")
     assert actual.columns == expected.columns, text
     assert [field.dataType for field in actual.schema] == [field.dataType for field in expected.schema], text
-    assert counted(actual) == counted(expected), text
+    assert count_rows(actual) == count_rows(expected), text
     summary = rewrite_query(spark, text, cubes="on").cube
     assert summary is not None
     if summary.index is None:
@@ -71,7 +71,7 @@ def test_random_queries_return_the_same_rows_from_cubes(spark: SparkSession, tmp
             world.add_cube(*aggregates.cube())
             world.build()
             world.append()
-            with catalog_at(server.base_url) as tables:
+            with open_catalog(server.base_url) as tables:
                 snapshots = [one.snapshot_id for one in tables.load_table(world.name).metadata.snapshots]
             for _ in range(15):
                 source = f"{catalog}.{world.name}"

@@ -30,12 +30,16 @@ CASES = {
 ROWS = 3000
 
 
-def _field(name: str, kind: DataType, number: int) -> StructField:
+def _build_field(name: str, kind: DataType, number: int) -> StructField:
     return StructField(name, kind, True, {"parquet.field.id": number})
 
 
 SCHEMA = StructType(
-    [_field("long", LongType(), 1), _field("text", StringType(), 101), _field("tags", ArrayType(StringType()), 201)]
+    [
+        _build_field("long", LongType(), 1),
+        _build_field("text", StringType(), 101),
+        _build_field("tags", ArrayType(StringType()), 201),
+    ]
 )
 
 

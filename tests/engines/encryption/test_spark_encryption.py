@@ -38,7 +38,7 @@ EXPECTED = [2 * ROWS, 2 * sum(range(ROWS)), 2 * 97, 2 * sum(n % 3 for n in range
 """The expected totals over two files that Spark has written."""
 
 
-def _scheme(path: Path) -> EncryptionScheme | None:
+def _read_scheme(path: Path) -> EncryptionScheme | None:
     with SourceFile(str(path), Storage(), keys=KEYS) as source:
         if source.encryption is None:
             return None
@@ -63,10 +63,10 @@ def test_spark_reads_the_merged_form_of_its_encrypted_files(tmp_path: Path) -> N
         files = []
         for name in CASES:
             parts = [next((tmp_path / f"{name}-{part}").glob("*.parquet")) for part in range(2)]
-            scheme = _scheme(parts[0])
+            scheme = _read_scheme(parts[0])
             assert (scheme is None) == (name == "plain")
             if scheme is None:
-                scheme = _scheme(next((tmp_path / "columns-0").glob("*.parquet")))
+                scheme = _read_scheme(next((tmp_path / "columns-0").glob("*.parquet")))
             else:
                 decrypted_path = tmp_path / f"ours-{name}-decrypted.parquet"
                 merge(parts, decrypted_path, SCHEMA, keys=KEYS)

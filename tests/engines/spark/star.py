@@ -104,7 +104,7 @@ def fill(rig: Rig) -> None:
 
 
 @contextmanager
-def settings(spark: SparkSession, expected: dict[str, str]) -> Iterator[None]:
+def change_settings(spark: SparkSession, expected: dict[str, str]) -> Iterator[None]:
     before = {name: spark.conf.get(name) or "" for name in expected}
     try:
         for name, value in expected.items():

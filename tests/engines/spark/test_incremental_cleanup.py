@@ -28,7 +28,7 @@ from seamark.connector.write.compaction import CompactionPolicy, compact
 from seamark.connector.write.upserts import MODES, delete, upsert
 from seamark.formats.iceberg.metadata.compaction import UNDONE_KEPT_MS
 from tests.connector.jobs.test_expiration import list_needed_files, list_snapshot_ids, list_stored_files
-from tests.connector.lake import catalog_at
+from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
 from tests.connector.write.test_compaction import BY_PART, build_rows, create, read
 from tests.connector.write.test_shared_puffins import Vectors
@@ -66,9 +66,9 @@ class Lake:
                 "older_than => TIMESTAMP '2100-01-01 00:00:00', retain_last => 1)"
             ).collect()
         else:
-            self._table().expireSnapshots().expireOlderThan(FUTURE_MS).retainLast(1).commit()
+            self._load_table().expireSnapshots().expireOlderThan(FUTURE_MS).retainLast(1).commit()
 
-    def _table(self) -> Any:
+    def _load_table(self) -> Any:
         jvm = self.spark._jvm
         assert jvm is not None
         return jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(
@@ -94,12 +94,12 @@ def test_icebergs_clean_up_after_undone_jobs_keeps_live_files(lake: Lake, versio
     rng = random.Random(f"{first_seed()} {version} {rounds}")
     outcomes = Counter[str]()
     for number in range(rounds):
-        with catalog_at(lake.server.url) as catalog:
+        with open_catalog(lake.server.url) as catalog:
             merges = {"commit.manifest.min-count-to-merge": rng.choice(["2", "4", "100"])}
             create(catalog, version, rng.choice([PartitionSpec(), BY_PART]), **merges)
             model: dict[int, str] = {}
             for step in range(rng.randint(3, 6)):
-                _change(lake.client, rng, model, f"{step}:")
+                _change_rows(lake.client, rng, model, f"{step}:")
             for attempt in range(rng.randint(1, 2)):
                 if not compact(lake.client, "db.t", policy=SMALL_FILES_POLICY).commits:
                     continue
@@ -113,7 +113,7 @@ def test_icebergs_clean_up_after_undone_jobs_keeps_live_files(lake: Lake, versio
                 else:
                     outcomes["undone"] += 1
                 if rng.random() < 0.5:
-                    _change(lake.client, rng, model, f"then {attempt}:")
+                    _change_rows(lake.client, rng, model, f"then {attempt}:")
             expected = Counter((one, one % 3, text) for one, text in model.items())
             assert read(lake.client) == expected
             for by_procedure in (number % 3 == 2, False):
@@ -140,7 +140,7 @@ def test_icebergs_clean_up_keeps_puffin_files_with_a_live_vector(lake: Lake, rou
     lake.clock.ahead_ms = 0
     name, shared = f"{lake.catalog}.db.t", 0
     for _ in range(rounds):
-        with catalog_at(lake.server.url) as catalog:
+        with open_catalog(lake.server.url) as catalog:
             create(catalog, 3, **{"write.delete.mode": "merge-on-read"})
             model: dict[int, str] = {}
             for step in range(3):
@@ -176,7 +176,7 @@ def test_icebergs_clean_up_keeps_puffin_files_with_a_live_vector(lake: Lake, rou
     assert shared, "no Puffin file had two live vectors"
 
 
-def _change(client: IndexClient, rng: random.Random, model: dict[int, str], text: str) -> None:
+def _change_rows(client: IndexClient, rng: random.Random, model: dict[int, str], text: str) -> None:
     ids = rng.sample(range(40), rng.randint(1, 8))
     if rng.random() < 0.7:
         upsert(client, "db.t", build_rows(ids, text), keys=["id"], mode=rng.choice(MODES))

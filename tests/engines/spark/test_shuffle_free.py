@@ -40,7 +40,7 @@ def server(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 @contextmanager
-def conf(spark: SparkSession, **settings: str) -> Iterator[None]:
+def change_conf(spark: SparkSession, **settings: str) -> Iterator[None]:
     before = [(name, spark.conf.get(name, None)) for name in settings]
     for name, value in settings.items():
         spark.conf.set(name, value)
@@ -53,11 +53,11 @@ def conf(spark: SparkSession, **settings: str) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_broadcast(spark: SparkSession) -> Iterator[None]:
-    with conf(spark, **{"spark.sql.autoBroadcastJoinThreshold": "-1"}):
+    with change_conf(spark, **{"spark.sql.autoBroadcastJoinThreshold": "-1"}):
         yield
 
 
-def run(frame: DataFrame) -> tuple[list[tuple[int, ...]], int]:
+def run_and_count_exchanges(frame: DataFrame) -> tuple[list[tuple[int, ...]], int]:
     """Return the sorted rows, and the number of exchanges in the executed plan."""
     rows = sorted(tuple(row) for row in frame.collect())
     plan = frame._jdf.queryExecution().executedPlan().toString()
@@ -67,8 +67,10 @@ def run(frame: DataFrame) -> tuple[list[tuple[int, ...]], int]:
 
 
 def run_with_shuffles(spark: SparkSession, query: str) -> list[tuple[int, ...]]:
-    with conf(spark, **dict.fromkeys((name for name in SHUFFLE_FREE if "v2.bucketing.enabled" in name), "false")):
-        result, exchanges = run(spark.sql(query))
+    with change_conf(
+        spark, **dict.fromkeys((name for name in SHUFFLE_FREE if "v2.bucketing.enabled" in name), "false")
+    ):
+        result, exchanges = run_and_count_exchanges(spark.sql(query))
     assert exchanges >= 1
     return result
 
@@ -85,7 +87,7 @@ def test_join_of_two_bucketed_tables_by_the_key_has_no_exchange(
     server: Seamark, spark: SparkSession, left: str, right: str
 ) -> None:
     query = JOIN.format(left, right)
-    actual, exchanges = run(spark.sql(query))
+    actual, exchanges = run_and_count_exchanges(spark.sql(query))
     assert exchanges == 0
     assert len(actual) == ROWS
     assert actual == run_with_shuffles(spark, query)
@@ -98,14 +100,14 @@ def test_join_with_an_unbucketed_table_exchanges_only_that_table(
     server: Seamark, spark: SparkSession, left: str, right: str
 ) -> None:
     query = JOIN.format(left, right)
-    actual, exchanges = run(spark.sql(query))
+    actual, exchanges = run_and_count_exchanges(spark.sql(query))
     assert exchanges == 1
     assert actual == run_with_shuffles(spark, query)
 
 
 def test_grouping_by_the_bucketed_key_has_no_exchange(server: Seamark, spark: SparkSession) -> None:
     query = "SELECT id, sum(v), count(*) FROM free.db.eight GROUP BY id"
-    actual, exchanges = run(spark.sql(query))
+    actual, exchanges = run_and_count_exchanges(spark.sql(query))
     assert exchanges == 0
     assert actual == run_with_shuffles(spark, query) == [(number, number, 1) for number in range(ROWS)]
 
@@ -116,7 +118,7 @@ def test_grouping_of_a_join_by_the_bucketed_key_has_no_exchange(server: Seamark,
         "SELECT l.id, sum(l.v + r.v) FROM free.db.eight l JOIN free.db.eleven r ON l.id = r.id "
         "WHERE l.v > 100 GROUP BY l.id"
     )
-    actual, exchanges = run(spark.sql(query))
+    actual, exchanges = run_and_count_exchanges(spark.sql(query))
     assert exchanges == 0
     assert actual == run_with_shuffles(spark, query) == [(number, 3 * number) for number in range(101, ROWS)]
 
@@ -129,7 +131,7 @@ def test_join_with_a_resized_table_returns_the_right_rows(server: Seamark, spark
     spark.sql("ALTER TABLE free.db.grown REPLACE PARTITION FIELD id_bucket WITH bucket(8, id)")
     spark.sql("INSERT INTO free.db.grown SELECT id, id FROM range(1000, 2000)")
     query = JOIN.format("grown", "eight")
-    actual, _ = run(spark.sql(query))
+    actual, _ = run_and_count_exchanges(spark.sql(query))
     assert actual == run_with_shuffles(spark, query) == [(number, number, number) for number in range(ROWS)]
 
 

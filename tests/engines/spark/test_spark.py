@@ -200,10 +200,10 @@ def test_scan_and_commit_reports_of_spark_are_kept(sql: Any, lake: Lake) -> None
     sql("SELECT * FROM {db}.r WHERE id > 3")
     with closing(Client(lake.server.base_url)) as client:
 
-        def kinds() -> set[str]:
+        def list_report_kinds() -> set[str]:
             status, body = client.call("GET", "/api/v1/tables/db/r/metrics")
             assert status == 200
             return {report["report-type"] for report in body["reports"]}
 
         # Java sends them concurrently with the statement.
-        block_until(lambda: kinds() == {"scan-report", "commit-report"})
+        block_until(lambda: list_report_kinds() == {"scan-report", "commit-report"})

@@ -54,7 +54,7 @@ def write_file(frame: DataFrame, folder: Path, **options: str) -> Path:
     return next(folder.glob("*.parquet"))
 
 
-def rows(frame: DataFrame) -> list[str]:
+def list_row_texts(frame: DataFrame) -> list[str]:
     return sorted(repr(row) for row in frame.collect())
 
 
@@ -94,7 +94,7 @@ def test_spark_reads_all_types_from_its_copied_files(spark: SparkSession, tmp_pa
     out = tmp_path / "out.parquet"
     concatenate(paths, out)
     expected = spark.read.parquet(*map(str, paths))
-    assert rows(spark.read.parquet(str(out))) == rows(expected)
+    assert list_row_texts(spark.read.parquet(str(out))) == list_row_texts(expected)
     assert expected.count() == sum(part.count() for part in parts)
     tables = [pq.read_table(path) for path in paths]
     assert pq.read_table(out).equals(pa.concat_tables(tables))
@@ -136,21 +136,21 @@ def test_tasks_merge_encrypted_files_with_the_keys_of_their_environment(
             tables.sql(
                 f"INSERT INTO {{db}}.t SELECT /*+ COALESCE(1) */ id, concat('p', id) FROM range({first}, {first + 100})"
             )
-        configuration = encrypted.configuration({"k1": ["payload"]}, plaintext_footer=True)
+        configuration = encrypted.build_configuration({"k1": ["payload"]}, plaintext_footer=True)
         for path in tables.client.files("db.t", content="data")["file_path"].to_pylist():
             local = str(path).removeprefix("file://")
             with pq.ParquetFile(local) as file:
                 table = file.read()
-            pq.write_table(table, local, encryption_properties=encrypted.encryption_of(configuration))
+            pq.write_table(table, local, encryption_properties=encrypted.build_encryption(configuration))
         catalog = tables.db.partition(".")[0]
         kms = "tests.connector.parquet.encrypted:PyArrowKms"
         monkeypatch.setitem(spark.sparkContext.environment, KMS_CLASS, kms)
-        monkeypatch.setitem(spark.sparkContext.environment, KEY_FILE, encrypted.key_file(tmp_path, "db"))
+        monkeypatch.setitem(spark.sparkContext.environment, KEY_FILE, encrypted.write_key_file(tmp_path, "db"))
         report = sql(spark, f"ALTER TABLE {catalog}.db.t MERGE FILES").collect()[0]
         assert (report.files_before, report.files_after) == (3, 1)
         opened_table = open_table(tables.client, "db.t", At())
         reader = TaskReader(
-            plan_read(opened_table, ["id", "payload"], TRUE), opened_table.storage, keys=encrypted.keys()
+            plan_read(opened_table, ["id", "payload"], TRUE), opened_table.storage, keys=encrypted.build_keys()
         )
         actual_rows = [row for batch in reader.read_all(plan(tables.client, opened_table)) for row in batch.to_pylist()]
         assert sorted(row["id"] for row in actual_rows) == list(range(300))

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from seamark.connector.spark.query.queries import rewrite_query
-from tests.engines.spark.star import Rig, collect_rows, settings
+from tests.engines.spark.star import Rig, change_settings, collect_rows
 from tests.seeds import first_seed
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
@@ -40,7 +40,7 @@ def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield new_rig
 
 
-def expression(rng: random.Random, kind: str) -> str:
+def draw_expression(rng: random.Random, kind: str) -> str:
     text, units = rng.choice(NOW[kind]), ["YEAR", "QUARTER", "MONTH", "WEEK"]
     for _ in range(rng.choice([0, 1, 1, 2])):
         count = rng.choice([1, 2, 3, 10, 40])
@@ -56,17 +56,17 @@ def expression(rng: random.Random, kind: str) -> str:
     return text
 
 
-def condition(rng: random.Random) -> str:
+def draw_condition(rng: random.Random) -> str:
     column, kind = rng.choice([("d", "date"), ("at", "timestamp"), ("nt", "timestamp_ntz")])
-    value = expression(rng, kind)
+    value = draw_expression(rng, kind)
     result = rng.choice(
         [
             *[f"{column} {rng.choice(['<', '<=', '>', '>=', '='])} {value}"] * 3,
-            f"{column} BETWEEN {expression(rng, kind)} AND {value}",
-            f"{column} IN ({value}, {expression(rng, kind)})",
-            f"CAST({column} AS date) >= {expression(rng, 'date')}",
+            f"{column} BETWEEN {draw_expression(rng, kind)} AND {value}",
+            f"{column} IN ({value}, {draw_expression(rng, kind)})",
+            f"CAST({column} AS date) >= {draw_expression(rng, 'date')}",
             f"date_trunc('MONTH', {column}) = {value}",
-            f"coalesce({column}, {value}) < {expression(rng, kind)}",
+            f"coalesce({column}, {value}) < {draw_expression(rng, kind)}",
         ]
     )
     return f"NOT ({result})" if rng.random() < 0.2 else result
@@ -97,9 +97,9 @@ def check(rig: Rig, conditions: Sequence[str], note: str) -> list[tuple[int, int
 
 def run_campaign(rig: Rig, seed: int, count: int, zone: str) -> Counter[str]:
     rng, counts = random.Random(f"{seed}/{zone}"), Counter[str]()
-    with settings(rig.spark, {"spark.sql.session.timeZone": zone}):
+    with change_settings(rig.spark, {"spark.sql.session.timeZone": zone}):
         for first in range(0, count, AT_ONCE):
-            conditions = [condition(rng) for _ in range(min(AT_ONCE, count - first))]
+            conditions = [draw_condition(rng) for _ in range(min(AT_ONCE, count - first))]
             for files, file_count in check(rig, conditions, f"seed {seed}, conditions from {first} on in {zone}"):
                 counts["fewer"] += files < file_count
     return counts
@@ -114,7 +114,7 @@ def test_common_conditions_on_the_current_time_leave_old_files_out(rig: Rig) -> 
         *("d >= trunc(current_date, 'YEAR')", "NOT (at < now() - INTERVAL 30 DAYS)", "d = current_date - 1"),
     )
     for zone in ("UTC", "Pacific/Kiritimati"):
-        with settings(rig.spark, {"spark.sql.session.timeZone": zone}):
+        with change_settings(rig.spark, {"spark.sql.session.timeZone": zone}):
             for where, (files, file_count) in zip(conditions, check(rig, conditions, zone), strict=True):
                 assert files < file_count == FILES, (zone, where)
 

@@ -45,7 +45,7 @@ def run_in_worker(spark: SparkSession, ask: Callable[[Any], Any]) -> Any:
     return spark.sparkContext.parallelize([0], 1).map(ask).collect()[0]
 
 
-def ids(spark: SparkSession, server: Seamark) -> list[int]:
+def read_ids(spark: SparkSession, server: Seamark) -> list[int]:
     register(spark)
     reader = spark.read.format("seamark").options(uri=server.base_url, table="db.t", where="id >= 50")
     return sorted(row.id for row in reader.options(**{"split-bytes": 1}).load().collect())
@@ -113,14 +113,14 @@ def test_reads_continue_after_the_death_of_a_python_process(
         os.kill(os.getppid() if forked else os.getpid(), signal.SIGKILL)
         return 0
 
-    assert ids(spark, server) == WANTED
+    assert read_ids(spark, server) == WANTED
     if forked:
         with suppress(PySparkException):  # The worker may live long enough to answer.
             run_in_worker(spark, die)
     else:
         with pytest.raises(Exception, match="Python worker exited unexpectedly"):
             run_in_worker(spark, die)
-    assert ids(spark, server) == WANTED
+    assert read_ids(spark, server) == WANTED
 
 
 OWN = """

@@ -39,7 +39,7 @@ def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield new_rig
 
 
-def refusal_text(write: Any, *arguments: Any) -> str:
+def read_refusal(write: Any, *arguments: Any) -> str:
     """Return the error text of a write that is refused, and check that it is one sentence."""
     with pytest.raises(AnalysisException) as error:
         write(*arguments)
@@ -59,7 +59,7 @@ def test_frame_writer_creates_tables_and_writes_in_all_modes(rig: Rig) -> None:
     assert target.format_version == 3
     assert target.properties["owner.Team"] == "x"
     assert [field.transform for field in target.spec.fields] == ["identity", "bucket[4]"]
-    assert "exists" in refusal_text(rig.writer(b, None).saveAsTable, f"{rig.db}.t")
+    assert "exists" in read_refusal(rig.writer(b, None).saveAsTable, f"{rig.db}.t")
     rig.writer(b, "ignore").saveAsTable(f"{rig.db}.t")
     assert rig.read_rows("t") == [(1, "a", 1), (2, "b", 2)]
     rig.writer(b, "append", uri=rig.uri).save("db.t")
@@ -83,7 +83,7 @@ def test_merge_schema_adds_columns_and_widens_types(rig: Rig) -> None:
     wider = rig.frame(
         (2, "b", 2**40, "new", {"x": 1.5}), columns="id bigint, day string, v bigint, w string, m map<string, double>"
     )
-    assert "no column" in refusal_text(rig.writer(wider, "append").save, f"{rig.db}.evolved")
+    assert "no column" in read_refusal(rig.writer(wider, "append").save, f"{rig.db}.evolved")
     rig.writer(wider, "append", mergeSchema="true").save(f"{rig.db}.evolved")
     assert rig.read_rows("evolved") == [(1, "a", 1, None, None), (2, "b", 2**40, "new", {"x": 1.5})]
     rig.writer(rig.frame((3, "c", 3)), "append", mergeSchema="true").save(f"{rig.db}.evolved")
@@ -92,15 +92,15 @@ def test_merge_schema_adds_columns_and_widens_types(rig: Rig) -> None:
 
 def test_refusals_are_one_sentence_and_suggest_the_right_catalog(rig: Rig) -> None:
     frame, catalog = rig.frame((1, "a", 1)), rig.db.partition(".")[0]
-    assert f"did you mean '{catalog}'" in refusal_text(rig.writer(frame).saveAsTable, f"{catalog[:-1]}.db.t")
-    assert "is a catalog of this session" in refusal_text(rig.writer(frame, uri=rig.uri).save, f"{catalog}.db.nowhere")
-    assert "Unknown options" in refusal_text(rig.writer(frame, kees="id").save, f"{rig.db}.t2")
-    assert "keys require" in refusal_text(rig.writer(frame, keys="id").save, f"{rig.db}.t2")
-    assert "does not exist" in refusal_text(rig.writer(frame).insertInto, f"{rig.db}.t2")
-    assert "not a partition transform" in refusal_text(rig.writer(frame, partitioning="hash(id)").save, f"{rig.db}.t2")
+    assert f"did you mean '{catalog}'" in read_refusal(rig.writer(frame).saveAsTable, f"{catalog[:-1]}.db.t")
+    assert "is a catalog of this session" in read_refusal(rig.writer(frame, uri=rig.uri).save, f"{catalog}.db.nowhere")
+    assert "Unknown options" in read_refusal(rig.writer(frame, kees="id").save, f"{rig.db}.t2")
+    assert "keys require" in read_refusal(rig.writer(frame, keys="id").save, f"{rig.db}.t2")
+    assert "does not exist" in read_refusal(rig.writer(frame).insertInto, f"{rig.db}.t2")
+    assert "not a partition transform" in read_refusal(rig.writer(frame, partitioning="hash(id)").save, f"{rig.db}.t2")
     rig.sql("CREATE TABLE {db}.strict (id bigint NOT NULL, v int) USING iceberg")
     nulls = rig.frame((None, 1), columns="id bigint, v int")
-    assert "is required" in refusal_text(rig.writer(nulls).save, f"{rig.db}.strict")
+    assert "is required" in read_refusal(rig.writer(nulls).save, f"{rig.db}.strict")
     assert rig.read_rows("strict") == []
 
 

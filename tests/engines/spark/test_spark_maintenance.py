@@ -128,7 +128,7 @@ def test_icebergs_java_library_reads_seamarks_statistics_and_manifests(
             )
         tables.sql("DELETE FROM {db}.t WHERE id % 3 = 1 AND id < 100")
         live = "SELECT id, land, at, price, n FROM {db}.t ORDER BY id"
-        rows, live_entries = tables.sql(live), _live_entries(tables)
+        rows, live_entries = tables.sql(live), _read_live_entries(tables)
         assert compute_statistics(tables.client, "db.t").columns == 5
         catalog = tables.db.partition(".")[0]
         ndv, sketches, partitions = _read_statistics(spark, tables)
@@ -152,14 +152,14 @@ def test_icebergs_java_library_reads_seamarks_statistics_and_manifests(
         ]
         report = rewrite_manifests(tables.client, "db.t", min_count=2)
         assert report["manifests-after"] < report["manifests-before"]
-        assert _live_entries(tables) == live_entries
+        assert _read_live_entries(tables) == live_entries
         assert tables.sql(live) == rows
         tables.sql("INSERT INTO {db}.t SELECT 99999, 'l1', now(), 1, 1")
         tables.sql("DELETE FROM {db}.t WHERE id % 3 = 2 AND id < 100")
         assert len(tables.sql(live)) == len(rows) + 1 - 33
 
 
-def _live_entries(tables: SparkTables) -> list[tuple[object, ...]]:
+def _read_live_entries(tables: SparkTables) -> list[tuple[object, ...]]:
     """Return the live manifest entries that Iceberg's Java library reads."""
     statement_rows = tables.sql(
         "SELECT snapshot_id, sequence_number, file_sequence_number, data_file.content, data_file.file_path, "
@@ -169,7 +169,7 @@ def _live_entries(tables: SparkTables) -> list[tuple[object, ...]]:
     return [tuple(row) for row in statement_rows]
 
 
-def _java_elements(iterable: Any) -> Iterator[Any]:
+def _iterate_java(iterable: Any) -> Iterator[Any]:
     """Yield the elements of a Java Iterable."""
     iterator = iterable.iterator()
     while iterator.hasNext():
@@ -192,7 +192,7 @@ def _read_statistics(
     reader = jvm.org.apache.iceberg.puffin.Puffin.read(table.io().newInputFile(file.path())).build()
     sketches = {}
     try:
-        for pair in _java_elements(reader.readAll(reader.fileMetadata().blobs())):
+        for pair in _iterate_java(reader.readAll(reader.fileMetadata().blobs())):
             data = jvm.org.apache.iceberg.util.ByteBuffers.toByteArray(pair.second())
             memory = jvm.org.apache.datasketches.memory.Memory.wrap(data)
             sketch = jvm.org.apache.datasketches.theta.CompactSketch.heapify(memory)
@@ -208,7 +208,7 @@ def _read_statistics(
             row.positionDeleteRecordCount(),
             row.lastUpdatedSnapshotId(),
         )
-        for row in _java_elements(table.newPartitionStatisticsScan().useSnapshot(current).scan())
+        for row in _iterate_java(table.newPartitionStatisticsScan().useSnapshot(current).scan())
     ]
     return stated, sketches, partitions
 

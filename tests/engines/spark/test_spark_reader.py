@@ -62,14 +62,14 @@ class Rig:
     def sql(self, text: str) -> DataFrame:
         return self.spark.sql(text.replace("{db}", "reads.db"))
 
-    def ours(self, table: str, schema: str | None = None, **options: Any) -> DataFrame:
+    def load_with_seamark(self, table: str, schema: str | None = None, **options: Any) -> DataFrame:
         write_options = {name.replace("_", "-"): str(value) for name, value in options.items()}
         reader = self.spark.read.format("seamark").options(
             uri=self.server.base_url, table=f"db.{table}", **write_options
         )
         return (reader if schema is None else reader.schema(schema)).load()
 
-    def snapshots(self, table: str) -> list[int]:
+    def list_snapshots(self, table: str) -> list[int]:
         snapshot_rows = self.sql(f"SELECT snapshot_id FROM {{db}}.{table}.snapshots ORDER BY committed_at")
         return [row[0] for row in snapshot_rows.collect()]
 
@@ -223,26 +223,26 @@ def test_inexact_filters_are_left_to_spark(rig: Rig, table: str) -> None:
 
 
 def test_reader_returns_the_rows_of_icebergs_reader(rig: Rig, table: str) -> None:
-    native, seamark_frame = rig.sql(f"SELECT * FROM {{db}}.{table}"), rig.ours(table)
+    native, seamark_frame = rig.sql(f"SELECT * FROM {{db}}.{table}"), rig.load_with_seamark(table)
     assert seamark_frame.schema.simpleString() == native.schema.simpleString()
     assert collect_rows(seamark_frame) == collect_rows(native)
     where = "id < 5 OR (text = 's7' AND NOT f > 2) OR (late IS NULL AND st.aa = 2)"
     expected = collect_rows(native.where(where).select("id", "text", "_file", "_pos"))
-    assert collect_rows(rig.ours(table, where=where, columns="id, text, _file,_pos")) == expected
+    assert collect_rows(rig.load_with_seamark(table, where=where, columns="id, text, _file,_pos")) == expected
     # Several queries use one `load()`. A filter of one query must not apply to the next.
     for other in ("id = 17", "true"):
         assert collect_rows(seamark_frame.where(other).select("id")) == collect_rows(
             native.where(other).select("id")
         ), other
-    assert rig.ours(table, where=where, limit=3).count() == 3
-    assert collect_rows(rig.ours(table, "text string, id bigint").limit(1000)) == collect_rows(
+    assert rig.load_with_seamark(table, where=where, limit=3).count() == 3
+    assert collect_rows(rig.load_with_seamark(table, "text string, id bigint").limit(1000)) == collect_rows(
         native.select("text", "id")
     )
 
 
 @pytest.mark.slow
 def test_snapshots_branches_and_tags_are_read_with_icebergs_schemas(rig: Rig, table: str) -> None:
-    first, _, last, *_ = rig.snapshots(table)
+    first, _, last, *_ = rig.list_snapshots(table)
     rig.sql(f"ALTER TABLE {{db}}.{table} CREATE TAG then AS OF VERSION {first}")
     for options, version in (
         ({"snapshot_id": first}, first),
@@ -251,14 +251,14 @@ def test_snapshots_branches_and_tags_are_read_with_icebergs_schemas(rig: Rig, ta
         ({"tag": "then"}, "'then'"),
     ):
         expected = rig.sql(f"SELECT * FROM {{db}}.{table} VERSION AS OF {version}")
-        actual = rig.ours(table, **options)
+        actual = rig.load_with_seamark(table, **options)
         assert actual.columns == expected.columns
         assert collect_rows(actual) == collect_rows(expected)
     commit_time = rig.sql(f"SELECT committed_at FROM {{db}}.{table}.snapshots WHERE snapshot_id = {last}").collect()[0][
         0
     ]
-    assert collect_rows(rig.ours(table, as_of=commit_time.isoformat(), columns="id")) == collect_rows(
-        rig.ours(table, snapshot_id=last).select("id")
+    assert collect_rows(rig.load_with_seamark(table, as_of=commit_time.isoformat(), columns="id")) == collect_rows(
+        rig.load_with_seamark(table, snapshot_id=last).select("id")
     )
 
 
@@ -266,15 +266,15 @@ def test_filters_are_pushed_only_if_the_option_is_set(rig: Rig, table: str) -> N
     native = rig.sql(f"SELECT id, text, n FROM {{db}}.{table}")
     rig.spark.conf.set(PUSHDOWN, "true")
     for where, asked_again in (("text LIKE 's1%' AND n > 3", False), ("n < 9 AND text LIKE '%1'", True)):
-        actual = rig.ours(table, columns="id,text,n", push_filters="true").where(where)
+        actual = rig.load_with_seamark(table, columns="id,text,n", push_filters="true").where(where)
         assert collect_rows(actual) == collect_rows(native.where(where))
-        assert ("Filter " in plan_of(actual)) == asked_again
+        assert ("Filter " in format_plan(actual)) == asked_again
     rig.spark.conf.set(PUSHDOWN, "false")
     with pytest.raises(PySparkException, match="DATA_SOURCE_PUSHDOWN_DISABLED"):
-        rig.ours(table, push_filters="true").where("n = 3").collect()
+        rig.load_with_seamark(table, push_filters="true").where("n = 3").collect()
 
 
-def plan_of(frame: DataFrame) -> str:
+def format_plan(frame: DataFrame) -> str:
     return str(frame._jdf.queryExecution().executedPlan().toString())
 
 
@@ -288,12 +288,12 @@ def test_invalid_read_options_are_refused(rig: Rig) -> None:
         ("limit is 'some'", {"limit": "some"}),
     ):
         with pytest.raises(PySparkException, match=expected):
-            rig.ours("one", **options)
+            rig.load_with_seamark("one", **options)
     with pytest.raises(PySparkException, match="this predicate: UPPER"):
-        rig.ours("one", where="upper(text) = 'S1'").collect()
+        rig.load_with_seamark("one", where="upper(text) = 'S1'").collect()
     with pytest.raises(PySparkException, match="text is string in the table"):
-        rig.ours("one", "text int").collect()
-    assert rig.ours("one").collect() == []
+        rig.load_with_seamark("one", "text int").collect()
+    assert rig.load_with_seamark("one").collect() == []
 
 
 # Changes between snapshots
@@ -327,11 +327,11 @@ def test_changes_applied_to_the_first_snapshot_give_the_last(rig: Rig, version: 
             one.snapshot_id for one in list_snapshots_between(opened_table, None, opened_table.snapshot_id or 0)
         ]
 
-        def at(snapshot: int) -> Counter[Any]:
+        def read_at(snapshot: int) -> Counter[Any]:
             actual_rows = scan(client, f"db.{table}", at=At(snapshot_id=snapshot)).to_arrow()
             return Counter((row["id"], row["v"]) for row in actual_rows.to_pylist())
 
-        state = [Counter[Any](), *map(at, snapshots)]
+        state = [Counter[Any](), *map(read_at, snapshots)]
         reader = TaskReader(plan_read(opened_table, None, TRUE), opened_table.storage)
         for first, last in [(0, 5), (1, 2), (2, 3), (3, 4), (4, 5), (1, 5), (1, 3)]:
             counts: dict[str, Counter[Any]] = {"insert": Counter(), "delete": Counter()}
@@ -343,7 +343,7 @@ def test_changes_applied_to_the_first_snapshot_give_the_last(rig: Rig, version: 
             assert state[first] + counts["insert"] - counts["delete"] == state[last], (first, last)
             if (first, last) == (3, 4):
                 assert not counts["insert"]  # The files were rewritten, and no row changed.
-    frame = rig.ours(table, changes="true", start_snapshot_id=snapshots[0], end_snapshot_id=snapshots[1])
+    frame = rig.load_with_seamark(table, changes="true", start_snapshot_id=snapshots[0], end_snapshot_id=snapshots[1])
     assert frame.columns == ["id", "v", "_change_type"]
     counts = Counter(row[2] for row in frame.collect())
     assert counts["delete"] - counts["insert"] == 8
@@ -353,13 +353,13 @@ def test_appends_between_snapshots_equal_icebergs_incremental_read(rig: Rig) -> 
     rig.sql("CREATE TABLE {db}.a (id bigint, n int) USING iceberg")
     for start in (0, 10, 20):
         rig.sql(f"INSERT INTO {{db}}.a SELECT id, id % 3 FROM range({start}, {start + 10})")
-    first, _, last = rig.snapshots("a")
+    first, _, last = rig.list_snapshots("a")
     range_options = {"start-snapshot-id": str(first), "end-snapshot-id": str(last)}
     native = rig.spark.read.options(**range_options).table("reads.db.a")
-    actual = rig.ours("a", start_snapshot_id=first, end_snapshot_id=last, where="n = 1")
+    actual = rig.load_with_seamark("a", start_snapshot_id=first, end_snapshot_id=last, where="n = 1")
     assert collect_rows(actual) == collect_rows(native.where("n = 1"))
     with pytest.raises(PySparkException, match="is not an ancestor"):
-        rig.ours("a", start_snapshot_id=5).collect()
+        rig.load_with_seamark("a", start_snapshot_id=5).collect()
 
 
 def run_stream(rig: Rig, folder: Path, **options: str) -> list[str]:
@@ -425,18 +425,18 @@ def test_seamarks_reader_is_chosen_if_bitmaps_leave_few_pages(rig: Rig, monkeypa
     selected_rows = read(rig.spark, "reads.db.big", where)
     assert collect_rows(selected_rows) == expected
     assert expected
-    assert "seamark" in plan_of(selected_rows)
+    assert "seamark" in format_plan(selected_rows)
     columns = ["v", "id"]
     partial_answer = read(rig.spark, "reads.db.big", where, columns=columns)
-    assert "seamark" in plan_of(partial_answer)
+    assert "seamark" in format_plan(partial_answer)
     assert collect_rows(partial_answer) == collect_rows(rig.sql(f"SELECT v, id FROM {{db}}.big WHERE {where}"))
     all_rows = read(rig.spark, "reads.db.big", "k > 77", columns=columns)
     assert collect_rows(all_rows) == collect_rows(rig.sql("SELECT v, id FROM {db}.big WHERE k > 77"))
     for other in (None, "k > 77", "id = 5", "upper(v) = 'A'"):
         frame = read(rig.spark, "reads.db.big", other)
-        assert "seamark" not in plan_of(frame)
+        assert "seamark" not in format_plan(frame)
         assert frame.count() == rig.sql(f"SELECT * FROM {{db}}.big WHERE {other or 'true'}").count()
-    first = rig.snapshots("big")[0]
+    first = rig.list_snapshots("big")[0]
     assert collect_rows(read(rig.spark, "reads.db.big", where, at=At(snapshot_id=first))) == expected
     # Both readers support a time, and names in another case.
     committed_ms = rig.sql(

@@ -10,6 +10,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,8 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
 from sqlglot import transpile
 
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.policies import load_history
 from seamark.connector.plans.plan_requests import PlanRequests
 from seamark.connector.plans.quotes import backquote
 from seamark.connector.spark.query import queries as querying
@@ -26,12 +29,12 @@ from seamark.connector.spark.query.catalyst import Catalyst
 from seamark.connector.spark.query.queries import rewrite_query
 from seamark.connector.spark.scala import to_strings
 from seamark.spark import sql
-from tests.connector.lake import catalog_at
+from tests.connector.lake import open_catalog
 from tests.connector.sql import hand_made
-from tests.connector.sql.test_text_functions import seamark_command
+from tests.connector.sql.test_text_functions import run_seamark
 from tests.engines.queries import Queries
 from tests.engines.spark.shapes import SHAPES
-from tests.engines.spark.star import Rig, collect_rows, fill, settings
+from tests.engines.spark.star import Rig, change_settings, collect_rows, fill
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
 
@@ -64,6 +67,22 @@ def test_condition_on_a_dimension_leaves_files_of_the_facts_out(rig: Rig) -> Non
     assert rewrite.files < rewrite.considered_files / 2
     rewrite = rig.check_same("SELECT id FROM {db}.sales WHERE item IN (SELECT i_id FROM {db}.items WHERE size = 18)")
     assert "joins=db.sales.item:" in rewrite.summary
+
+
+def test_history_has_the_columns_groupings_and_aggregates_of_a_query(rig: Rig) -> None:
+    rig.rewrite(
+        "SELECT i.color, count(*), sum(s.id) / avg(s.price) FROM {db}.sales s JOIN {db}.items i ON s.item = i.i_id "
+        "WHERE i.size < 5 AND s.id < 100 GROUP BY ROLLUP (i.color)"
+    )
+    with closing(IndexClient(rig.server.base_url)) as client:
+        facts, dimension = (
+            next(shape for shape in load_history(client, f"db.{name}")["shapes"] if "count(*)" in shape["aggregates"])
+            for name in ("sales", "items")
+        )
+    assert (facts["engine"], "id < ?" in facts["conditions"], facts["joins"]) == ("spark", True, ["item"])
+    assert (sorted(facts["columns"]), facts["grouping"]) == (["id", "item", "price"], [])
+    assert sorted(facts["aggregates"]) == ["avg(price)", "count(*)", "sum(id)"]
+    assert (sorted(dimension["columns"]), dimension["grouping"]) == (["color", "i_id", "size"], ["color"])
 
 
 def test_query_reads_the_snapshots_that_were_planned(rig: Rig) -> None:
@@ -482,7 +501,7 @@ def test_grouping_key_is_null_in_grouping_sets_without_it(rig: Rig) -> None:
 @pytest.mark.parametrize("ansi", ["false", "true"])
 def test_rows_with_overflowing_or_case_changing_values_are_found(rig: Rig, ansi: str) -> None:
     """The analysis for other engines does not handle these values. Each row has its own file."""
-    with settings(rig.spark, {"spark.sql.ansi.enabled": ansi}):
+    with change_settings(rig.spark, {"spark.sql.ansi.enabled": ansi}):
         rig.run("DROP TABLE IF EXISTS {db}.odd")
         rig.run("CREATE TABLE {db}.odd (n int, m bigint, d date, c string) USING iceberg")
         late_date = "date_add(DATE'1970-01-01', 2147483647)"
@@ -514,7 +533,7 @@ def test_rows_with_overflowing_or_case_changing_values_are_found(rig: Rig, ansi:
             rig.check_same(f"SELECT n, m, c FROM {{db}}.odd WHERE {where}")
         assert rig.check_same("SELECT n FROM {db}.odd WHERE lower(c) = 'k'").files == 2
         rig.run("ALTER TABLE {db}.odd SET TBLPROPERTIES ('seamark.index.c' = 'bloom(lower(c))')")
-        seamark_command(rig.server.base_url, "index", "build", "db.odd")
+        run_seamark(rig.server.base_url, "index", "build", "db.odd")
         for where, files in (
             ("lower(c) = 'k'", 2),
             ("upper(c) = 'STRASSE'", 2),
@@ -528,10 +547,10 @@ def test_rows_with_overflowing_or_case_changing_values_are_found(rig: Rig, ansi:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_handwritten_statements_return_sparks_own_rows(rig: Rig) -> None:
-    with catalog_at(rig.server.base_url) as catalog:
+    with open_catalog(rig.server.base_url) as catalog:
         for name, schema in hand_made.TABLES.items():
             table = catalog.create_table(f"db.{name}", schema=schema)
-            for part in hand_made.files_of(name):
+            for part in hand_made.split_into_files(name):
                 table.append(part)
     actual_rows = rig.spark.sql(f"SELECT snapshot_id FROM {rig.db}.sales.snapshots ORDER BY committed_at").collect()
     of_trino = (transpile(one, read="trino", write="spark")[0] for one in hand_made.STATEMENTS)
@@ -562,11 +581,11 @@ def test_handwritten_statements_return_sparks_own_rows(rig: Rig) -> None:
 def test_random_queries_return_sparks_own_rows_from_fewer_files(
     rig: Rig, seed: int, count: int, zone: str, ansi: str
 ) -> None:
-    with settings(rig.spark, {"spark.sql.session.timeZone": zone, "spark.sql.ansi.enabled": ansi}):
-        random_queries(rig, seed, count)
+    with change_settings(rig.spark, {"spark.sql.session.timeZone": zone, "spark.sql.ansi.enabled": ansi}):
+        run_random_queries(rig, seed, count)
 
 
-def past_of(rig: Rig) -> list[str]:
+def list_past_clauses(rig: Rig) -> list[str]:
     """Return clauses that name the facts at earlier times: snapshots, a time, a tag."""
     columns = "snapshot_id, unix_millis(committed_at)"
     actual_rows = rig.spark.sql(f"SELECT {columns} FROM {rig.db}.sales.snapshots ORDER BY committed_at").collect()
@@ -579,8 +598,8 @@ def past_of(rig: Rig) -> list[str]:
     return [*past, f" TIMESTAMP AS OF timestamp_millis({actual_rows[3][1]})"]
 
 
-def random_queries(rig: Rig, seed: int, count: int) -> None:
-    queries = Queries(random.Random(seed), rig.db, past_of(rig))
+def run_random_queries(rig: Rig, seed: int, count: int) -> None:
+    queries = Queries(random.Random(seed), rig.db, list_past_clauses(rig))
     counts: Counter[str] = Counter()
     for number in range(count):
         text = queries.query()

@@ -93,31 +93,34 @@ class Statements:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
 
-    def draw(self) -> str:
+    def draw_statement(self) -> str:
         return self._rng.choice((self.merge, self.merge, self.update, self.delete))()
 
     def merge(self) -> str:
         rng = self._rng
         join_condition = " AND ".join(
-            [self._equality(), *rng.choices(("t.n < s.n + 5", "t.ok", "s.k <> 3"), k=rng.choice((0, 0, 1)))]
+            [self._draw_equality(), *rng.choices(("t.n < s.n + 5", "t.ok", "s.k <> 3"), k=rng.choice((0, 0, 1)))]
         )
-        texts = [f"WHEN MATCHED{self._and()} THEN {self._change()}" for _ in range(rng.choice((0, 1, 1, 1, 2)))]
+        texts = [
+            f"WHEN MATCHED{self._draw_and_condition()} THEN {self._change()}"
+            for _ in range(rng.choice((0, 1, 1, 1, 2)))
+        ]
         if len(texts) == 2 and " AND " not in texts[0]:
             texts[0] = texts[0].replace("MATCHED", "MATCHED AND t.k > 2", 1)
         if not texts or rng.random() < 0.6:
             texts.append(f"WHEN NOT MATCHED{rng.choice(('', ' AND s.n % 3 = 0'))} THEN {self._insert()}")
         if rng.random() < 0.1:
             texts.append("WHEN NOT MATCHED BY SOURCE AND t.n > 35 THEN DELETE")
-        return f"MERGE INTO {{t}} t USING ({self._source()}) s ON {join_condition} {' '.join(texts)}"
+        return f"MERGE INTO {{t}} t USING ({self._draw_source()}) s ON {join_condition} {' '.join(texts)}"
 
     def update(self) -> str:
-        sets = ", ".join(self._rng.sample(self._assignments("t"), self._rng.choice((1, 1, 2))))
-        return f"UPDATE {{t}} t SET {sets} WHERE {self._where()}"
+        sets = ", ".join(self._rng.sample(self._draw_assignments("t"), self._rng.choice((1, 1, 2))))
+        return f"UPDATE {{t}} t SET {sets} WHERE {self._draw_where()}"
 
     def delete(self) -> str:
-        return f"DELETE FROM {{t}} t WHERE {self._where()}"
+        return f"DELETE FROM {{t}} t WHERE {self._draw_where()}"
 
-    def _equality(self) -> str:
+    def _draw_equality(self) -> str:
         rng = self._rng
         weighed = ["t.id = s.id"] * 5 + ["t.name = s.name"] * 3 + ["t.day = s.day AND t.k = s.k"] * 2
         rare = [
@@ -130,7 +133,7 @@ class Statements:
         ]
         return rng.choice([*weighed, *rare, "CAST(t.id AS string) = s.name", "t.n = s.n AND t.ok = s.ok", "t.k > s.k"])
 
-    def _source(self) -> str:
+    def _draw_source(self) -> str:
         rng = self._rng
         start = rng.randrange(45)
         rows = ROWS.format(start=start, end=start + rng.choice((1, 3, 12)))
@@ -143,7 +146,7 @@ class Statements:
             rows = f"SELECT {wide_names.replace(' n,', ' CAST(n AS bigint) + 2147483600 AS n,')} FROM ({rows})"
         return rows
 
-    def _and(self) -> str:
+    def _draw_and_condition(self) -> str:
         return self._rng.choice(
             ("", "", " AND t.k > 4", " AND s.d > t.d", " AND t.name LIKE 'n1%'", " AND t.s.a = s.k")
         )
@@ -154,7 +157,7 @@ class Statements:
             return "DELETE"
         if rng.random() < 0.4:
             return "UPDATE SET *"
-        return "UPDATE SET " + ", ".join(rng.sample(self._assignments("t", "s"), rng.choice((1, 2))))
+        return "UPDATE SET " + ", ".join(rng.sample(self._draw_assignments("t", "s"), rng.choice((1, 2))))
 
     def _insert(self) -> str:
         return self._rng.choice(
@@ -166,7 +169,7 @@ class Statements:
             )
         )
 
-    def _assignments(self, stored_alias: str, source: str = "") -> list[str]:
+    def _draw_assignments(self, stored_alias: str, source: str = "") -> list[str]:
         own_assignments = [
             "k = t.k + 1",
             "name = concat(t.name, 'x')",
@@ -205,7 +208,7 @@ class Statements:
             else own_assignments
         )
 
-    def _where(self) -> str:
+    def _draw_where(self) -> str:
         rng, limit = self._rng, self._rng.randrange(40)
         choices = [
             f"t.id = {limit}",
@@ -260,7 +263,7 @@ def run_statements(
     for whose in (OURS, THEIRS):
         rig.create(f"{whose}_{name}", layout, version, mode)
     statements, counts = Statements(random.Random(seed)), Counter[str]()
-    for step, text in enumerate([*first, *(statements.draw() for _ in range(steps))]):
+    for step, text in enumerate([*first, *(statements.draw_statement() for _ in range(steps))]):
         note = f"{layout}, version {version}, {mode}, seed {seed}, step {step}: {text}"
         errors: dict[str, str | None] = {OURS: None, THEIRS: None}
         path = explain(rig.spark, text.replace("{t}", f"{rig.db}.{OURS}_{name}")).path

@@ -33,7 +33,7 @@ def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 # Random histories
 
 
-def step(rig: Rig, rng: random.Random, table: str, number: int, model: Model) -> tuple[str, Model]:
+def take_step(rig: Rig, rng: random.Random, table: str, number: int, model: Model) -> tuple[str, Model]:
     """Change the table at random, and return a description and the new model."""
     kind = rng.choice(("insert", "upsert", "upsert", "latest", "partial", "delete"))
     how = {"row_mode": rng.choice(MODES), "driver_rows": rng.choice((0, 0, 1000))}
@@ -76,7 +76,7 @@ def run_upserts(rig: Rig, table: str, seed: int, steps: int, note: str) -> None:
     model: Model = {}
     after: dict[int, tuple[str, Model]] = {}
     for number in range(1, steps + 1):
-        step_report, model = step(rig, rng, table, number, model)
+        step_report, model = take_step(rig, rng, table, number, model)
         snapshots = rig.sql(f"SELECT snapshot_id FROM {{db}}.{table}.snapshots ORDER BY committed_at")
         after.setdefault(snapshots[-1][0] if snapshots else 0, (step_report, model))
         assert rig.read_model(table) == model, f"{note}, seed {seed}, step {number}: {step_report}"

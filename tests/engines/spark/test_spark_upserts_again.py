@@ -110,7 +110,7 @@ def test_only_one_result_of_a_repeated_task_counts(rig: Rig, row_mode: str, monk
     write(rig.frame(model), f"db.{table}", client=rig.client)
     ran: list[int] = []
 
-    def tasks(df: DataFrame, work: Any) -> Any:
+    def build_task_frame(df: DataFrame, work: Any) -> Any:
         input_table = df.toArrow()
         places = work.distribution.assign_tasks([column_of(input_table, field) for field in work.distribution.fields])
         input_table = input_table.append_column("_seamark_task", pa.array(places))
@@ -122,7 +122,7 @@ def test_only_one_result_of_a_repeated_task_counts(rig: Rig, row_mode: str, monk
             ran.append(number)
         return SimpleNamespace(collect=lambda: results)
 
-    monkeypatch.setattr(upserting, "run_tasks", tasks)
+    monkeypatch.setattr(upserting, "run_tasks", build_task_frame)
     expected: Model = dict.fromkeys(range(0, 100, 3), ("x", 1, None))
     report = rig.upsert(rig.frame(expected), table, row_mode=row_mode, **TASKS)
     assert len(ran) > 1

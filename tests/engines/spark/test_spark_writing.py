@@ -124,7 +124,7 @@ def test_small_files_of_tasks_are_merged_before_the_commit(rig: Rig, version: in
     assert (report.files, report.merged) == (1, 2)
     expected = written_table.where("k = 3").union(new_rows).union(frame)
     assert collect_rows(rig.sql(f"SELECT * FROM {{db}}.{table}")) == collect_rows(expected)
-    sink(rig, frame.selectExpr("id + 100 AS id", "k"), table, "append", distribution="none", merge_files="true")
+    write_frame(rig, frame.selectExpr("id + 100 AS id", "k"), table, "append", distribution="none", merge_files="true")
     assert rig.sql(f"SELECT * FROM {{db}}.{table}.files WHERE partition.k = 2").count() == 2
     if version == 3:
         assert rig.sql(f"SELECT count(DISTINCT _row_id) = count(*) FROM {{db}}.{table}").collect() == [(True,)]
@@ -212,7 +212,7 @@ def test_repeated_write_of_a_producer_is_committed_once_and_leaves_no_file(rig: 
     assert rig.sql("SELECT * FROM {db}.once").count() == 10
 
 
-def sink(rig: Rig, frame: DataFrame, table: str, mode: str, **options: str) -> None:
+def write_frame(rig: Rig, frame: DataFrame, table: str, mode: str, **options: str) -> None:
     write_options = {name.replace("_", "-"): value for name, value in options.items()}
     table_options = {"uri": rig.server.base_url, "table": f"db.{table}", **write_options}
     frame.write.format("seamark").options(**table_options).mode(mode).save()
@@ -221,14 +221,14 @@ def sink(rig: Rig, frame: DataFrame, table: str, mode: str, **options: str) -> N
 def test_format_seamark_appends_and_overwrites(rig: Rig) -> None:
     rig.sql("CREATE TABLE {db}.sunk (id bigint, k int) USING iceberg PARTITIONED BY (k)")
     table = rig.spark.range(30).selectExpr("id", "CAST(id % 3 AS int) AS k")
-    sink(rig, table, "sunk", "append")
+    write_frame(rig, table, "sunk", "append")
     assert collect_rows(rig.sql("SELECT * FROM {db}.sunk")) == collect_rows(table)
     new_rows = rig.spark.range(100, 104).selectExpr("id", "CAST(id % 2 AS int) AS k")
-    sink(rig, new_rows, "sunk", "overwrite", replace_partitions="true")
+    write_frame(rig, new_rows, "sunk", "overwrite", replace_partitions="true")
     assert collect_rows(rig.sql("SELECT * FROM {db}.sunk")) == collect_rows(table.where("k = 2").union(new_rows))
-    sink(rig, new_rows.where("k = 1"), "sunk", "overwrite", replace_where="k = 1 OR k = 2")
+    write_frame(rig, new_rows.where("k = 1"), "sunk", "overwrite", replace_where="k = 1 OR k = 2")
     assert collect_rows(rig.sql("SELECT * FROM {db}.sunk")) == collect_rows(new_rows)
-    sink(rig, table, "sunk", "overwrite")
+    write_frame(rig, table, "sunk", "overwrite")
     assert collect_rows(rig.sql("SELECT * FROM {db}.sunk")) == collect_rows(table)
 
 
@@ -245,7 +245,7 @@ def test_format_seamark_appends_and_overwrites(rig: Rig) -> None:
 def test_contradictory_write_options_are_refused(rig: Rig, mode: str, options: dict[str, str], message: str) -> None:
     rig.sql("CREATE TABLE IF NOT EXISTS {db}.told (id bigint) USING iceberg")
     with pytest.raises(PySparkException, match=message):
-        sink(rig, rig.spark.range(3), "told", mode, **options)
+        write_frame(rig, rig.spark.range(3), "told", mode, **options)
     assert rig.sql("SELECT * FROM {db}.told").count() == 0
 
 

@@ -37,7 +37,7 @@ class Fuse:
         self._file = home / FUSE
         self._passed = 0
 
-    def passes(self, step: str) -> None:
+    def pass_step(self, step: str) -> None:
         if not self._file.exists():
             return
         armed, nth = self._file.read_text().split()
@@ -59,18 +59,18 @@ class DyingStore(Wrapper):
     async def transact(self, operations: Any) -> Any:
         commits = any(isinstance(operation, _CHANGES) for operation in operations)
         if commits:
-            self._fuse.passes("before-swap")
+            self._fuse.pass_step("before-swap")
         result = await self._inner.transact(operations)
         if commits:
-            self._fuse.passes("after-swap")
+            self._fuse.pass_step("after-swap")
         return result
 
 
 class DyingObjects(Wrapper):
     async def create(self, location: str, data: bytes) -> None:
-        self._fuse.passes("before-metadata-write")
+        self._fuse.pass_step("before-metadata-write")
         await self._inner.create(location, data)
-        self._fuse.passes("after-metadata-write")
+        self._fuse.pass_step("after-metadata-write")
 
 
 def main(settings: Settings) -> None:
@@ -78,23 +78,23 @@ def main(settings: Settings) -> None:
     commit = EngineCommits.commit
 
     @asynccontextmanager
-    async def store(*args: Any, **options: Any) -> Any:
+    async def open_dying_store(*args: Any, **options: Any) -> Any:
         async with open_store(*args, **options) as inner:
             yield DyingStore(inner, fuse)
 
     @asynccontextmanager
-    async def objects(*args: Any, **options: Any) -> Any:
+    async def open_dying_objects(*args: Any, **options: Any) -> Any:
         async with open_objects(*args, **options) as inner:
             yield DyingObjects(inner, fuse)
 
-    async def replies(self: EngineCommits, *args: Any, **options: Any) -> Any:
+    async def reply_and_pass(self: EngineCommits, *args: Any, **options: Any) -> Any:
         result = await commit(self, *args, **options)
-        fuse.passes("before-reply")
+        fuse.pass_step("before-reply")
         return result
 
-    server.open_store = store  # type: ignore[attr-defined]
-    server.open_objects = objects  # type: ignore[attr-defined]
-    EngineCommits.commit = replies  # type: ignore[method-assign]
+    server.open_store = open_dying_store  # type: ignore[attr-defined]
+    server.open_objects = open_dying_objects  # type: ignore[attr-defined]
+    EngineCommits.commit = reply_and_pass  # type: ignore[method-assign]
     server.run(settings, server.bind(settings, shared=False), EXTENSIONS, lambda: None)
 
 

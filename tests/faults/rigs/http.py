@@ -66,7 +66,7 @@ class Client:
         head = metadata.get("current-snapshot-id")
         return (None if head in (None, -1) else head), metadata["last-sequence-number"]
 
-    def chain(self, name: str = "t") -> list[int]:
+    def read_chain(self, name: str = "t") -> list[int]:
         """Return the snapshots in the order of their sequence numbers. Check that each is the child of the
         one before.
         """

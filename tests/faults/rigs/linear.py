@@ -49,16 +49,16 @@ def find_violations(chain: list[int], events: list[Event], initial: int | None =
             if before != event.expected:
                 results.append(f"{event.value} replaced {before}, but was built on {event.expected}")
     results += [f"nobody wrote {value}" for value in chain if value not in appends]
-    results += _against_real_time(chain, appends)
+    results += _find_real_time_violations(chain, appends)
     for event in events:
         if event.kind == "append" and event.outcome == "conflict":
             results += _is_unfounded_conflict(event, chain, place, appends, initial)
         if event.kind == "read":
-            results += _impossible_read(event, chain, place, appends, initial)
+            results += _find_impossible_read(event, chain, place, appends, initial)
     return results
 
 
-def _against_real_time(chain: list[int], appends: dict[int | None, Event]) -> list[str]:
+def _find_real_time_violations(chain: list[int], appends: dict[int | None, Event]) -> list[str]:
     """Return the violations of real time: an append that ended before another began must precede it."""
     results = []
     latest_began, principal = float("-inf"), 0
@@ -73,7 +73,7 @@ def _against_real_time(chain: list[int], appends: dict[int | None, Event]) -> li
     return results
 
 
-def _window(
+def _compute_window(
     head: int | None, chain: list[int], place: dict[int, int], appends: dict[int | None, Event]
 ) -> tuple[float, float]:
     """Return the longest time in which `head` can have been current.
@@ -99,12 +99,12 @@ def _is_unfounded_conflict(
     return []
 
 
-def _impossible_read(
+def _find_impossible_read(
     event: Event, chain: list[int], place: dict[int, int], appends: dict[int | None, Event], initial: int | None
 ) -> list[str]:
     if event.value != initial and event.value not in place:
         return [f"read {event.value}, which is not in the chain"]
-    opens, closes = _window(event.value, chain, place, appends)
+    opens, closes = _compute_window(event.value, chain, place, appends)
     if event.ended < opens:
         return [f"read {event.value} before it was written"]
     if event.began > closes:

@@ -31,10 +31,10 @@ def choose_fates(seed: int, rate: float, *, applies: Callable[[str, str], bool])
     print(f"lossy proxy: seed {seed}, rate {rate}")
     source = random.Random(seed)
 
-    def fate(method: str, path: str) -> str | None:
+    def choose_fate(method: str, path: str) -> str | None:
         return source.choice(FATES) if applies(method, path) and source.random() < rate else None
 
-    return fate
+    return choose_fate
 
 
 class LossyProxy:
@@ -103,7 +103,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def lossy_proxy(upstream: str) -> Iterator[LossyProxy]:
+def run_lossy_proxy(upstream: str) -> Iterator[LossyProxy]:
     """Open a proxy on a free port of 127.0.0.1 before the server at `upstream`; at first it loses nothing."""
     proxy = LossyProxy(upstream)
     handler = type("Handler", (_Handler,), {"proxy": proxy})

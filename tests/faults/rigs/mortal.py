@@ -37,7 +37,7 @@ class MortalServer:
         self._process.start(lambda: is_http_ok(f"{self.base_url}/readyz"), timeout_s=60)
         return Client(self.base_url)
 
-    def dies(self, step: str, nth: int, call: Any) -> None:
+    def run_until_death(self, step: str, nth: int, call: Any) -> None:
         """Run the request `call`, during which the server must die at the `nth` pass of `step`."""
         (self.home / FUSE).write_text(f"{step} {nth}")
         try:

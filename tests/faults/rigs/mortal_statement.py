@@ -48,20 +48,20 @@ def run_killed_at(number: int, job: StatementJob, env: Mapping[str, str] | None 
 def main(number: int) -> None:
     passes_left = number
 
-    def event() -> None:
+    def pass_event() -> None:
         nonlocal passes_left
         passes_left -= 1
         if passes_left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def watch_method(method: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **kwargs: Any) -> Any:
-            event()
+        def call_and_pass(*arguments: Any, **kwargs: Any) -> Any:
+            pass_event()
             result = method(*arguments, **kwargs)
-            event()
+            pass_event()
             return result
 
-        return call
+        return call_and_pass
 
     for kind, names in EVENTS:
         for name in names:

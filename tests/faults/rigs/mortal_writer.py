@@ -27,7 +27,7 @@ Model = dict[int, list[int]]
 """The expected batches of the rows of each id: appended rows accumulate, an upsert leaves one row."""
 
 
-def batch(seed: int, number: int) -> tuple[str, str, list[int]]:
+def build_batch(seed: int, number: int) -> tuple[str, str, list[int]]:
     """Return (operation, mode, ids) of a batch."""
     source = random.Random(seed * 100_003 + number)
     choice = source.choices(("append", "upsert", "delete"), (2, 4, 1))[0]
@@ -39,7 +39,7 @@ def batch(seed: int, number: int) -> tuple[str, str, list[int]]:
 
 
 def apply(model: Model, seed: int, number: int) -> None:
-    operation, _, ids = batch(seed, number)
+    operation, _, ids = build_batch(seed, number)
     for item in ids:
         if operation == "append":
             model.setdefault(item, []).append(number)
@@ -49,8 +49,8 @@ def apply(model: Model, seed: int, number: int) -> None:
             model[item] = [number]
 
 
-def commit(client: SeamarkClient, table: str, seed: int, number: int) -> None:
-    operation, mode, ids = batch(seed, number)
+def commit_batch(client: SeamarkClient, table: str, seed: int, number: int) -> None:
+    operation, mode, ids = build_batch(seed, number)
     producer = ("job", number)
     if operation == "delete":
         delete(client, table, keys=pa.table({"id": ids}), mode=mode, producer=producer)
@@ -63,7 +63,7 @@ def commit(client: SeamarkClient, table: str, seed: int, number: int) -> None:
 def main(url: str, table: str, notes: Path, seed: int, batches: int) -> None:
     client = SeamarkClient(url)
     for number in range(int(notes.read_text()), batches):
-        commit(client, table, seed, number)
+        commit_batch(client, table, seed, number)
         part = notes.with_suffix(".part")
         part.write_text(str(number + 1))
         os.replace(part, notes)

@@ -4,8 +4,8 @@ There are two JVMs beside the driver's, whose tasks and Python workers may be ki
 
     python -m tests.faults.rigs.spark_job URL TABLE NOTES SEED SCRATCH
 
-`mortal_writer.batch` determines the batches. NOTES has the number of finished batches, NOTES.last says that the next
-batch is the last, and SCRATCH has Spark's event log.
+`mortal_writer.build_batch` determines the batches. NOTES has the number of finished batches; NOTES.last says that the
+next batch is the last, and SCRATCH has Spark's event log.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.spark.frames.writes import write
 from seamark.connector.write.equality_upserts import EQUALITY
-from tests.faults.rigs.mortal_writer import batch
+from tests.faults.rigs.mortal_writer import build_batch
 from tests.services.java import SHORT_LIVED
 from tests.services.process import REPO
 
@@ -28,7 +28,7 @@ ROWS_IN = 6
 """Partitions of a batch"""
 
 
-def session(scratch: Path) -> SparkSession:
+def open_session(scratch: Path) -> SparkSession:
     os.environ["SPARK_HOME"] = str(Path(pyspark.__file__).parent)
     os.environ["SPARK_WORKER_DIR"] = str(scratch / "work")
     os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -67,8 +67,8 @@ def session(scratch: Path) -> SparkSession:
     return session
 
 
-def commit(spark: SparkSession, client: SeamarkClient, table: str, seed: int, number: int) -> None:
-    operation, mode, ids = batch(seed, number)
+def commit_batch(spark: SparkSession, client: SeamarkClient, table: str, seed: int, number: int) -> None:
+    operation, mode, ids = build_batch(seed, number)
     rows: DataFrame = spark.createDataFrame([(item, number) for item in ids], "id bigint, batch bigint")
     rows = rows.repartition(ROWS_IN)
     producer = ("job", number)
@@ -83,11 +83,11 @@ def commit(spark: SparkSession, client: SeamarkClient, table: str, seed: int, nu
 
 
 def main(url: str, table: str, notes: Path, seed: int, scratch: Path) -> None:
-    spark, client = session(scratch), SeamarkClient(url)
+    spark, client = open_session(scratch), SeamarkClient(url)
     number, is_last = 0, False
     while not is_last:
         is_last = notes.with_suffix(".last").exists()
-        commit(spark, client, table, seed, number)
+        commit_batch(spark, client, table, seed, number)
         number += 1
         part = notes.with_suffix(".part")
         part.write_text(str(number))

@@ -39,12 +39,12 @@ class RecordedOutcomes:
         """
         assert self.unexplained == [], label
         assert self.count_acknowledged() > 0, f"{label} proved nothing"
-        assert find_violations(client.chain(name), self.events) == [], f"{label}: {dict(self.outcomes)}"
+        assert find_violations(client.read_chain(name), self.events) == [], f"{label}: {dict(self.outcomes)}"
         missing_paths = [location for location in client.files(name) if not exists(location)]
         assert missing_paths == [], f"{label}: files of a live table are gone"
 
 
-def _outcome(status: int, body: dict[str, dict[str, str]] | None) -> str | None:
+def _classify_outcome(status: int, body: dict[str, dict[str, str]] | None) -> str | None:
     """Return ok, conflict, refused (certainly not executed) or unknown; None if nothing explains the answer."""
     if status in (200, 409):
         return "ok" if status == 200 else "conflict"
@@ -95,7 +95,7 @@ def append_until(
         except OutcomeUnknown:
             outcome: str | None = "unknown"
         else:
-            outcome = _outcome(status, body)
+            outcome = _classify_outcome(status, body)
         ended = time.monotonic()
         if outcome is None:
             notes.unexplained.append(f"commit: {status} {body}")

@@ -24,20 +24,20 @@ HOUR = 3_600_000_000
 DAY = 24 * HOUR
 
 
-def _near(*centres: int, spread: int = 3) -> st.SearchStrategy[int]:
+def _draw_near(*centres: int, spread: int = 3) -> st.SearchStrategy[int]:
     return st.one_of(*(st.integers(centre - spread, centre + spread) for centre in centres))
 
 
-def _bits(strategy: st.SearchStrategy[int], bits: int) -> st.SearchStrategy[int]:
+def _draw_bits(strategy: st.SearchStrategy[int], bits: int) -> st.SearchStrategy[int]:
     half = 1 << bits - 1
-    edges = _near(-half + 12, half - 12, spread=12)
+    edges = _draw_near(-half + 12, half - 12, spread=12)
     return st.one_of(strategy, st.integers(-half, half - 1), edges).map(lambda v: max(-half, min(v, half - 1)))
 
 
-def _times(unit: int) -> st.SearchStrategy[int]:
-    hours = _near(0, 24, -24, 31 * 24, 365 * 24, -365 * 24, 440_000, spread=30)
+def _draw_times(unit: int) -> st.SearchStrategy[int]:
+    hours = _draw_near(0, 24, -24, 31 * 24, 365 * 24, -365 * 24, 440_000, spread=30)
     moments = st.tuples(hours, st.sampled_from([0, 1, -1, HOUR // 2])).map(lambda t: (t[0] * HOUR + t[1]) * unit)
-    return _bits(st.one_of(moments, st.integers(-2 * 365 * DAY, 2 * 365 * DAY).map(lambda v: v * unit)), 64)
+    return _draw_bits(st.one_of(moments, st.integers(-2 * 365 * DAY, 2 * 365 * DAY).map(lambda v: v * unit)), 64)
 
 
 _CHARACTERS = "ab\0\x7f\ud7ff\ue000\uffff\U0001f9ca\U0010ffff"
@@ -45,12 +45,12 @@ _BYTES = [0, 1, 97, 254, 255]
 
 VALUES: dict[str, st.SearchStrategy[Any]] = {
     "boolean": st.booleans(),
-    "int": _bits(st.integers(-25, 25), 32),
-    "long": _bits(st.integers(-25, 25) | st.integers(-(2**31), -(2**31) + 12), 64),
-    "date": _bits(_near(0, 31, -31, 365, -365, 18_000, spread=5), 32),
+    "int": _draw_bits(st.integers(-25, 25), 32),
+    "long": _draw_bits(st.integers(-25, 25) | st.integers(-(2**31), -(2**31) + 12), 64),
+    "date": _draw_bits(_draw_near(0, 31, -31, 365, -365, 18_000, spread=5), 32),
     "time": st.integers(0, 3),
-    "timestamp": _times(1),
-    "timestamptz_ns": _times(1000),
+    "timestamp": _draw_times(1),
+    "timestamptz_ns": _draw_times(1000),
     "decimal(9, 2)": st.one_of(st.integers(-250, 250), st.integers(-(10**9) + 1, 10**9 - 1)),
     "float": st.sampled_from([-math.inf, -1.5, -0.0, 0.0, 0.5, 2.0, math.inf, math.nan]),
     "double": st.sampled_from([-math.inf, -1.5, -0.0, 0.0, 0.5, 2.0, math.inf, math.nan]),
@@ -85,12 +85,12 @@ _MATCH_NULL = {Op.IS_NULL, Op.NOT_EQ, Op.NOT_IN, Op.NOT_STARTS_WITH, Op.NOT_NAN}
 Values = Mapping[str, st.SearchStrategy[Any]]
 
 
-def values_of(kind: str) -> st.SearchStrategy[Any]:
+def draw_values_of(kind: str) -> st.SearchStrategy[Any]:
     return VALUES[kind]
 
 
 @st.composite
-def predicates(draw: st.DrawFn, columns: Mapping[int, str], terms: bool = True, values: Values = VALUES) -> Bound:
+def draw_predicate(draw: st.DrawFn, columns: Mapping[int, str], terms: bool = True, values: Values = VALUES) -> Bound:
     """Return a predicate on one of the columns, or on a transform of it."""
     column = draw(st.sampled_from(sorted(columns)))
     kind = columns[column]
@@ -117,11 +117,11 @@ def predicates(draw: st.DrawFn, columns: Mapping[int, str], terms: bool = True, 
     return Bound(op, column, f"c{column}", kind, transform, result_kind, literals)
 
 
-def expressions(
+def draw_expression(
     columns: Mapping[int, str], terms: bool = True, values: Values = VALUES
 ) -> st.SearchStrategy[Expression]:
     return st.recursive(
-        predicates(columns, terms, values),
+        draw_predicate(columns, terms, values),
         lambda children: st.tuples(st.sampled_from([all_of, any_of]), st.lists(children, min_size=2, max_size=3)).map(
             lambda made: made[0](*made[1])
         ),
@@ -130,7 +130,7 @@ def expressions(
 
 
 @st.composite
-def specs(draw: st.DrawFn, columns: Mapping[int, str]) -> PartitionSpec:
+def draw_spec(draw: st.DrawFn, columns: Mapping[int, str]) -> PartitionSpec:
     fields = []
     for number in range(draw(st.integers(1, 3))):
         column = draw(st.sampled_from(sorted(columns)))
@@ -141,7 +141,7 @@ def specs(draw: st.DrawFn, columns: Mapping[int, str]) -> PartitionSpec:
     return PartitionSpec(1, tuple(fields))
 
 
-def partition_of(spec: PartitionSpec, columns: Mapping[int, str], row: Row, old: bool) -> tuple[Value | None, ...]:
+def compute_partition(spec: PartitionSpec, columns: Mapping[int, str], row: Row, old: bool) -> tuple[Value | None, ...]:
     """Return the partition that a writer stores for the row.
 
     With `old` it is that of Java up to 0.10, which rounded times before 1970 up, and of a long column that was an int.
@@ -164,8 +164,8 @@ def partition_of(spec: PartitionSpec, columns: Mapping[int, str], row: Row, old:
     return tuple(values)
 
 
-def by_field(spec: PartitionSpec, partition: tuple[Value | None, ...]) -> dict[int, Value | None]:
-    """Return the values of `partition_of` by field id."""
+def index_by_field(spec: PartitionSpec, partition: tuple[Value | None, ...]) -> dict[int, Value | None]:
+    """Return the values of `compute_partition` by field id."""
     return {field.field_id or 0: value for field, value in zip(spec.fields, partition, strict=True)}
 
 

@@ -37,16 +37,16 @@ def make_schema(*fields: dict[str, Any], schema_id: int = 0) -> Schema:
     return read(build_schema(*fields, schema_id=schema_id), Schema, "schema")
 
 
-def struct(*fields: dict[str, Any]) -> dict[str, Any]:
+def build_struct(*fields: dict[str, Any]) -> dict[str, Any]:
     return {"type": "struct", "fields": list(fields)}
 
 
-ADDRESS = struct(build_field(11, "street", "string", True), build_field(12, "zip", "int"))
+ADDRESS = build_struct(build_field(11, "street", "string", True), build_field(12, "zip", "int"))
 POINTS = {
     "type": "list",
     "element-id": 21,
     "element-required": True,
-    "element": struct(build_field(22, "x", "double", True)),
+    "element": build_struct(build_field(22, "x", "double", True)),
 }
 TAGS = {
     "type": "map",
@@ -64,7 +64,7 @@ TABLE = make_schema(
     build_field(5, "name", "string"),
     build_field(6, "score", "float"),
     build_field(10, "home", ADDRESS, True),
-    build_field(13, "work", struct(build_field(14, "street", "string", True))),
+    build_field(13, "work", build_struct(build_field(14, "street", "string", True))),
     build_field(20, "points", POINTS, True),
     build_field(30, "tags", TAGS),
     build_field(40, "nothing", "unknown"),
@@ -77,7 +77,7 @@ def bind_json(filter_json: Any, *, schemas: tuple[Schema, ...] = (TABLE,), case_
     return bind(parse_expression(filter_json), schemas[0], schemas, case_sensitive=case_sensitive)
 
 
-def predicate(op: str, name: str, value: object) -> Expression:
+def bind_predicate(op: str, name: str, value: object) -> Expression:
     return bind_json({"type": op, "term": name, "value": value})
 
 
@@ -92,9 +92,9 @@ def bind_and_get_error(filter_json: Any, **options: Any) -> str:
 
 
 def test_binding_resolves_a_name_to_an_id_and_converts_the_literal() -> None:
-    assert predicate("gt", "ts", "1970-01-01T00:00:01") == make_bound(Op.GT, 4, "ts", "timestamptz", 1_000_000)
-    assert predicate("eq", "home.zip", 5) == make_bound(Op.EQ, 12, "home.zip", "int", 5)
-    assert predicate("eq", "Price", "1.5") == make_bound(Op.EQ, 3, "Price", "decimal(9, 1)", 15)
+    assert bind_predicate("gt", "ts", "1970-01-01T00:00:01") == make_bound(Op.GT, 4, "ts", "timestamptz", 1_000_000)
+    assert bind_predicate("eq", "home.zip", 5) == make_bound(Op.EQ, 12, "home.zip", "int", 5)
+    assert bind_predicate("eq", "Price", "1.5") == make_bound(Op.EQ, 3, "Price", "decimal(9, 1)", 15)
 
 
 def test_binding_ignores_case_only_if_requested() -> None:
@@ -149,19 +149,19 @@ def test_unknown_column_is_a_bad_request_that_suggests_similar_names() -> None:
 
 @pytest.mark.parametrize("negated", [False, True])
 def test_null_checks_fold_when_no_value_can_be_null(negated: bool) -> None:
-    def null(name: str) -> Expression:
+    def bind_null_check(name: str) -> Expression:
         checked = {"type": "is-null", "term": name}
         return bind_json({"type": "not", "child": checked} if negated else checked)
 
     op = Op.NOT_NULL if negated else Op.IS_NULL
-    assert null("id") == null("home") == null("home.street") == Always(negated)
-    assert null("work.street") == make_bound(op, 14, "work.street", "string")
-    assert null("home.zip") == make_bound(op, 12, "home.zip", "int")
-    assert null("nothing") == Always(not negated)
-    assert null("work") == make_bound(op, 13, "work", "struct")
-    assert null("tags") == make_bound(op, 30, "tags", "map")
-    assert null("anything") == make_bound(op, 41, "anything", "variant")
-    assert null("future") == make_bound(op, 42, "future", "interval")
+    assert bind_null_check("id") == bind_null_check("home") == bind_null_check("home.street") == Always(negated)
+    assert bind_null_check("work.street") == make_bound(op, 14, "work.street", "string")
+    assert bind_null_check("home.zip") == make_bound(op, 12, "home.zip", "int")
+    assert bind_null_check("nothing") == Always(not negated)
+    assert bind_null_check("work") == make_bound(op, 13, "work", "struct")
+    assert bind_null_check("tags") == make_bound(op, 30, "tags", "map")
+    assert bind_null_check("anything") == make_bound(op, 41, "anything", "variant")
+    assert bind_null_check("future") == make_bound(op, 42, "future", "interval")
 
 
 def test_columns_inside_lists_and_maps_are_bound_but_decide_nothing() -> None:
@@ -237,27 +237,27 @@ def test_transform_unsuitable_for_the_column_is_a_bad_request(transform: str, na
 
 
 def test_in_lists_are_sorted_deduplicated_and_simplified() -> None:
-    def among(op: str, name: str, *values: object) -> Expression:
+    def bind_in_list(op: str, name: str, *values: object) -> Expression:
         return bind_json({"type": op, "term": name, "values": list(values)})
 
-    assert among("in", "small", 7, "5", 5, 2**40, 6.5) == make_bound(Op.IN, 2, "small", "int", 5, 7)
-    assert among("in", "small", 5, 5) == make_bound(Op.EQ, 2, "small", "int", 5)
-    assert among("not-in", "small", 5, -(2**40)) == make_bound(Op.NOT_EQ, 2, "small", "int", 5)
-    assert among("in", "small") == among("in", "small", 2**40) == FALSE
-    assert among("not-in", "small") == among("not-in", "small", 2**40) == TRUE
-    zeros = among("in", "score", 0.0, -0.0, 0.0)
+    assert bind_in_list("in", "small", 7, "5", 5, 2**40, 6.5) == make_bound(Op.IN, 2, "small", "int", 5, 7)
+    assert bind_in_list("in", "small", 5, 5) == make_bound(Op.EQ, 2, "small", "int", 5)
+    assert bind_in_list("not-in", "small", 5, -(2**40)) == make_bound(Op.NOT_EQ, 2, "small", "int", 5)
+    assert bind_in_list("in", "small") == bind_in_list("in", "small", 2**40) == FALSE
+    assert bind_in_list("not-in", "small") == bind_in_list("not-in", "small", 2**40) == TRUE
+    zeros = bind_in_list("in", "score", 0.0, -0.0, 0.0)
     assert isinstance(zeros, Bound)
     assert [str(value) for value in zeros.values] == ["-0.0", "0.0"]
 
 
 def test_bound_predicates_never_contain_an_infinity() -> None:
     largest = (2 - 2**-23) * 2.0**127
-    assert predicate("lt", "score", "Infinity") == make_bound(Op.LT_EQ, 6, "score", "float", largest)
-    assert predicate("gt-eq", "score", 1e39) == make_bound(Op.GT, 6, "score", "float", largest)
-    assert predicate("lt-eq", "score", "-Infinity") == make_bound(Op.LT, 6, "score", "float", -largest)
-    assert predicate("lt", "score", "-Infinity") == FALSE
+    assert bind_predicate("lt", "score", "Infinity") == make_bound(Op.LT_EQ, 6, "score", "float", largest)
+    assert bind_predicate("gt-eq", "score", 1e39) == make_bound(Op.GT, 6, "score", "float", largest)
+    assert bind_predicate("lt-eq", "score", "-Infinity") == make_bound(Op.LT, 6, "score", "float", -largest)
+    assert bind_predicate("lt", "score", "-Infinity") == FALSE
     # NaN is above infinity in Spark.
-    assert predicate("gt", "score", "Infinity") == make_bound(Op.IS_NAN, 6, "score", "float")
+    assert bind_predicate("gt", "score", "Infinity") == make_bound(Op.IS_NAN, 6, "score", "float")
 
 
 def test_binding_a_bound_expression_again_changes_nothing() -> None:
@@ -276,17 +276,17 @@ Exact = Any
 """None, bool, str, bytes, a float's NaN or infinity, or a Fraction; times are in nanoseconds."""
 
 
-def exact(number: float) -> Exact:
+def to_exact(number: float) -> Exact:
     return Fraction(number) if math.isfinite(number) else number
 
 
 def round_to_float(number: float) -> Exact:
     """Return the value of a double in a float column, or the double itself if it rounds to no finite float."""
     single = ctypes.c_float(number).value
-    return exact(single) if math.isfinite(single) else exact(number)
+    return to_exact(single) if math.isfinite(single) else to_exact(number)
 
 
-def moment(seconds: int, nanos: int, zone: str) -> tuple[object, Exact]:
+def build_moment(seconds: int, nanos: int, zone: str) -> tuple[object, Exact]:
     text = (EPOCH + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S")
     return f"{text}.{nanos:09d}{zone}", Fraction(seconds * SECOND + nanos)
 
@@ -315,14 +315,14 @@ COLUMNS: dict[str, tuple[int, str, st.SearchStrategy[tuple[object, Exact]], st.S
         "float",
         st.one_of(st.one_of(halves, tricky).map(lambda n: (n, round_to_float(n))), infinities),
         st.one_of(halves, tricky, st.sampled_from([math.inf, -math.inf, math.nan])).map(
-            lambda n: (ctypes.c_float(n).value, exact(ctypes.c_float(n).value))
+            lambda n: (ctypes.c_float(n).value, to_exact(ctypes.c_float(n).value))
         ),
     ),
     "d": (
         4,
         "double",
-        st.one_of(st.one_of(halves, tricky).map(lambda n: (n, exact(n))), infinities),
-        st.one_of(halves, tricky, st.sampled_from([math.inf, -math.inf, math.nan])).map(lambda n: (n, exact(n))),
+        st.one_of(st.one_of(halves, tricky).map(lambda n: (n, to_exact(n))), infinities),
+        st.one_of(halves, tricky, st.sampled_from([math.inf, -math.inf, math.nan])).map(lambda n: (n, to_exact(n))),
     ),
     "n": (
         5,
@@ -336,7 +336,7 @@ COLUMNS: dict[str, tuple[int, str, st.SearchStrategy[tuple[object, Exact]], st.S
         st.one_of(
             small.map(lambda n: (n, Fraction(n * 86_400 * SECOND))),
             small.map(lambda n: (str((EPOCH + timedelta(days=n)).date()), Fraction(n * 86_400 * SECOND))),
-            st.builds(moment, seconds, fractions, st.just("")),
+            st.builds(build_moment, seconds, fractions, st.just("")),
         ),
         small.map(lambda n: (n, Fraction(n * 86_400 * SECOND))),
     ),
@@ -345,7 +345,7 @@ COLUMNS: dict[str, tuple[int, str, st.SearchStrategy[tuple[object, Exact]], st.S
         "timestamptz",
         st.one_of(
             small.map(lambda n: (n, Fraction(n * 1000))),
-            st.builds(moment, seconds, fractions, st.sampled_from(["", "Z", "+00:00"])),
+            st.builds(build_moment, seconds, fractions, st.sampled_from(["", "Z", "+00:00"])),
         ),
         st.one_of(small, seconds.map(lambda n: n * 1_000_000)).map(lambda n: (n, Fraction(n * 1000))),
     ),
@@ -354,7 +354,7 @@ COLUMNS: dict[str, tuple[int, str, st.SearchStrategy[tuple[object, Exact]], st.S
         "timestamp_ns",
         st.one_of(
             small.map(lambda n: (n, Fraction(n * 1000))),
-            st.builds(moment, seconds, fractions, st.just("")),
+            st.builds(build_moment, seconds, fractions, st.just("")),
             st.sampled_from([(2**62, Fraction(2**62 * 1000)), ("0001-01-01", Fraction(-62_135_596_800 * SECOND))]),
         ),
         st.one_of(small, fractions).map(lambda n: (n, Fraction(n))),
@@ -380,7 +380,7 @@ Sent = tuple[Any, ...]
 """(op, name, [(JSON, meaning), …]) or ("and" | "or", left, right) or ("not", child) or (True | False,)."""
 
 
-def predicates_of(name: str) -> st.SearchStrategy[Sent]:
+def draw_predicates(name: str) -> st.SearchStrategy[Sent]:
     _, kind, literals, _ = COLUMNS[name]
     unary = ["is-null", "not-null", *(["is-nan", "not-nan"] if kind in ("float", "double") else [])]
     single = ["lt", "lt-eq", "gt", "gt-eq", "eq", "not-eq"]
@@ -393,7 +393,7 @@ def predicates_of(name: str) -> st.SearchStrategy[Sent]:
 
 
 filters = st.recursive(
-    st.one_of(st.sampled_from(sorted(COLUMNS)).flatmap(predicates_of), st.tuples(st.booleans())),
+    st.one_of(st.sampled_from(sorted(COLUMNS)).flatmap(draw_predicates), st.tuples(st.booleans())),
     lambda inner: st.one_of(st.tuples(st.sampled_from(["and", "or"]), inner, inner), st.tuples(st.just("not"), inner)),
     max_leaves=6,
 )

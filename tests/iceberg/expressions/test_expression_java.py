@@ -123,7 +123,7 @@ def java(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Java]:
         assert stdout is not None
         stdin.write(json.dumps(SCHEMA).encode() + b"\n")
 
-        def binds(filters: Sequence[Any]) -> list[Any]:
+        def bind_all(filters: Sequence[Any]) -> list[Any]:
             answers = []
             for start in range(0, len(filters), AT_ONCE):
                 batch = filters[start : start + AT_ONCE]
@@ -132,7 +132,7 @@ def java(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Java]:
                 answers += [json.loads(stdout.readline()) for _ in batch]
             return answers
 
-        yield binds
+        yield bind_all
         stdin.close()
 
 
@@ -140,10 +140,10 @@ def bind_as_json(filter_json: Any) -> Any:
     return expression_json(bind(parse_expression(filter_json), OURS, (OURS,), case_sensitive=True))
 
 
-def normal(kind: str, answer: Any) -> Any:
+def normalize(kind: str, answer: Any) -> Any:
     """Return Java's JSON in our form: digits of fractions and floats, and order of sets."""
 
-    def value(json_value: Any) -> Any:
+    def normalize_value(json_value: Any) -> Any:
         if kind == "float":
             return pytest.approx(json_value, rel=1e-7)
         if isinstance(json_value, str) and "time" in kind and "." in json_value:
@@ -155,8 +155,8 @@ def normal(kind: str, answer: Any) -> Any:
     if not isinstance(answer, dict):
         return answer
     if "values" in answer:
-        return {**answer, "values": sorted(value(item) for item in answer["values"])}
-    return {**answer, "value": value(answer["value"])} if "value" in answer else answer
+        return {**answer, "values": sorted(normalize_value(item) for item in answer["values"])}
+    return {**answer, "value": normalize_value(answer["value"])} if "value" in answer else answer
 
 
 COMPARISONS = ["lt", "lt-eq", "gt", "gt-eq", "eq", "not-eq"]
@@ -177,8 +177,8 @@ def test_java_binds_every_literal_to_the_same_value_and_reads_our_json(java: Jav
     for (kind, filter_json), seamark_text, first, second in zip(
         filters, seamark_texts, answers, second_java, strict=True
     ):
-        assert seamark_text == normal(kind, first), filter_json
-        assert seamark_text == normal(kind, second), filter_json
+        assert seamark_text == normalize(kind, first), filter_json
+        assert seamark_text == normalize(kind, second), filter_json
 
 
 def test_java_binds_every_set_to_the_same_values_and_reads_our_json(java: Java) -> None:
@@ -190,7 +190,7 @@ def test_java_binds_every_set_to_the_same_values_and_reads_our_json(java: Java) 
     for kind, seamark_text, first, second in zip(
         [kind for kind in kinds for _ in range(2)], seamark_texts, java(filters), java(seamark_texts), strict=True
     ):
-        assert normal(kind, seamark_text) == normal(kind, first) == normal(kind, second)
+        assert normalize(kind, seamark_text) == normalize(kind, first) == normalize(kind, second)
 
 
 def test_java_rejects_the_same_literals(java: Java) -> None:

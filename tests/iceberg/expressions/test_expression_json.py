@@ -125,7 +125,7 @@ def nest_expression(levels: int) -> Any:
     return nested
 
 
-def chain(links: int, side: str) -> Any:
+def build_chain(links: int, side: str) -> Any:
     nested: Any = A_JSON
     other = "left" if side == "right" else "right"
     for _ in range(links):
@@ -143,11 +143,11 @@ def test_expression_nesting_is_limited() -> None:
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_chain_of_thousands_is_flattened_in_order(side: str) -> None:
-    parsed = parse_expression(chain(50_000, side))
+    parsed = parse_expression(build_chain(50_000, side))
     assert isinstance(parsed, Or)
     assert parsed.children == ((A, *[B] * 50_000) if side == "left" else (*[B] * 50_000, A))
     with pytest.raises(BadRequest) as error:
-        parse_expression({"type": "or", "left": chain(50_000, "right"), "right": {"type": "x"}})
+        parse_expression({"type": "or", "left": build_chain(50_000, "right"), "right": {"type": "x"}})
     assert len(error.value.message) < 400
 
 
@@ -157,7 +157,7 @@ def test_nodes_and_values_share_one_limit() -> None:
     with pytest.raises(BadRequest, match="more than 99"):
         parse_expression(filter_json, nodes_max=99)
     with pytest.raises(BadRequest, match="more than 50"):
-        parse_expression(chain(50, "left"), nodes_max=50)
+        parse_expression(build_chain(50, "left"), nodes_max=50)
 
 
 def test_long_chain_is_written_as_a_shallow_tree() -> None:
@@ -209,13 +209,13 @@ trees = st.recursive(
 )
 
 
-def in_any_order(value: Any) -> Any:
+def sort_in_lists(value: Any) -> Any:
     """Return the expression with sorted IN lists, because PyIceberg keeps them as sets."""
     if isinstance(value, list):
-        return [in_any_order(item) for item in value]
+        return [sort_in_lists(item) for item in value]
     if isinstance(value, dict):
         return {
-            name: sorted(inner, key=repr) if name == "values" else in_any_order(inner) for name, inner in value.items()
+            name: sorted(inner, key=repr) if name == "values" else sort_in_lists(inner) for name, inner in value.items()
         }
     return value
 
@@ -226,7 +226,7 @@ def test_pyiceberg_expressions_survive_a_round_trip(tree: iceberg.BooleanExpress
     reparsed = iceberg.BooleanExpression.model_validate(expression_json(parse_expression(sent_json)))
     # A flattened chain is written as a balanced tree: the same predicates in the same order under the same junctions.
     parsed_again = parse_expression(json.loads(reparsed.model_dump_json(by_alias=True)))
-    assert in_any_order(expression_json(parsed_again)) == in_any_order(expression_json(parse_expression(sent_json)))
+    assert sort_in_lists(expression_json(parsed_again)) == sort_in_lists(expression_json(parse_expression(sent_json)))
     if not isinstance(tree, iceberg.And | iceberg.Or | iceberg.Not):
         assert reparsed == tree
 

@@ -245,7 +245,7 @@ def test_any_json_is_read_as_a_literal_or_is_a_bad_request(kind: str, json: obje
     assert isinstance(literal, bool | int | float | bytes | Above | Below | Between)
 
 
-def _single(value: float) -> float:
+def _round_to_single(value: float) -> float:
     return ctypes.c_float(value).value
 
 
@@ -260,5 +260,9 @@ def test_decimal_for_a_float_column_has_trinos_value(unscaled: int, scale: int, 
         values = [str(convert_literal(TypedLiteral("number", text), kind)[0])]
     except AmbiguousRounding as apart:
         values = list(apart.values)
-    of_trino = _single(_single(unscaled) / _single(10**scale)) if single else float(unscaled) / float(10**scale)
-    assert of_trino in [_single(float(value)) if single else float(value) for value in values]
+    of_trino = (
+        _round_to_single(_round_to_single(unscaled) / _round_to_single(10**scale))
+        if single
+        else float(unscaled) / float(10**scale)
+    )
+    assert of_trino in [_round_to_single(float(value)) if single else float(value) for value in values]

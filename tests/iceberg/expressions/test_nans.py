@@ -45,7 +45,7 @@ def test_random_expressions_match_the_rows_that_spark_matches() -> None:
     rng = random.Random(1)
     values = (math.nan, 2.0, 3.0, 4.0)
     for _ in range(2000):
-        expression = _random(rng, 3)
+        expression = _draw_expression(rng, 3)
         widened_filter = add_nan(expression)
         for x in values:
             for y in values:
@@ -57,9 +57,9 @@ def test_random_expressions_match_the_rows_that_spark_matches() -> None:
                     )
 
 
-def _random(rng: random.Random, depth: int) -> Expression:
+def _draw_expression(rng: random.Random, depth: int) -> Expression:
     if depth and rng.random() < 0.6:
-        children = [_random(rng, depth - 1) for _ in range(rng.randint(1, 3))]
+        children = [_draw_expression(rng, depth - 1) for _ in range(rng.randint(1, 3))]
         return (all_of if rng.random() < 0.5 else any_of)(*children)
     column, op = rng.randint(1, 2), rng.choice((Op.GT, Op.GT_EQ, Op.LT, Op.LT_EQ, Op.EQ, Op.NOT_EQ, Op.IS_NAN))
     values = () if op is Op.IS_NAN else (3.0,)

@@ -18,15 +18,15 @@ from tests.iceberg.expressions.predicates import (
     COLUMNS,
     DAY,
     TRANSFORMS,
-    expressions,
+    compute_partition,
+    draw_expression,
+    draw_predicate,
+    draw_spec,
+    draw_values_of,
     holds,
     matches,
     order_like_java,
     order_like_python,
-    partition_of,
-    predicates,
-    specs,
-    values_of,
 )
 from tests.seeds import examples
 
@@ -53,18 +53,18 @@ def format_expression(expression: Expression) -> str:
 
 
 @st.composite
-def row_of(draw: st.DrawFn, columns: dict[int, str]) -> dict[int, Value | None]:
-    return {column: draw(st.none() | values_of(kind)) for column, kind in columns.items()}
+def draw_row(draw: st.DrawFn, columns: dict[int, str]) -> dict[int, Value | None]:
+    return {column: draw(st.none() | draw_values_of(kind)) for column, kind in columns.items()}
 
 
 @given(st.data())
 @settings(max_examples=examples(EXAMPLES))
 def test_partition_of_a_matching_row_satisfies_the_inclusive_projection(data: st.DataObject) -> None:
     columns = data.draw(st.sampled_from(sorted(COLUMNS)).map(lambda column: {column: COLUMNS[column], 99: "int"}))
-    row, partition_fields = data.draw(row_of(columns)), data.draw(specs(columns))
-    expression = data.draw(expressions(columns))
+    row, partition_fields = data.draw(draw_row(columns)), data.draw(draw_spec(columns))
+    expression = data.draw(draw_expression(columns))
     assume(matches(expression, row, order_like_java) or matches(expression, row, order_like_python))
-    partition = partition_of(partition_fields, columns, row, old=data.draw(st.booleans()))
+    partition = compute_partition(partition_fields, columns, row, old=data.draw(st.booleans()))
     projected = project_inclusive(expression, partition_fields)
     assert may_match(projected, dict(zip((1000, 1001, 1002), partition, strict=False))), format_expression(projected)
 
@@ -74,11 +74,11 @@ def test_partition_of_a_matching_row_satisfies_the_inclusive_projection(data: st
 def test_row_matches_when_its_partition_satisfies_the_strict_projection(data: st.DataObject) -> None:
     columns = data.draw(st.sampled_from(sorted(COLUMNS)).map(lambda column: {column: COLUMNS[column]}))
     row, partition_fields, request = (
-        data.draw(row_of(columns)),
-        data.draw(specs(columns)),
-        data.draw(predicates(columns)),
+        data.draw(draw_row(columns)),
+        data.draw(draw_spec(columns)),
+        data.draw(draw_predicate(columns)),
     )
-    partition = partition_of(partition_fields, columns, row, old=data.draw(st.booleans()))
+    partition = compute_partition(partition_fields, columns, row, old=data.draw(st.booleans()))
     projected = project_strict(request, partition_fields)
     assume(must_match(projected, dict(zip((1000, 1001, 1002), partition, strict=False))))
     assert matches(request, row, order_like_java), format_expression(projected)
@@ -247,10 +247,10 @@ ORDERED = [
 @settings(max_examples=examples(EXAMPLES))
 def test_predicate_on_a_transform_is_rewritten_on_its_source(data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(sorted(TRANSFORMS)))
-    query = data.draw(predicates({1: kind}).filter(lambda made: made.transform != "identity"))
-    row = {1: data.draw(st.none() | values_of(kind))}
+    query = data.draw(draw_predicate({1: kind}).filter(lambda made: made.transform != "identity"))
+    row = {1: data.draw(st.none() | draw_values_of(kind))}
     ranges = source_ranges(query)
-    assert all(leaf.transform == "identity" and leaf.result == kind for leaf in leaves(ranges))
+    assert all(leaf.transform == "identity" and leaf.result == kind for leaf in list_leaves(ranges))
     expected = matches(query, row, order_like_python)
     if (kind, query.transform) in ORDERED:
         assert matches(ranges, row, order_like_python) == expected, format_expression(ranges)
@@ -258,9 +258,9 @@ def test_predicate_on_a_transform_is_rewritten_on_its_source(data: st.DataObject
         assert matches(ranges, row, order_like_python) or not expected, format_expression(ranges)
 
 
-def leaves(expression: Expression) -> list[Bound]:
+def list_leaves(expression: Expression) -> list[Bound]:
     if isinstance(expression, And | Or):
-        return [leaf for child in expression.children for leaf in leaves(child)]
+        return [leaf for child in expression.children for leaf in list_leaves(child)]
     return [expression] if isinstance(expression, Bound) else []
 
 
@@ -268,21 +268,21 @@ def leaves(expression: Expression) -> list[Bound]:
 @settings(max_examples=examples(EXAMPLES))
 def test_source_bounds_prune_as_much_as_javas_transformed_bounds(data: st.DataObject) -> None:
     kind, transform = data.draw(st.sampled_from(ORDERED))
-    query = data.draw(predicates({1: kind}).filter(lambda made: made.transform == transform))
-    lower, upper = sorted([data.draw(values_of(kind)), data.draw(values_of(kind))])
+    query = data.draw(draw_predicate({1: kind}).filter(lambda made: made.transform == transform))
+    lower, upper = sorted([data.draw(draw_values_of(kind)), data.draw(draw_values_of(kind))])
     first, last = apply(transform, kind, lower), apply(transform, kind, upper)
     assume(first <= last)  # type: ignore[operator]
-    assume(not wraps(transform, kind))
+    assume(not is_wrapping(transform, kind))
     for nulls in (False, True):
-        if bounds_keep(source_ranges(query), lower, upper, nulls):
-            assert java_keeps(query, first, last, nulls), format_expression(source_ranges(query))
+        if is_kept_by_bounds(source_ranges(query), lower, upper, nulls):
+            assert is_kept_by_java(query, first, last, nulls), format_expression(source_ranges(query))
 
 
-def wraps(transform: str, kind: str) -> bool:
+def is_wrapping(transform: str, kind: str) -> bool:
     return (transform == "hour" and kind == "timestamp") or (transform == "truncate[10]" and kind != "decimal(9, 2)")
 
 
-def java_keeps(bound: Bound, lower: Any, upper: Any, nulls: bool) -> bool:
+def is_kept_by_java(bound: Bound, lower: Any, upper: Any, nulls: bool) -> bool:
     """Return the answer of `InclusiveMetricsEvaluator` for a column with some values and maybe nulls."""
     value: Any = bound.values[0] if bound.values else None
     constant = not nulls and lower == upper
@@ -302,18 +302,18 @@ def java_keeps(bound: Bound, lower: Any, upper: Any, nulls: bool) -> bool:
     }[bound.op]()
 
 
-def bounds_keep(expression: Expression, lower: Any, upper: Any, nulls: bool) -> bool:
+def is_kept_by_bounds(expression: Expression, lower: Any, upper: Any, nulls: bool) -> bool:
     if isinstance(expression, Always):
         return expression.value
     if isinstance(expression, And):
-        return all(bounds_keep(child, lower, upper, nulls) for child in expression.children)
+        return all(is_kept_by_bounds(child, lower, upper, nulls) for child in expression.children)
     if isinstance(expression, Or):
-        return any(bounds_keep(child, lower, upper, nulls) for child in expression.children)
+        return any(is_kept_by_bounds(child, lower, upper, nulls) for child in expression.children)
     assert isinstance(expression, Bound)
     if expression.op == Op.STARTS_WITH:
         width = len(expression.values[0])  # type: ignore[arg-type]
         return bool(lower[:width] <= expression.values[0] <= upper[:width])
-    return java_keeps(expression, lower, upper, nulls)
+    return is_kept_by_java(expression, lower, upper, nulls)
 
 
 def test_large_value_list_is_projected_to_one_range_or_nothing() -> None:

@@ -45,7 +45,13 @@ from seamark.formats.iceberg.expressions.expression import FALSE, TRUE, Always, 
 from seamark.formats.iceberg.expressions.projection import project_inclusive
 from seamark.formats.iceberg.expressions.residuals import Residuals
 from seamark.formats.iceberg.metadata.partition import PartitionSpec
-from tests.iceberg.expressions.predicates import by_field, expressions, partition_of, predicates, specs
+from tests.iceberg.expressions.predicates import (
+    compute_partition,
+    draw_expression,
+    draw_predicate,
+    draw_spec,
+    index_by_field,
+)
 from tests.seeds import examples
 
 TYPES: dict[str, tuple[IcebergType, Any]] = {
@@ -97,7 +103,7 @@ PREDICATES: dict[Op, Any] = {
     Op.NOT_STARTS_WITH: pyiceberg_expressions.NotStartsWith,
 }
 
-SPECS = specs(COLUMNS).filter(lambda spec: all(field.transform != "truncate[2147483647]" for field in spec.fields))
+SPECS = draw_spec(COLUMNS).filter(lambda spec: all(field.transform != "truncate[2147483647]" for field in spec.fields))
 
 
 def to_pyiceberg(expression: Expression) -> pyiceberg_expressions.BooleanExpression:
@@ -116,7 +122,7 @@ def to_pyiceberg(expression: Expression) -> pyiceberg_expressions.BooleanExpress
     return result
 
 
-def their_spec(spec: PartitionSpec) -> TheirSpec:
+def to_pyiceberg_spec(spec: PartitionSpec) -> TheirSpec:
     return TheirSpec(
         *(
             TheirField(field.sources[0], field.field_id, parse_transform(field.transform), field.name)
@@ -125,7 +131,7 @@ def their_spec(spec: PartitionSpec) -> TheirSpec:
     )
 
 
-def their_record(spec: PartitionSpec, partition: tuple[Any, ...]) -> Record:
+def to_pyiceberg_record(spec: PartitionSpec, partition: tuple[Any, ...]) -> Record:
     values = []
     for field, value in zip(spec.fields, partition, strict=True):
         kind = COLUMNS[field.sources[0]]
@@ -137,7 +143,7 @@ def their_record(spec: PartitionSpec, partition: tuple[Any, ...]) -> Record:
 def draw_partition(data: st.DataObject, spec: PartitionSpec, nulls: bool) -> tuple[Any, ...]:
     values = {column: st.none() | VALUES[kind] if nulls else VALUES[kind] for column, kind in COLUMNS.items()}
     row = {column: data.draw(values[column]) for column in sorted({field.sources[0] for field in spec.fields})}
-    return partition_of(spec, COLUMNS, row, old=False)
+    return compute_partition(spec, COLUMNS, row, old=False)
 
 
 @given(st.data())
@@ -145,13 +151,13 @@ def draw_partition(data: st.DataObject, spec: PartitionSpec, nulls: bool) -> tup
 def test_partitions_that_pyiceberg_skips_are_skipped(data: st.DataObject) -> None:
     spec = data.draw(SPECS)
     columns = {field.sources[0]: COLUMNS[field.sources[0]] for field in spec.fields}
-    expression = data.draw(expressions(columns, terms=False, values=VALUES))
+    expression = data.draw(draw_expression(columns, terms=False, values=VALUES))
     partition = draw_partition(data, spec, nulls=True)
     assume(may_match(project_inclusive(expression, spec), dict(zip((1000, 1001, 1002), partition, strict=False))))
-    projected = inclusive_projection(SCHEMA, their_spec(spec))(to_pyiceberg(expression))
-    struct = Schema(*their_spec(spec).partition_type(SCHEMA).fields)
+    projected = inclusive_projection(SCHEMA, to_pyiceberg_spec(spec))(to_pyiceberg(expression))
+    struct = Schema(*to_pyiceberg_spec(spec).partition_type(SCHEMA).fields)
     evaluate = expression_evaluator(struct, projected, case_sensitive=True)
-    assert evaluate(their_record(spec, partition)), projected
+    assert evaluate(to_pyiceberg_record(spec, partition)), projected
 
 
 @given(st.data())
@@ -159,11 +165,11 @@ def test_partitions_that_pyiceberg_skips_are_skipped(data: st.DataObject) -> Non
 def test_predicates_that_pyicebergs_residual_decides_are_decided(data: st.DataObject) -> None:
     spec = data.draw(SPECS)
     columns = {field.sources[0]: COLUMNS[field.sources[0]] for field in spec.fields}
-    query = data.draw(predicates(columns, terms=False, values=VALUES))
+    query = data.draw(draw_predicate(columns, terms=False, values=VALUES))
     partition = draw_partition(data, spec, nulls=False)
-    evaluator = residual_evaluator_of(their_spec(spec), to_pyiceberg(query), case_sensitive=True, schema=SCHEMA)
-    expected = evaluator.residual_for(their_record(spec, partition))
-    residual = Residuals(query, spec)(by_field(spec, partition))
+    evaluator = residual_evaluator_of(to_pyiceberg_spec(spec), to_pyiceberg(query), case_sensitive=True, schema=SCHEMA)
+    expected = evaluator.residual_for(to_pyiceberg_record(spec, partition))
+    residual = Residuals(query, spec)(index_by_field(spec, partition))
     if isinstance(expected, pyiceberg_expressions.AlwaysTrue):
         assert residual == TRUE
     if isinstance(expected, pyiceberg_expressions.AlwaysFalse):

@@ -86,12 +86,12 @@ def append(draw: st.DrawFn, m: TableMetadata) -> list[Json]:
     return [update, set_ref(snapshot_id, draw(st.sampled_from(["main", "dev"])))]
 
 
-def some_snapshot(draw: st.DrawFn, m: TableMetadata) -> int:
+def draw_snapshot_id(draw: st.DrawFn, m: TableMetadata) -> int:
     return draw(st.sampled_from([s.snapshot_id for s in m.snapshots]))
 
 
-def statistics(draw: st.DrawFn, m: TableMetadata) -> list[Json]:
-    snapshot_id = some_snapshot(draw, m)
+def draw_statistics(draw: st.DrawFn, m: TableMetadata) -> list[Json]:
+    snapshot_id = draw_snapshot_id(draw, m)
     document = {
         "snapshot-id": snapshot_id,
         "statistics-path": f"s3://lake/{draw(st.integers(0, 99))}",
@@ -135,10 +135,10 @@ def draw_commit(draw: st.DrawFn, m: TableMetadata) -> list[Json]:
         choices.append(lambda: [{"action": "remove-partition-specs", "spec-ids": [draw(st.sampled_from(old_specs))]}])
     if m.snapshots:
         choices += [
-            lambda: statistics(draw, m),
-            lambda: [set_ref(some_snapshot(draw, m), name, "tag", **{"max-ref-age-ms": 5})],
-            lambda: [set_ref(some_snapshot(draw, m), "main")],
-            lambda: [{"action": "remove-snapshots", "snapshot-ids": [some_snapshot(draw, m)]}],
+            lambda: draw_statistics(draw, m),
+            lambda: [set_ref(draw_snapshot_id(draw, m), name, "tag", **{"max-ref-age-ms": 5})],
+            lambda: [set_ref(draw_snapshot_id(draw, m), "main")],
+            lambda: [{"action": "remove-snapshots", "snapshot-ids": [draw_snapshot_id(draw, m)]}],
             lambda: [{"action": "remove-snapshot-ref", "ref-name": draw(st.sampled_from([*m.refs, "main"]))}],
         ]
     if m.statistics:
@@ -147,7 +147,7 @@ def draw_commit(draw: st.DrawFn, m: TableMetadata) -> list[Json]:
     return updates
 
 
-def comparable(m: Theirs, *, expired: bool) -> dict[str, Any]:
+def to_comparable(m: Theirs, *, expired: bool) -> dict[str, Any]:
     document = {name: getattr(m, name) for name in type(m).model_fields}
     document.pop("last_updated_ms")
     # PyIceberg does not update version 1's older names, and reads them only if the new names are missing.
@@ -172,7 +172,9 @@ def test_every_commit_produces_the_metadata_of_pyiceberg(version: int, data: st.
         before = TableMetadataUtil.parse_raw(encode_table(m).decode())
         expected_metadata = update_table_metadata(before, tuple(UPDATE.validate_python(update) for update in updates))
         m = apply_json(m, updates, now_ms=m.last_updated_ms + 10)
-        ours = TableMetadataUtil.parse_raw(encode_table(m).decode())
+        own_metadata = TableMetadataUtil.parse_raw(encode_table(m).decode())
         expired = updates[0]["action"] == "remove-snapshots"
-        assert comparable(ours, expired=expired) == comparable(expected_metadata, expired=expired), updates
+        assert to_comparable(own_metadata, expired=expired) == to_comparable(expected_metadata, expired=expired), (
+            updates
+        )
     assert m.last_updated_ms >= NOW

@@ -20,16 +20,16 @@ from seamark.formats.iceberg.types.values import Value
 from tests.iceberg.expressions.predicates import (
     COLUMNS,
     DAY,
-    by_field,
-    expressions,
+    compute_partition,
+    draw_expression,
+    draw_predicate,
+    draw_spec,
+    draw_values_of,
     holds,
+    index_by_field,
     matches,
     order_like_java,
     order_like_python,
-    partition_of,
-    predicates,
-    specs,
-    values_of,
 )
 from tests.seeds import examples
 
@@ -47,10 +47,10 @@ def compute_residual(expression: Expression, transform: str, value: Value | None
 @settings(max_examples=examples(200))
 def test_residual_agrees_with_the_filter_on_each_row_of_the_partition(data: st.DataObject) -> None:
     columns = {column: COLUMNS[column] for column in data.draw(st.sets(st.sampled_from(sorted(COLUMNS)), min_size=1))}
-    spec, expression = data.draw(specs(columns)), data.draw(expressions(columns))
-    row = {column: data.draw(st.none() | values_of(kind)) for column, kind in columns.items()}
-    partition = partition_of(spec, columns, row, old=data.draw(st.booleans()))
-    residual = Residuals(expression, spec)(by_field(spec, partition))
+    spec, expression = data.draw(draw_spec(columns)), data.draw(draw_expression(columns))
+    row = {column: data.draw(st.none() | draw_values_of(kind)) for column, kind in columns.items()}
+    partition = compute_partition(spec, columns, row, old=data.draw(st.booleans()))
+    residual = Residuals(expression, spec)(index_by_field(spec, partition))
     for order in (order_like_java, order_like_python):
         assert matches(residual, row, order) == matches(expression, row, order), residual
 
@@ -140,8 +140,8 @@ def test_nan_is_less_than_no_value_and_differs_from_all() -> None:
 @settings(max_examples=examples(200))
 def test_single_value_is_decided_only_if_all_clients_agree(data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(sorted(COLUMNS.values())))
-    query = data.draw(predicates({1: kind}, terms=False))
-    value: Any = data.draw(st.none() | values_of(kind))
+    query = data.draw(draw_predicate({1: kind}, terms=False))
+    value: Any = data.draw(st.none() | draw_values_of(kind))
     javas, pythons = holds(query, value, order_like_java), holds(query, value, order_like_python)
     assert evaluate(query, value) == (javas if javas == pythons else None)
     assert may_match(query, {1: value}) == (javas or pythons)
@@ -158,16 +158,16 @@ def test_residual_uses_only_names_of_the_current_schema() -> None:
     """Java binds it by name: after a rename, the old name is unknown or, worse, belongs to another column."""
     schema = Schema((Field(1, "x", False, "int"), Field(2, "renamed", False, "int"), Field(4, "old", False, "int")))
 
-    def equals_on(column_id: int, name: str) -> Bound:
+    def build_equality(column_id: int, name: str) -> Bound:
         return Bound(Op.EQ, column_id, name, "int", "identity", "int", (5,))
 
     kept_field, renamed_field, replaced, dropped = (
-        equals_on(1, "x"),
-        equals_on(2, "before"),
-        equals_on(3, "old"),
-        equals_on(9, "gone"),
+        build_equality(1, "x"),
+        build_equality(2, "before"),
+        build_equality(3, "old"),
+        build_equality(9, "gone"),
     )
-    both_conditions = And((kept_field, equals_on(4, "old")))
+    both_conditions = And((kept_field, build_equality(4, "old")))
     assert make_bindable(both_conditions, schema) is both_conditions
     for other in (renamed_field, replaced, dropped):
         assert make_bindable(other, schema) == TRUE

@@ -141,7 +141,7 @@ def table() -> Iterator[tuple[duckdb.DuckDBPyConnection, list[Row]]]:
 # Random predicates
 
 
-def literal(rng: random.Random, name: str) -> Sql:
+def draw_literal(rng: random.Random, name: str) -> Sql:
     """Return a literal suitable for a column; `used` is False if it is rounded or engines convert it."""
     literal_value = draw_value(rng, name)
     if literal_value is None:
@@ -210,7 +210,7 @@ def quote_name(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def column(rng: random.Random) -> tuple[str, Sql]:
+def draw_column(rng: random.Random) -> tuple[str, Sql]:
     """Return a column whose literals are suitable, and the name to use for it."""
     shape = rng.random()
     if shape < 0.05:
@@ -223,14 +223,14 @@ def column(rng: random.Random) -> tuple[str, Sql]:
     return name, make_same(rng.choice([name, name.upper(), f'"{name}"']))
 
 
-def predicate(rng: random.Random, depth: int = 0) -> Sql:
+def draw_predicate(rng: random.Random, depth: int = 0) -> Sql:
     shape = rng.random()
     if depth < 3 and shape < 0.35:
-        left, right = predicate(rng, depth + 1), predicate(rng, depth + 1)
+        left, right = draw_predicate(rng, depth + 1), draw_predicate(rng, depth + 1)
         return join_predicates(f"({{}}) {rng.choice(['AND', 'OR', 'and'])} ({{}})", left, right)
     if depth < 3 and shape < 0.5:
-        return join_predicates("NOT ({})", predicate(rng, depth + 1))
-    return leaf(rng)
+        return join_predicates("NOT ({})", draw_predicate(rng, depth + 1))
+    return draw_leaf(rng)
 
 
 def join_predicates(shape: str, *parts: Sql) -> Sql:
@@ -241,30 +241,30 @@ def join_predicates(shape: str, *parts: Sql) -> Sql:
     )
 
 
-def leaf(rng: random.Random) -> Sql:
-    kind, name = column(rng)
+def draw_leaf(rng: random.Random) -> Sql:
+    kind, name = draw_column(rng)
     shape = rng.random()
     if shape < 0.4:
-        sides = [name, literal(rng, kind)]
+        sides = [name, draw_literal(rng, kind)]
         if rng.random() < 0.3:
             sides.reverse()
         return join_predicates(f"{{}} {rng.choice(['=', '<>', '!=', '<', '<=', '>', '>='])} {{}}", *sides)
     if shape < 0.5:
         words = rng.choice(["BETWEEN", "NOT BETWEEN"])
-        return join_predicates(f"{{}} {words} {{}} AND {{}}", name, literal(rng, kind), literal(rng, kind))
+        return join_predicates(f"{{}} {words} {{}} AND {{}}", name, draw_literal(rng, kind), draw_literal(rng, kind))
     if shape < 0.6:
-        literals = [literal(rng, kind) for _ in range(rng.randint(1, 4))]
+        literals = [draw_literal(rng, kind) for _ in range(rng.randint(1, 4))]
         return join_predicates(
             f"{{}} {rng.choice(['IN', 'NOT IN'])} ({', '.join(['{}'] * len(literals))})", name, *literals
         )
     if shape < 0.68:
         return join_predicates(f"{{}} IS {rng.choice(['', 'NOT '])}NULL", name)
     if shape < 0.73:
-        return join_predicates(f"{{}} IS {rng.choice(['', 'NOT '])}DISTINCT FROM {{}}", name, literal(rng, kind))
+        return join_predicates(f"{{}} IS {rng.choice(['', 'NOT '])}DISTINCT FROM {{}}", name, draw_literal(rng, kind))
     if shape < 0.78:
         return make_same(f"b {rng.choice(['', 'IS TRUE', 'IS NOT TRUE', 'IS FALSE', 'IS NOT FALSE', '= TRUE'])}")
     if shape < 0.86:
-        return like(rng)
+        return draw_like(rng)
     if shape < 0.9:
         day = draw_value(rng, "day") or EPOCH
         called = rng.choice(["CAST(ts AS DATE)", "CAST(day AS DATE)", "CAST(tz AS DATE)"])
@@ -295,7 +295,7 @@ UNUSED = (
 )
 
 
-def like(rng: random.Random) -> Sql:
+def draw_like(rng: random.Random) -> Sql:
     words = rng.choice(["LIKE", "NOT LIKE"])
     pattern = rng.choice(["a%", "a", "%", "ab%", "a%%", "é%", "", "a\\%%", "A%"])
     if pattern == "a\\%%":
@@ -316,7 +316,7 @@ def evaluate_sql(text: str, rows: list[Row]) -> tuple[set[int], tuple[str, ...]]
 
 def compare_with_duckdb(seed: int, db: duckdb.DuckDBPyConnection, rows: list[Row]) -> bool:
     """Compare one random predicate with DuckDB, and return whether all of it was used."""
-    sql = predicate(random.Random(seed))
+    sql = draw_predicate(random.Random(seed))
     actual_numbers = {number for (number,) in db.execute(f"SELECT n FROM rows WHERE {sql.duck}").fetchall()}
     kept_rows, unused = evaluate_sql(sql.ours, rows)
     context = f"seed {seed}: {sql.ours}\nDuckDB {sorted(actual_numbers)}\nours {sorted(kept_rows)}\nunused {unused}"

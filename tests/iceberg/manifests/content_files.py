@@ -18,8 +18,8 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.table_json import decode_table
 from seamark.formats.iceberg.types import values
 from seamark.formats.runtime.errors import BadRequest
-from tests.planner.lakes.kinds import FLOATS, V3_ONLY, draw_pool, random_kind, strip_parameters, to_bytes, widen_kind
-from tests.planner.lakes.partitioning import apply, infer_result_kind, random_transform
+from tests.planner.lakes.kinds import FLOATS, V3_ONLY, draw_kind, draw_pool, strip_parameters, to_bytes, widen_kind
+from tests.planner.lakes.partitioning import apply, draw_transform, infer_result_kind
 
 UUID = "9c12d441-03fe-4693-9a96-a0705ddf69c1"
 NAMES = ["id", "a b", "ä€𝄞", "1st", "x.y", "day", "漢字", "a_x20b", "-", "\x00", 'quote"d', "__"]
@@ -39,13 +39,13 @@ class Case:
         """
         self.seed, self.version = seed, version
         self.rng = rng = random.Random(seed)
-        self.kinds = {i: random_kind(rng, version) for i in range(1, rng.randint(2, 9))}
+        self.kinds = {i: draw_kind(rng, version) for i in range(1, rng.randint(2, 9))}
         self.values = {column: draw_pool(rng, kind, 6) for column, kind in self.kinds.items()}
         self.fields: list[tuple[int, int, str, str]] = []
         names = rng.sample([name for name in NAMES if name not in avoided], 4)
         for i in range(rng.choice([0, 1, 1, 2, 3, 4])):
             source = rng.choice(list(self.kinds))
-            transform = random_transform(rng, self.kinds[source], self.values[source], void=True)
+            transform = draw_transform(rng, self.kinds[source], self.values[source], void=True)
             if strip_parameters(infer_result_kind(transform, self.kinds[source])) not in avoided:
                 self.fields.append((1000 + i, source, transform, names[i]))
         # No field has the name of a column, which is only allowed for identity transforms.
@@ -129,13 +129,13 @@ class Case:
             file_size_in_bytes=size,
             key_metadata=rng.choice([None, None, b"\x00key"]),
             **fields,
-            **({} if vector else self.statistics()),
+            **({} if vector else self.build_statistics()),
         )
 
     def path(self, kind: str) -> str:
         return f"file:///t/{self.rng.choice(['data', 'ä ö', 'x=𝄞'])}/{kind}-{self.rng.getrandbits(60)}.parquet"
 
-    def statistics(self) -> dict[str, dict[int, Any] | None]:
+    def build_statistics(self) -> dict[str, dict[int, Any] | None]:
         rng = self.rng
         document: dict[str, dict[int, Any]] = {name: {} for name in STATISTICS}
         for column, kind in self.kinds.items():
@@ -193,7 +193,7 @@ STATISTICS = (
 )
 
 
-def contents(version: int) -> list[int]:
+def list_contents(version: int) -> list[int]:
     """Return the contents of files that tables of the format version may have."""
     return [0] if version == 1 else [0, 1, 2]
 
@@ -206,7 +206,7 @@ def replace_fields(file: ContentFile, **fields: Any) -> ContentFile:
     return ContentFile(**{name: getattr(file, name) for name in file.__struct_fields__} | fields)
 
 
-def live(entries: list[ManifestEntry]) -> list[ManifestEntry]:
+def list_live_entries(entries: list[ManifestEntry]) -> list[ManifestEntry]:
     return [entry for entry in entries if entry.status != DELETED]
 
 
@@ -218,7 +218,7 @@ def inherit_values(
     See the spec, "Sequence Number Inheritance" and "First Row ID Inheritance".
     """
     results = []
-    for entry in live(entries):
+    for entry in list_live_entries(entries):
         file, numbers = entry.file, (entry.sequence_number, entry.file_sequence_number)
         if version == 1:
             numbers = (0, 0)
@@ -234,24 +234,24 @@ def inherit_values(
     return results
 
 
-def comparable(value: Any) -> Any:
+def to_comparable(value: Any) -> Any:
     """Return a comparable form of the value: NaN equals itself, and zeros and types are distinct."""
     if isinstance(value, tuple):
-        return tuple(map(comparable, value))
+        return tuple(map(to_comparable, value))
     return (type(value).__name__, repr(value))
 
 
 def are_same(left: ManifestEntry, right: ManifestEntry) -> bool:
     ours, theirs = left.file, right.file
     return (
-        comparable(ours.partition) == comparable(theirs.partition)
+        to_comparable(ours.partition) == to_comparable(theirs.partition)
         and replace_fields(ours, partition=()) == replace_fields(theirs, partition=())
         and [left.status, left.snapshot_id, left.sequence_number, left.file_sequence_number]
         == [right.status, right.snapshot_id, right.sequence_number, right.file_sequence_number]
     )
 
 
-def summary_of(kind: str, values: list[Any]) -> dict[str, Any] | None:
+def compute_summary(kind: str, values: list[Any]) -> dict[str, Any] | None:
     """Return a partition field's summary by the specification, or None if readers would order its UUIDs differently."""
     present_values = [value for value in values if value is not None]
     numbers = [value for value in present_values if value == value]

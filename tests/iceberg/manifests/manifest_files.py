@@ -29,7 +29,7 @@ Split = Callable[[int], list[int]]
 """Maps a list's length to the sizes of its blocks; a block with a negative size is written with its size in bytes."""
 
 
-def varint(value: int) -> bytes:
+def encode_varint(value: int) -> bytes:
     value = (value << 1) ^ (value >> 63)
     out = bytearray()
     while value > 0x7F:
@@ -40,14 +40,14 @@ def varint(value: int) -> bytes:
 
 
 def add_length(data: bytes) -> bytes:
-    return varint(len(data)) + data
+    return encode_varint(len(data)) + data
 
 
-def in_one_block(length: int) -> list[int]:
+def put_in_one_block(length: int) -> list[int]:
     return [length] if length else []
 
 
-def encode(schema: Any, value: Any, split: Split = in_one_block) -> bytes:
+def encode(schema: Any, value: Any, split: Split = put_in_one_block) -> bytes:
     """Return `value` in Avro's binary encoding.
 
     Unions take the first branch that fits; tuples are (branch, value).
@@ -55,16 +55,16 @@ def encode(schema: Any, value: Any, split: Split = in_one_block) -> bytes:
     kind = schema if isinstance(schema, str) else "union" if isinstance(schema, list) else schema["type"]
     match kind:
         case "union":
-            branch, inner = value if isinstance(value, tuple) else (_branch(schema, value), value)
-            return varint(branch) + encode(schema[branch], inner, split)
+            branch, inner = value if isinstance(value, tuple) else (_choose_branch(schema, value), value)
+            return encode_varint(branch) + encode(schema[branch], inner, split)
         case "null":
             return b""
         case "boolean":
             return bytes([value])
         case "int" | "long":
-            return varint(value)
+            return encode_varint(value)
         case "enum":
-            return varint(schema["symbols"].index(value))
+            return encode_varint(schema["symbols"].index(value))
         case "float":
             return struct.pack("<f", value)
         case "double":
@@ -78,25 +78,25 @@ def encode(schema: Any, value: Any, split: Split = in_one_block) -> bytes:
         case "record":
             return b"".join(encode(field["type"], value[field["name"]], split) for field in schema["fields"])
         case "array":
-            return _blocks([encode(schema["items"], item, split) for item in value], split)
+            return _encode_blocks([encode(schema["items"], item, split) for item in value], split)
         case "map":
-            return _blocks(
+            return _encode_blocks(
                 [add_length(k.encode()) + encode(schema["values"], v, split) for k, v in value.items()], split
             )
         case _:
             return encode(kind, value, split)
 
 
-def _branch(schema: list[Any], value: Any) -> int:
+def _choose_branch(schema: list[Any], value: Any) -> int:
     return next(i for i, branch in enumerate(schema) if (branch == "null") == (value is None))
 
 
-def _blocks(items: list[bytes], split: Split) -> bytes:
+def _encode_blocks(items: list[bytes], split: Split) -> bytes:
     out, remaining_items = b"", iter(items)
     for size in split(len(items)):
         data = b"".join(itertools.islice(remaining_items, abs(size)))
-        out += varint(size) + (varint(len(data)) if size < 0 else b"") + data
-    return out + varint(0)
+        out += encode_varint(size) + (encode_varint(len(data)) if size < 0 else b"") + data
+    return out + encode_varint(0)
 
 
 def compress(codec: str, data: bytes) -> bytes:
@@ -115,7 +115,7 @@ def compress(codec: str, data: bytes) -> bytes:
             return data
 
 
-def container(
+def build_container(
     schema: Any,
     blocks: list[list[bytes]],
     *,
@@ -125,14 +125,14 @@ def container(
 ) -> bytes:
     """Return an object file of rows that are already encoded."""
     entries = {"avro.schema": json.dumps(schema), "avro.codec": codec, **(metadata or {})}
-    out = b"Obj\x01" + varint(len(entries))
+    out = b"Obj\x01" + encode_varint(len(entries))
     out += (
         b"".join(add_length(key.encode()) + add_length(value.encode()) for key, value in entries.items())
-        + varint(0)
+        + encode_varint(0)
         + sync
     )
     for rows in blocks:
-        out += varint(len(rows)) + add_length(compress(codec, b"".join(rows))) + sync
+        out += encode_varint(len(rows)) + add_length(compress(codec, b"".join(rows))) + sync
     return out
 
 
@@ -157,11 +157,11 @@ OPTIONAL = {
 V3_ONLY = ("first_row_id", "referenced_data_file", "content_offset", "content_size_in_bytes")
 
 
-def optional(schema: Any, *, null_last: bool = False) -> list[Any]:
+def make_optional(schema: Any, *, null_last: bool = False) -> list[Any]:
     return [schema, "null"] if null_last else ["null", schema]
 
 
-def map_schema(key_id: int, value_id: int, value: str, form: str = "plain") -> dict[str, Any]:
+def build_map_schema(key_id: int, value_id: int, value: str, form: str = "plain") -> dict[str, Any]:
     """Return the schema of a map by column id.
 
     All known writers use the plain form, but a reader must not depend on it.
@@ -179,7 +179,7 @@ def map_schema(key_id: int, value_id: int, value: str, form: str = "plain") -> d
     return {"type": "array", "logicalType": "map", "items": item}
 
 
-def manifest_schema(
+def build_manifest_schema(
     version: int,
     partition: list[tuple[str, Any]],
     *,
@@ -193,42 +193,48 @@ def manifest_schema(
     `prefix` precedes all names, because readers must use ids and not names.
     """
 
-    def field(name: str, field_id: int, schema: Any) -> dict[str, Any]:
+    def build_field(name: str, field_id: int, schema: Any) -> dict[str, Any]:
         return {"name": prefix + name, "type": schema} | ({"field-id": field_id} if ids else {})
 
-    def maybe(schema: Any) -> list[Any]:
-        return optional(schema, null_last=null_last)
+    def make_optional_here(schema: Any) -> list[Any]:
+        return make_optional(schema, null_last=null_last)
 
-    struct_fields = [field(name, 1000 + i, schema) for i, (name, schema) in enumerate(partition)]
-    file = [] if version == 1 else [field("content", 134, "int")]
+    struct_fields = [build_field(name, 1000 + i, schema) for i, (name, schema) in enumerate(partition)]
+    file = [] if version == 1 else [build_field("content", 134, "int")]
     file += [
-        field("file_path", 100, "string"),
-        field("file_format", 101, "string"),
-        field("partition", 102, {"type": "record", "name": "r102", "fields": struct_fields}),
-        field("record_count", 103, "long"),
-        field("file_size_in_bytes", 104, "long"),
+        build_field("file_path", 100, "string"),
+        build_field("file_format", 101, "string"),
+        build_field("partition", 102, {"type": "record", "name": "r102", "fields": struct_fields}),
+        build_field("record_count", 103, "long"),
+        build_field("file_size_in_bytes", 104, "long"),
     ]
     if version == 1:
-        file.append(field("block_size_in_bytes", 105, "long"))
+        file.append(build_field("block_size_in_bytes", 105, "long"))
     file += [
-        field(name, map_id, maybe(map_schema(key, value, kind, map_form)))
+        build_field(name, map_id, make_optional_here(build_map_schema(key, value, kind, map_form)))
         for name, (map_id, key, value, kind) in MAPS.items()
     ]
     file += [
-        field(name, list_id, maybe({"type": "array", "items": kind, "element-id": element}))
+        build_field(name, list_id, make_optional_here({"type": "array", "items": kind, "element-id": element}))
         for name, (list_id, kind, element) in LISTS.items()
         if version > 1 or name != "equality_ids"
     ]
     file += [
-        field(name, field_id, maybe(kind))
+        build_field(name, field_id, make_optional_here(kind))
         for name, (field_id, kind) in OPTIONAL.items()
         if version > 2 or name not in V3_ONLY
     ]
-    entry = [field("status", 0, "int"), field("snapshot_id", 1, "long" if version == 1 else maybe("long"))]
+    entry_fields = [
+        build_field("status", 0, "int"),
+        build_field("snapshot_id", 1, "long" if version == 1 else make_optional_here("long")),
+    ]
     if version > 1:
-        entry += [field("sequence_number", 3, maybe("long")), field("file_sequence_number", 4, maybe("long"))]
-    entry.append(field("data_file", 2, {"type": "record", "name": "r2", "fields": file}))
-    return {"type": "record", "name": "manifest_entry", "fields": entry}
+        entry_fields += [
+            build_field("sequence_number", 3, make_optional_here("long")),
+            build_field("file_sequence_number", 4, make_optional_here("long")),
+        ]
+    entry_fields.append(build_field("data_file", 2, {"type": "record", "name": "r2", "fields": file}))
+    return {"type": "record", "name": "manifest_entry", "fields": entry_fields}
 
 
 def read_by_fastavro(data: bytes, prefix: str = "") -> list[dict[str, Any]]:
@@ -238,13 +244,13 @@ def read_by_fastavro(data: bytes, prefix: str = "") -> list[dict[str, Any]]:
     file_schema = next(f["type"] for f in schema["fields"] if f["name"] == f"{prefix}data_file")
     partition = next(f["type"] for f in file_schema["fields"] if f["name"] == f"{prefix}partition")
     return [
-        _flat_row(row, prefix, partition)
+        _flatten_row(row, prefix, partition)
         for row in reader
         if row[f"{prefix}status"] != 2  # type: ignore[index, call-overload]
     ]
 
 
-def _flat_row(row: Any, prefix: str, partition: dict[str, Any]) -> dict[str, Any]:
+def _flatten_row(row: Any, prefix: str, partition: dict[str, Any]) -> dict[str, Any]:
     file = row[f"{prefix}data_file"]
     results: dict[str, Any] = {name: row.get(prefix + name) for name in ENTRY if name != "data_file"}
     for name in ("content", "file_path", "file_format", "record_count", "file_size_in_bytes", *OPTIONAL, *LISTS):
@@ -253,7 +259,8 @@ def _flat_row(row: Any, prefix: str, partition: dict[str, Any]) -> dict[str, Any
         items = file.get(prefix + name) or []
         results[name] = {item["key"]: item["value"] for item in items if item["value"] is not None}
     results["partition"] = [
-        (1000 + i, raw(file[f"{prefix}partition"][field["name"]])) for i, field in enumerate(partition["fields"])
+        (1000 + i, to_raw_value(file[f"{prefix}partition"][field["name"]]))
+        for i, field in enumerate(partition["fields"])
     ]
     return results
 
@@ -262,7 +269,7 @@ EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 MICROSECOND = datetime.timedelta(microseconds=1)
 
 
-def raw(value: Any) -> Any:
+def to_raw_value(value: Any) -> Any:
     """Return the stored value of a logical type that fastavro has converted; floats as their bits."""
     match value:
         case datetime.datetime():
@@ -293,7 +300,7 @@ def to_plain_entries(manifest: DecodedManifest) -> list[dict[str, Any]]:
         for row, value in zip(rows, column.tolist(), strict=True):
             row[name] = None if value == MISSING else value
     for name, spans in manifest.texts.items():
-        for row, text in zip(rows, texts_of(spans, manifest), strict=True):
+        for row, text in zip(rows, list_texts(spans, manifest), strict=True):
             row[name] = text if name == "key_metadata" or text is None else text.decode()
     for name, (counts, values) in manifest.lists.items():
         seed_iterator = iter(values.tolist())
@@ -310,7 +317,7 @@ def to_plain_entries(manifest: DecodedManifest) -> list[dict[str, Any]]:
         for column_id, (field_id, starts, lengths) in bounds.items():
             assert field_id.size
             assert (field_id[1:] > field_id[:-1]).all()
-            for i, value in zip(field_id.tolist(), texts_of(Spans(starts, lengths), manifest), strict=True):
+            for i, value in zip(field_id.tolist(), list_texts(Spans(starts, lengths), manifest), strict=True):
                 rows[i][name][column_id] = value
     columns = [list(partition_values(field, manifest)) for field in manifest.partition]
     for i, row in enumerate(rows):
@@ -320,7 +327,7 @@ def to_plain_entries(manifest: DecodedManifest) -> list[dict[str, Any]]:
     return rows
 
 
-def texts_of(spans: Spans, manifest: DecodedManifest) -> list[bytes | None]:
+def list_texts(spans: Spans, manifest: DecodedManifest) -> list[bytes | None]:
     return [
         None if length < 0 else manifest.heap[start : start + length].tobytes()
         for start, length in zip(spans.starts.tolist(), spans.lengths.tolist(), strict=True)
@@ -329,7 +336,7 @@ def texts_of(spans: Spans, manifest: DecodedManifest) -> list[bytes | None]:
 
 def partition_values(field: PartitionFieldValues, manifest: DecodedManifest) -> Iterator[Any]:
     if field.spans is not None:
-        for value in texts_of(field.spans, manifest):
+        for value in list_texts(field.spans, manifest):
             if value is not None and field.logical == "decimal":
                 yield ("decimal", int.from_bytes(value, "big", signed=True))
             elif value is not None and field.logical == "uuid" and field.type == "string":

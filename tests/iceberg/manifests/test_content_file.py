@@ -15,7 +15,7 @@ from seamark.formats.iceberg.manifests.content_file import column_type, decode_c
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.table_json import decode_table
 from seamark.formats.runtime.errors import BadRequest
-from tests.iceberg.manifests.content_files import STATISTICS, Case, comparable, encode_content_file, replace_fields
+from tests.iceberg.manifests.content_files import STATISTICS, Case, encode_content_file, replace_fields, to_comparable
 from tests.seeds import examples
 
 MODELS: dict[int, Any] = {0: RESTDataFile, 1: RESTPositionDeleteFile, 2: RESTEqualityDeleteFile}
@@ -29,7 +29,7 @@ def test_files_are_equal_after_a_json_round_trip(seed: int, version: int) -> Non
         file = case.file(content)
         content_file = encode_content_file(file, case.metadata)
         actual_content_file = decode_content_file(json.loads(json.dumps(content_file)), case.metadata)
-        assert comparable(actual_content_file.partition) == comparable(file.partition), case
+        assert to_comparable(actual_content_file.partition) == to_comparable(file.partition), case
         assert replace_fields(actual_content_file, partition=()) == replace_fields(file, partition=()), case
 
 
@@ -67,7 +67,7 @@ FIELDS |= {5: [(1, "void")], 6: [(2, "truncate[3]")], 7: [(1, "zorder")], 8: [(9
 FIELDS |= {10: [(8, "identity")]}
 
 
-def table(version: int = 2) -> TableMetadata:
+def decode_table_of_version(version: int = 2) -> TableMetadata:
     columns: list[dict[str, Any]] = [
         {"id": i, "name": f"c{i}", "required": False, "type": kind} for i, kind in COLUMNS.items()
     ]
@@ -114,7 +114,7 @@ def table(version: int = 2) -> TableMetadata:
     return decode_table(json.dumps(document).encode(), "file:///t/metadata.json")
 
 
-TABLES = {version: table(version) for version in (1, 2, 3)}
+TABLES = {version: decode_table_of_version(version) for version in (1, 2, 3)}
 DATA = {
     "content": "data",
     "file-path": "s3://lake/f.parquet",
@@ -135,7 +135,7 @@ VECTOR = {
 }
 
 
-def bounds(column: int, data: str) -> dict[str, list[Any]]:
+def build_bounds(column: int, data: str) -> dict[str, list[Any]]:
     return {"keys": [column], "values": [data]}
 
 
@@ -185,16 +185,26 @@ REFUSED: list[tuple[dict[str, Any], int, dict[str, Any], str]] = [
         {"value-counts": {"keys": [1], "values": [5]}, "null-value-counts": {"keys": [1], "values": [6]}},
         "null-value-counts: column 1 has 6, but only 5 values",
     ),
-    (DATA, 2, {"lower-bounds": bounds(1, "xy")}, "lower-bounds of column 1: 'xy' is not hexadecimal"),
-    (DATA, 2, {"lower-bounds": bounds(1, "00 00")}, "lower-bounds of column 1: "),
-    (DATA, 2, {"lower-bounds": bounds(1, "000000")}, "lower-bounds: column 1: 3 bytes are not a value of type long"),
-    (DATA, 2, {"upper-bounds": bounds(2, "FF")}, "upper-bounds: column 2: "),
-    (DATA, 2, {"upper-bounds": bounds(3, "000000000000F87F")}, "upper-bounds: column 3: NaN is not a valid bound"),
-    (DATA, 2, {"upper-bounds": bounds(12, "00")}, "upper-bounds: column 12 is a list, which has no bounds"),
+    (DATA, 2, {"lower-bounds": build_bounds(1, "xy")}, "lower-bounds of column 1: 'xy' is not hexadecimal"),
+    (DATA, 2, {"lower-bounds": build_bounds(1, "00 00")}, "lower-bounds of column 1: "),
     (
         DATA,
         2,
-        {"lower-bounds": bounds(2, "62"), "upper-bounds": bounds(2, "61")},
+        {"lower-bounds": build_bounds(1, "000000")},
+        "lower-bounds: column 1: 3 bytes are not a value of type long",
+    ),
+    (DATA, 2, {"upper-bounds": build_bounds(2, "FF")}, "upper-bounds: column 2: "),
+    (
+        DATA,
+        2,
+        {"upper-bounds": build_bounds(3, "000000000000F87F")},
+        "upper-bounds: column 3: NaN is not a valid bound",
+    ),
+    (DATA, 2, {"upper-bounds": build_bounds(12, "00")}, "upper-bounds: column 12 is a list, which has no bounds"),
+    (
+        DATA,
+        2,
+        {"lower-bounds": build_bounds(2, "62"), "upper-bounds": build_bounds(2, "61")},
         "lower-bounds: the bound of column 2 is ab",
     ),
     (DATA, 2, {"key-metadata": "0"}, "key-metadata: '0' is not hexadecimal"),
@@ -275,7 +285,7 @@ def test_random_json_is_rejected_or_read_as_a_file(
         return
     second_content_file = decode_content_file(encode_content_file(content_file, TABLES[version]), TABLES[version])
     assert replace_fields(second_content_file, partition=()) == replace_fields(content_file, partition=())
-    assert comparable(second_content_file.partition) == comparable(content_file.partition)
+    assert to_comparable(second_content_file.partition) == to_comparable(content_file.partition)
 
 
 @pytest.mark.parametrize(("content", "version", "kind"), [("DATA", 1, 0), ("EQUALITY_DELETES", 2, 2)])
@@ -287,14 +297,14 @@ def test_contents_are_read_in_javas_spelling(content: str, version: int, kind: i
 @pytest.mark.parametrize(
     ("change", "name", "expected"),
     [
-        ({"lower-bounds": bounds(1, "01000000")}, "lower_bounds", {1: b"\x01\x00\x00\x00"}),
-        ({"lower-bounds": bounds(2, "62"), "upper-bounds": bounds(2, "62")}, "lower_bounds", {2: b"b"}),
+        ({"lower-bounds": build_bounds(1, "01000000")}, "lower_bounds", {1: b"\x01\x00\x00\x00"}),
+        ({"lower-bounds": build_bounds(2, "62"), "upper-bounds": build_bounds(2, "62")}, "lower_bounds", {2: b"b"}),
         (
-            {"lower-bounds": bounds(6, "7F" * 16), "upper-bounds": bounds(6, "00" * 16)},
+            {"lower-bounds": build_bounds(6, "7F" * 16), "upper-bounds": build_bounds(6, "00" * 16)},
             "upper_bounds",
             {6: bytes(16)},
         ),
-        ({"lower-bounds": bounds(2147483546, "61")}, "lower_bounds", {2147483546: b"a"}),
+        ({"lower-bounds": build_bounds(2147483546, "61")}, "lower_bounds", {2147483546: b"a"}),
         ({"column-sizes": {"keys": [12, 13], "values": [1, 2]}}, "column_sizes", {12: 1, 13: 2}),
         ({"value-counts": {"keys": [], "values": []}}, "value_counts", None),
         ({"split-offsets": []}, "split_offsets", None),

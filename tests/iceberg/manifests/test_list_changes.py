@@ -52,7 +52,7 @@ def change_randomly(manifests: list[Manifest], rng: random.Random) -> list[Manif
 def test_list_decoded_with_a_base_equals_the_list_decoded_alone(round_number: int) -> None:
     seed = first_seed() * 1000 + round_number
     rng = random.Random(seed)
-    styles = [Style.draw(rng) for _ in range(2)]
+    styles = [Style.draw_style(rng) for _ in range(2)]
     manifests = [make_manifest(rng) for _ in range(rng.randrange(12))]
     known_decoded_list: DecodedList | None = None
     for number in range(LISTS):

@@ -36,7 +36,7 @@ LETTERS = "aZ/=0 éß€漢𝄞"
 COLUMNS = [1, 2, 3, 4, 5, 1000, 70_000, -1, 2**31 - 1]
 
 
-def any_value(chance: random.Random, schema: Any, name: str = "") -> Any:
+def draw_value(chance: random.Random, schema: Any, name: str = "") -> Any:
     """Return a random value of a schema; unions as (branch, value), so that every branch occurs."""
     kind = schema if isinstance(schema, str) else "union" if isinstance(schema, list) else schema["type"]
     logical = schema.get("logicalType") if isinstance(schema, dict) else None
@@ -49,13 +49,13 @@ def any_value(chance: random.Random, schema: Any, name: str = "") -> Any:
             return None
         case "union":
             branch = chance.randrange(len(schema))
-            return branch, any_value(chance, schema[branch], name)
+            return branch, draw_value(chance, schema[branch], name)
         case "record":
-            return {field["name"]: any_value(chance, field["type"], field["name"]) for field in schema["fields"]}
+            return {field["name"]: draw_value(chance, field["type"], field["name"]) for field in schema["fields"]}
         case "array":
-            return [any_value(chance, schema["items"], name) for _ in range(count)]
+            return [draw_value(chance, schema["items"], name) for _ in range(count)]
         case "map":
-            return {f"k{i}": any_value(chance, schema["values"], name) for i in range(count)}
+            return {f"k{i}": draw_value(chance, schema["values"], name) for i in range(count)}
         case "enum":
             return chance.choice(schema["symbols"])
         case "boolean":
@@ -80,13 +80,13 @@ def any_value(chance: random.Random, schema: Any, name: str = "") -> Any:
     return chance.randint(-(2**bits) + (bits == 63), 2**bits - 1)  # The least long represents null.
 
 
-def any_type(chance: random.Random, numbers: itertools.count[int], depth: int = 0) -> Any:
+def draw_type(chance: random.Random, numbers: itertools.count[int], depth: int = 0) -> Any:
     """Return a random schema, for fields that a later format may add."""
     name = f"t{next(numbers)}"
     kind = chance.choice(["primitive", "fixed", "enum", "array", "map", "record", "union"])
     if depth == 3 or kind == "primitive":
         return chance.choice(["null", "boolean", "int", "long", "float", "double", "bytes", "string"])
-    below = [any_type(chance, numbers, depth + 1) for _ in range(3)]
+    below = [draw_type(chance, numbers, depth + 1) for _ in range(3)]
     fields = [{"name": f"x{i}", "type": inner} for i, inner in enumerate(below[: chance.randint(0, 3)])]
     union: list[Any] = ["null", "long", "string", {"type": "array", "items": below[0]}]
     document: dict[str, Any] = {
@@ -100,28 +100,28 @@ def any_type(chance: random.Random, numbers: itertools.count[int], depth: int = 
     return document[kind]
 
 
-def any_schema(chance: random.Random, version: int, prefix: str) -> dict[str, Any]:
+def draw_schema(chance: random.Random, version: int, prefix: str) -> dict[str, Any]:
     null_last = chance.random() < 0.5
     partition = []
     for i, kind in enumerate(chance.choices(PARTITION_TYPES, k=chance.choice([0, 1, 2, 6]))):
         named_kind = kind | {"name": f"{kind['name']}_{i}"} if isinstance(kind, dict) and "name" in kind else kind
         is_plain = kind == "null" or chance.random() < 0.3
-        partition.append((f"p{i}", named_kind if is_plain else files.optional(named_kind, null_last=null_last)))
+        partition.append((f"p{i}", named_kind if is_plain else files.make_optional(named_kind, null_last=null_last)))
     form = chance.choice(["plain", "plain", "reversed", "nullable", "wider", "long keys"])
-    schema = files.manifest_schema(version, partition, null_last=null_last, prefix=prefix, map_form=form)
+    schema = files.build_manifest_schema(version, partition, null_last=null_last, prefix=prefix, map_form=form)
     numbers = itertools.count()
     file_fields = next(field for field in schema["fields"] if field["name"] == f"{prefix}data_file")["type"]["fields"]
     for fields in (schema["fields"], file_fields):
         for _ in range(chance.randint(0, 2)):
-            unknown = {"name": f"unknown{next(numbers)}", "type": any_type(chance, numbers)}
+            unknown = {"name": f"unknown{next(numbers)}", "type": draw_type(chance, numbers)}
             if chance.random() < 0.5:
                 unknown["field-id"] = 9000 + next(numbers)
             fields.insert(chance.randint(0, len(fields)), unknown)
     return schema
 
 
-def any_manifest(chance: random.Random, version: int, codec: str, prefix: str) -> bytes:
-    schema = any_schema(chance, version, prefix)
+def draw_manifest(chance: random.Random, version: int, codec: str, prefix: str) -> bytes:
+    schema = draw_schema(chance, version, prefix)
 
     def draw_run_lengths(length: int) -> list[int]:
         sizes = []
@@ -132,14 +132,14 @@ def any_manifest(chance: random.Random, version: int, codec: str, prefix: str) -
         return sizes
 
     rows = [
-        files.encode(schema, any_value(chance, schema), draw_run_lengths) for _ in range(chance.choice([0, 1, 10, 40]))
+        files.encode(schema, draw_value(chance, schema), draw_run_lengths) for _ in range(chance.choice([0, 1, 10, 40]))
     ]
     offsets = sorted(chance.choices(range(len(rows) + 1), k=chance.randint(0, 3)))
     blocks = [rows[a:b] for a, b in itertools.pairwise([0, *offsets, len(rows)])]
-    return files.container(schema, blocks, codec=codec)
+    return files.build_container(schema, blocks, codec=codec)
 
 
-def comparable(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def drop_later_fields(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows without the fields that version 1 lacks and reads as null."""
     return [{name: row.get(name) for name in sorted({*rows[0], *LONGS, *TEXTS})} for row in rows]
 
@@ -152,9 +152,11 @@ def comparable(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 )
 @settings(max_examples=examples(300))
 def test_every_manifest_decodes_to_what_fastavro_reads(seed: int, version: int, codec: str, prefix: str) -> None:
-    data = any_manifest(random.Random(seed), version, codec, prefix)
+    data = draw_manifest(random.Random(seed), version, codec, prefix)
     decoded_manifest = decode_manifest(data, "m.avro")
-    assert comparable(files.to_plain_entries(decoded_manifest)) == comparable(files.read_by_fastavro(data, prefix))
+    assert drop_later_fields(files.to_plain_entries(decoded_manifest)) == drop_later_fields(
+        files.read_by_fastavro(data, prefix)
+    )
     assert set(decoded_manifest.longs) == set(LONGS)
     assert set(decoded_manifest.texts) == set(TEXTS)
     assert all(
@@ -167,7 +169,7 @@ def is_record(schema: Any) -> bool:
 
 
 def build_entry(schema: dict[str, Any], **changed: Any) -> dict[str, Any]:
-    """Return a plain row for a schema of `manifest_schema`: null if allowed, else a small value."""
+    """Return a plain row for a schema of `build_manifest_schema`: null if allowed, else a small value."""
     row: dict[str, Any] = {}
     for field in schema["fields"]:
         name, kind = field["name"], field["type"]
@@ -183,10 +185,10 @@ def build_entry(schema: dict[str, Any], **changed: Any) -> dict[str, Any]:
 
 
 def build_manifest(schema: dict[str, Any], *rows: dict[str, Any], **options: Any) -> bytes:
-    return files.container(schema, [[files.encode(schema, row) for row in rows]], **options)
+    return files.build_container(schema, [[files.encode(schema, row) for row in rows]], **options)
 
 
-SCHEMA = files.manifest_schema(3, [("day", ["null", "int"])])
+SCHEMA = files.build_manifest_schema(3, [("day", ["null", "int"])])
 
 
 @pytest.mark.parametrize("codec", ["null", "deflate", "snappy", "zstandard"])
@@ -207,7 +209,9 @@ def test_manifests_of_fastavro_are_read(codec: str) -> None:
     fastavro.writer(out, fastavro.parse_schema(SCHEMA), rows, codec=codec, sync_interval=1000)
     decoded_manifest = decode_manifest(out.getvalue(), "m.avro")
     assert decoded_manifest.rows == sum(i % 3 != 2 for i in range(400))
-    assert comparable(files.to_plain_entries(decoded_manifest)) == comparable(files.read_by_fastavro(out.getvalue()))
+    assert drop_later_fields(files.to_plain_entries(decoded_manifest)) == drop_later_fields(
+        files.read_by_fastavro(out.getvalue())
+    )
 
 
 def test_deleted_entries_are_dropped_with_their_statistics() -> None:
@@ -247,7 +251,7 @@ def test_statistics_are_read_whether_all_rows_name_the_same_columns_or_not(
         bounds = [{"key": id_, "value": b"%d" % (i + at)} for at, id_ in enumerate(ids)]
         rows.append(build_entry(SCHEMA, day=i, status=2 * (i % 7 == 5), value_counts=counts, upper_bounds=bounds))
     data = build_manifest(SCHEMA, *rows, codec="deflate")
-    assert comparable(files.to_plain_entries(decode_manifest(data, "m.avro"))) == comparable(
+    assert drop_later_fields(files.to_plain_entries(decode_manifest(data, "m.avro"))) == drop_later_fields(
         files.read_by_fastavro(data)
     )
 
@@ -262,13 +266,13 @@ def test_last_value_counts_when_all_rows_name_a_column_twice() -> None:
 
 @pytest.mark.parametrize("blocks", [[], [[]], [[], []]])
 def test_manifest_without_entries_has_no_rows(blocks: list[list[bytes]]) -> None:
-    decoded_manifest = decode_manifest(files.container(SCHEMA, blocks, codec="deflate"), "m.avro")
+    decoded_manifest = decode_manifest(files.build_container(SCHEMA, blocks, codec="deflate"), "m.avro")
     assert decoded_manifest.rows == 0
     assert files.to_plain_entries(decoded_manifest) == []
 
 
 def test_field_that_the_format_version_lacks_is_missing() -> None:
-    schema = files.manifest_schema(1, [])
+    schema = files.build_manifest_schema(1, [])
     decoded_manifest = decode_manifest(build_manifest(schema, build_entry(schema)), "m.avro")
     assert decoded_manifest.longs["content"].tolist() == decoded_manifest.longs["sequence_number"].tolist() == [MISSING]
     assert decoded_manifest.longs["snapshot_id"].tolist() == [1]
@@ -285,7 +289,7 @@ def test_decoded_manifest_has_its_header() -> None:
 
 
 def test_fields_without_ids_are_found_by_standard_names() -> None:
-    schema = files.manifest_schema(2, [("day", ["null", "int"])], ids=False)
+    schema = files.build_manifest_schema(2, [("day", ["null", "int"])], ids=False)
     spec = json.dumps([{"name": "day", "transform": "day", "source-id": 1, "field-id": 1007}])
     row = build_entry(schema, day=4, file_path="x", value_counts=[{"key": 1, "value": 10}])
     decoded_manifest = decode_manifest(build_manifest(schema, row, metadata={"partition-spec": spec}), "m.avro")
@@ -296,13 +300,13 @@ def test_fields_without_ids_are_found_by_standard_names() -> None:
 
 
 def test_partition_fields_without_any_id_are_rejected() -> None:
-    schema = files.manifest_schema(2, [("day", ["null", "int"])], ids=False)
+    schema = files.build_manifest_schema(2, [("day", ["null", "int"])], ids=False)
     with pytest.raises(Corrupt, match=r"m\.avro: .*partition fields have no ids"):
         decode_manifest(build_manifest(schema, build_entry(schema)), "m.avro")
 
 
 def test_field_id_takes_precedence_over_the_name() -> None:
-    schema = files.manifest_schema(2, [])
+    schema = files.build_manifest_schema(2, [])
     fields = schema["fields"][-1]["type"]["fields"]
     by_name = {field["name"]: field for field in fields}
     by_name["record_count"]["name"], by_name["file_size_in_bytes"]["name"] = "file_size_in_bytes", "record_count"
@@ -312,7 +316,7 @@ def test_field_id_takes_precedence_over_the_name() -> None:
 
 
 def test_unions_of_several_number_or_text_types_are_read() -> None:
-    schema = files.manifest_schema(2, [("p", ["int", "null", "long"]), ("q", ["double", "float", "null"])])
+    schema = files.build_manifest_schema(2, [("p", ["int", "null", "long"]), ("q", ["double", "float", "null"])])
     file = schema["fields"][-1]["type"]
     path = next(field for field in file["fields"] if field["name"] == "file_path")
     path["type"] = ["bytes", "string"]
@@ -324,19 +328,19 @@ def test_unions_of_several_number_or_text_types_are_read() -> None:
     plain_entries = files.to_plain_entries(decode_manifest(build_manifest(schema, *rows), "m.avro"))
     assert [row["file_path"] for row in plain_entries] == ["one", "two", "three"]
     assert [row["partition"][0][1] for row in plain_entries] == [5, 2**40, None]
-    assert [row["partition"][1][1] for row in plain_entries] == [files.raw(0.5), files.raw(0.1), None]
+    assert [row["partition"][1][1] for row in plain_entries] == [files.to_raw_value(0.5), files.to_raw_value(0.1), None]
 
 
 def test_named_type_may_be_reused() -> None:
     fixed, symbol = {"type": "fixed", "name": "id", "size": 2}, {"type": "enum", "name": "e", "symbols": ["X"]}
-    schema = files.manifest_schema(2, [("a", fixed), ("b", ["null", fixed])])
+    schema = files.build_manifest_schema(2, [("a", fixed), ("b", ["null", fixed])])
     schema["namespace"] = "org.example"
     schema["fields"] += [{"name": "more", "type": ["null", symbol]}, {"name": "again", "type": symbol}]
     row = files.encode(schema, build_entry(schema, a=b"12", b=b"34", more="X", again="X"))
     schema["fields"][-1]["type"] = "org.example.e"
     partition = schema["fields"][-3]["type"]["fields"][3]["type"]["fields"]
     partition[1]["type"][1] = "id"
-    [actual] = files.to_plain_entries(decode_manifest(files.container(schema, [[row]]), "m.avro"))
+    [actual] = files.to_plain_entries(decode_manifest(files.build_container(schema, [[row]]), "m.avro"))
     assert actual["partition"] == [(1000, b"12"), (1001, b"34")]
 
 

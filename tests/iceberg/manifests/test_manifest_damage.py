@@ -17,7 +17,7 @@ import pytest
 from seamark.formats.iceberg.manifests.manifest import decode_manifest, decode_manifest_list
 from seamark.formats.runtime.errors import Corrupt
 from tests.iceberg.manifests import manifest_files as files
-from tests.iceberg.manifests.test_manifest import SCHEMA, any_manifest, build_entry, build_manifest
+from tests.iceberg.manifests.test_manifest import SCHEMA, build_entry, build_manifest, draw_manifest
 
 ROWS = [
     build_entry(
@@ -37,10 +37,10 @@ ROWS = [
 
 def make_manifest(codec: str = "null") -> bytes:
     encoded = [files.encode(SCHEMA, row) for row in ROWS]
-    return files.container(SCHEMA, [encoded[:6], encoded[6:]], codec=codec)
+    return files.build_container(SCHEMA, [encoded[:6], encoded[6:]], codec=codec)
 
 
-def survives(data: bytes, decode: Any = decode_manifest) -> bool:
+def is_decoded(data: bytes, decode: Any = decode_manifest) -> bool:
     """Return whether the data decodes; any error but Corrupt with the file's name fails the test."""
     refusal = None
     try:
@@ -62,7 +62,7 @@ def survives(data: bytes, decode: Any = decode_manifest) -> bool:
 def test_truncated_manifest_is_corrupt_unless_it_ends_between_blocks(codec: str) -> None:
     data = make_manifest(codec)
     ends = [end for end in range(len(data)) if data[:end].endswith(files.SYNC)]
-    readable_lengths = [end for end in range(len(data)) if survives(data[:end])]
+    readable_lengths = [end for end in range(len(data)) if is_decoded(data[:end])]
     assert len(ends) == 2
     assert readable_lengths == ends
     assert decode_manifest(data, "m").rows == 12
@@ -78,7 +78,7 @@ def test_flipped_bytes_are_corrupt_or_decode_to_valid_rows(codec: str) -> None:
 def test_flipped_bytes_in_manifests_of_any_schema_are_corrupt_or_decode_to_valid_rows(seed: int) -> None:
     chance = random.Random(seed)
     for _ in range(10):
-        data = any_manifest(chance, chance.choice([1, 2, 3]), chance.choice(["null", "null", "deflate"]), "")
+        data = draw_manifest(chance, chance.choice([1, 2, 3]), chance.choice(["null", "null", "deflate"]), "")
         _flip(data, rounds=150, seed=chance.randrange(2**32))
 
 
@@ -97,7 +97,7 @@ def _flip(data: bytes, *, rounds: int, seed: int) -> None:
             offset = chance.randrange(len(damaged_bytes))
             damaged_bytes[offset : offset + chance.randrange(20)] = chance.randbytes(chance.randrange(20))
         try:
-            read_count += survives(bytes(damaged_bytes))
+            read_count += is_decoded(bytes(damaged_bytes))
         except BaseException:
             print(f"seed {seed}, turn {round_number}: {bytes(damaged_bytes).hex()}")
             raise
@@ -113,25 +113,25 @@ def test_damaged_manifest_list_is_corrupt_or_decodes() -> None:
     summary["fields"] = [{"name": "lower", "field-id": 510, "type": ["null", "bytes"]}]
     fields.append({"name": "partitions", "field-id": 507, "type": {"type": "array", "items": summary}})
     row = {"manifest_path": "m.avro", "manifest_length": 10, "spec": 0, "partitions": [{"lower": b"x"}] * 3}
-    data = files.container(from_list, [[files.encode(from_list, row)] * 5])
+    data = files.build_container(from_list, [[files.encode(from_list, row)] * 5])
     assert len(decode_manifest_list(data, "the-file")) == 5
     chance, read_count = random.Random(5), 0
     for _ in range(2000):
         damaged_bytes = bytearray(data)
         damaged_bytes[chance.randrange(len(data))] = chance.randrange(256)
-        read_count += survives(bytes(damaged_bytes), decode_manifest_list)
+        read_count += is_decoded(bytes(damaged_bytes), decode_manifest_list)
     assert 0 < read_count < 2000
 
 
 def build_block_file(*, count: int = 1, data: bytes, schema: Any = SCHEMA) -> bytes:
     """Return a file of one uncompressed block with these bytes."""
-    return files.container(schema, []) + files.varint(count) + files.add_length(data) + files.SYNC
+    return files.build_container(schema, []) + files.encode_varint(count) + files.add_length(data) + files.SYNC
 
 
 ENCODED_ROW = files.encode(SCHEMA, ROWS[0])
 TO_PATH = files.encode("int", 1) + b"\x00" * 3 + files.encode("int", 0)
 """A row's bytes before its file_path: status, three nulls, content"""
-FORTY_GIB = files.varint(40 << 30)
+FORTY_GIB = files.encode_varint(40 << 30)
 
 
 @pytest.mark.parametrize(
@@ -139,23 +139,29 @@ FORTY_GIB = files.varint(40 << 30)
     [
         (b"", "ends in the middle of the magic number"),
         (b"PAR1" * 10, "does not start with Avro's magic bytes"),
-        (files.container(SCHEMA, [], codec="lzma"), "is compressed with 'lzma'; codecs that can be read: deflate"),
+        (
+            files.build_container(SCHEMA, [], codec="lzma"),
+            "is compressed with 'lzma'; codecs that can be read: deflate",
+        ),
         (b"Obj\x01\x00" + files.SYNC, "has no schema in its header"),
-        (files.container("{", []), "rows|not a type|unknown type"),
+        (files.build_container("{", []), "rows|not a type|unknown type"),
         (make_manifest().replace(files.SYNC, bytes(16))[:-16] + files.SYNC, "does not end with the file's sync marker"),
         (build_block_file(data=ENCODED_ROW[:-1]), "block 0, at byte .*ends in the middle of a value"),
         (build_block_file(data=ENCODED_ROW + b"\x00"), "holds more bytes than its rows take"),
         (build_block_file(count=2, data=ENCODED_ROW), "block 0, at byte .*: ends in the middle of a value"),
         (build_block_file(count=1 << 40, data=ENCODED_ROW), "claims more rows than its bytes can hold"),
         (build_block_file(count=-1, data=ENCODED_ROW), "a block's row count is negative"),
-        (files.container(SCHEMA, []) + files.varint(1) + FORTY_GIB, "ends in the middle of a block"),
-        (files.container(SCHEMA, []) + b"\xff" * 12, "is not a 64-bit number"),
-        (files.container(SCHEMA, []) + b"\xff" * 9, "ends in the middle of a block's row count"),
+        (files.build_container(SCHEMA, []) + files.encode_varint(1) + FORTY_GIB, "ends in the middle of a block"),
+        (files.build_container(SCHEMA, []) + b"\xff" * 12, "is not a 64-bit number"),
+        (files.build_container(SCHEMA, []) + b"\xff" * 9, "ends in the middle of a block's row count"),
         (build_block_file(data=b"\xff" * 300), "status: a number is longer than 64 bits"),
-        (build_block_file(data=files.varint(2**31) + ENCODED_ROW), "status: a number does not fit the 32 bits"),
+        (build_block_file(data=files.encode_varint(2**31) + ENCODED_ROW), "status: a number does not fit the 32 bits"),
         (build_block_file(data=b"\x02\x04" + ENCODED_ROW), "snapshot_id: a union names a branch"),
         (build_block_file(data=b"\x02\x01" + ENCODED_ROW), "snapshot_id: a union names a branch"),
-        (build_block_file(data=TO_PATH + files.varint(-5) + ENCODED_ROW), "file_path: a length or count is negative"),
+        (
+            build_block_file(data=TO_PATH + files.encode_varint(-5) + ENCODED_ROW),
+            "file_path: a length or count is negative",
+        ),
         (
             build_block_file(data=TO_PATH + FORTY_GIB + ENCODED_ROW),
             "file_path: a length or count is more than the bytes that follow",
@@ -177,16 +183,16 @@ def test_error_names_the_file_and_the_field(data: bytes, message: str) -> None:
 
 
 def test_counts_of_lists_and_maps_are_checked_against_the_available_bytes() -> None:
-    schema = files.manifest_schema(2, [])
+    schema = files.build_manifest_schema(2, [])
     row = files.encode(schema, build_entry(schema, column_sizes=[{"key": 1, "value": 1}]))
     filled = b"\x02\x02\x02\x02\x00"  # Branch 1; a block of one entry; its key and value; the end
     assert row.count(filled) == 1
     for instead, message in [
         (b"\x02" + FORTY_GIB, "column_sizes: a length or count is more"),
-        (b"\x02" + files.varint(-(2**63)), "column_sizes: a length or count is more"),
-        (b"\x02" + files.varint(-1) + FORTY_GIB, "column_sizes: a length or count is more"),
-        (b"\x02" + files.varint(-1) + files.varint(-1), "column_sizes: a length or count is negative"),
-        (b"\x02\x02" + files.varint(2**31), "column_sizes: a number does not fit the 32 bits"),
+        (b"\x02" + files.encode_varint(-(2**63)), "column_sizes: a length or count is more"),
+        (b"\x02" + files.encode_varint(-1) + FORTY_GIB, "column_sizes: a length or count is more"),
+        (b"\x02" + files.encode_varint(-1) + files.encode_varint(-1), "column_sizes: a length or count is negative"),
+        (b"\x02\x02" + files.encode_varint(2**31), "column_sizes: a number does not fit the 32 bits"),
     ]:
         with pytest.raises(Corrupt, match=message):
             decode_manifest(build_block_file(schema=schema, data=row.replace(filled, instead)), "m")
@@ -194,7 +200,7 @@ def test_counts_of_lists_and_maps_are_checked_against_the_available_bytes() -> N
 
 def add_unknown_fields(*kinds: Any) -> dict[str, Any]:
     """Return the schema of a plain manifest, with fields of these types before all others."""
-    schema = files.manifest_schema(2, [])
+    schema = files.build_manifest_schema(2, [])
     schema["fields"][:0] = [{"name": f"unknown{i}", "type": kind} for i, kind in enumerate(kinds)]
     return schema
 
@@ -202,14 +208,20 @@ def add_unknown_fields(*kinds: Any) -> dict[str, Any]:
 def test_any_number_of_zero_width_elements_is_cheap() -> None:
     empty = {"type": "record", "name": "empty", "fields": [{"name": "a", "type": "null"}]}
     schema = add_unknown_fields({"type": "array", "items": empty}, {"type": "array", "items": "null"})
-    row = files.varint(2**62) + b"\x00" + files.varint(2**62) + b"\x00" + files.encode(SCHEMA_2, build_entry(SCHEMA_2))
+    row = (
+        files.encode_varint(2**62)
+        + b"\x00"
+        + files.encode_varint(2**62)
+        + b"\x00"
+        + files.encode(SCHEMA_2, build_entry(SCHEMA_2))
+    )
     assert decode_manifest(build_block_file(schema=schema, data=row), "m").rows == 1
 
 
-SCHEMA_2 = files.manifest_schema(2, [])
+SCHEMA_2 = files.build_manifest_schema(2, [])
 
 
-def deep(kind: Any, levels: int) -> Any:
+def nest_type(kind: Any, levels: int) -> Any:
     for _ in range(levels):
         kind = {"type": "array", "items": kind}
     return kind
@@ -222,7 +234,7 @@ def deep(kind: Any, levels: int) -> Any:
             add_unknown_fields({"type": "record", "name": "r", "fields": [{"name": "a", "type": ["null", "r"]}]}),
             "contains itself",
         ),
-        (add_unknown_fields(deep("int", 100)), "nested deeper than 64"),
+        (add_unknown_fields(nest_type("int", 100)), "nested deeper than 64"),
         (add_unknown_fields("no.such.type"), "unknown type 'no.such.type'"),
         (add_unknown_fields(["null", "null"]), "at most one branch is null"),
         (add_unknown_fields([]), "a union needs branches"),
@@ -233,24 +245,27 @@ def deep(kind: Any, levels: int) -> Any:
         (add_unknown_fields({"type": "record", "name": "r", "fields": [{"name": "a"}]}), "a record needs fields"),
         (add_unknown_fields({"type": "array"}), "not a type: None"),
         (
-            files.manifest_schema(2, [("p", {"type": "array", "items": "int"})]),
+            files.build_manifest_schema(2, [("p", {"type": "array", "items": "int"})]),
             "p: partition values cannot have type array",
         ),
-        (files.manifest_schema(2, [("p", ["int", "string"])]), "p: boolean or int or long is expected, not string"),
+        (
+            files.build_manifest_schema(2, [("p", ["int", "string"])]),
+            "p: boolean or int or long is expected, not string",
+        ),
         ({"type": "record", "name": "r", "fields": []}, r"has no field status \(0\)"),
         ("int", "a record is expected, not int"),
     ],
 )
 def test_impossible_schema_is_rejected_with_the_field(schema: Any, message: str) -> None:
     with pytest.raises(Corrupt, match=message) as raised:
-        decode_manifest(files.container(schema, []), "the-file")
+        decode_manifest(files.build_container(schema, []), "the-file")
     assert raised.value.message.startswith("the-file: ")
 
 
 def test_schema_nested_too_deeply_is_rejected() -> None:
     schema = '{"type":"array","items":' * 100_000 + '"int"' + "}" * 100_000
     with pytest.raises(Corrupt, match="the-file: its Avro schema is not JSON"):
-        decode_manifest(files.container(SCHEMA, [], metadata={"avro.schema": schema}), "the-file")
+        decode_manifest(files.build_container(SCHEMA, [], metadata={"avro.schema": schema}), "the-file")
 
 
 def test_named_types_that_double_at_every_level_are_rejected_quickly() -> None:
@@ -259,19 +274,19 @@ def test_named_types_that_double_at_every_level_are_rejected_quickly() -> None:
         fields = [{"name": name, "type": f"r{i - 1}"} for name in "ab"]
         doubling.append({"type": "record", "name": f"r{i}", "fields": fields})
     with pytest.raises(Corrupt, match="more than 20000 types"):
-        decode_manifest(files.container(add_unknown_fields(*doubling), []), "the-file")
+        decode_manifest(files.build_container(add_unknown_fields(*doubling), []), "the-file")
 
 
 def test_duplicate_field_is_rejected() -> None:
-    schema = files.manifest_schema(2, [])
+    schema = files.build_manifest_schema(2, [])
     schema["fields"].append(schema["fields"][0] | {"name": "again"})
     with pytest.raises(Corrupt, match="field 0 is present twice"):
-        decode_manifest(files.container(schema, []), "the-file")
+        decode_manifest(files.build_container(schema, []), "the-file")
 
 
 @pytest.mark.parametrize("field", ["status", "file_path", "record_count", "data_file"])
 def test_entry_without_a_required_field_is_corrupt(field: str) -> None:
-    schema = files.manifest_schema(2, [])
+    schema = files.build_manifest_schema(2, [])
     for fields in (schema["fields"], schema["fields"][-1]["type"]["fields"]):
         for item in fields:
             if item["name"] == field:
@@ -286,7 +301,7 @@ def test_entry_without_a_required_field_is_corrupt(field: str) -> None:
 
 def test_rows_of_null_records_do_not_multiply_memory() -> None:
     """Two bytes for each row, and a hundred columns: rejected before the columns are allocated."""
-    schema = files.manifest_schema(2, [(f"p{i}", "long") for i in range(100)])
+    schema = files.build_manifest_schema(2, [(f"p{i}", "long") for i in range(100)])
     schema["fields"] = [schema["fields"][0], schema["fields"][-1]]
     schema["fields"][1]["type"] = ["null", schema["fields"][1]["type"]]
     with pytest.raises(Corrupt, match="claims more rows than its bytes can hold"):
@@ -296,7 +311,7 @@ def test_rows_of_null_records_do_not_multiply_memory() -> None:
 @pytest.mark.parametrize("codec", ["null", "deflate", "snappy", "zstandard"])
 def test_block_that_inflates_past_the_limit_is_rejected(codec: str) -> None:
     bomb = files.compress(codec, bytes(64 << 20))
-    data = files.container(SCHEMA, [], codec=codec) + files.varint(1) + files.add_length(bomb) + files.SYNC
+    data = files.build_container(SCHEMA, [], codec=codec) + files.encode_varint(1) + files.add_length(bomb) + files.SYNC
     tracemalloc.start()
     with pytest.raises(Corrupt, match="the-file: inflates to more than 1048576 bytes"):
         decode_manifest(data, "the-file", inflated_limit_bytes=1 << 20)
@@ -337,7 +352,7 @@ def test_decoding_leaks_no_memory() -> None:
     def decode_all() -> None:
         assert decode_manifest(good, "m").rows == 12
         for data in (cut, bad_row):
-            assert not survives(data)
+            assert not is_decoded(data)
 
     for _ in range(100):
         decode_all()

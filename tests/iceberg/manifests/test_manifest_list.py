@@ -50,11 +50,11 @@ VALUES: list[tuple[PrimitiveType, Any, Any]] = [
     (BooleanType(), True, True),
     (IntegerType(), -5, -5),
     (LongType(), 2**40, 2**40),
-    (FloatType(), 0.5, files.raw(0.5)),
-    (DoubleType(), 0.1, files.raw(0.1)),
-    (DateType(), files.raw(DAY), files.raw(DAY)),
+    (FloatType(), 0.5, files.to_raw_value(0.5)),
+    (DoubleType(), 0.1, files.to_raw_value(0.1)),
+    (DateType(), files.to_raw_value(DAY), files.to_raw_value(DAY)),
     (TimeType(), 3_600_000_001, 3_600_000_001),
-    (TimestampType(), files.raw(MOMENT), files.raw(MOMENT)),
+    (TimestampType(), files.to_raw_value(MOMENT), files.to_raw_value(MOMENT)),
     (StringType(), "grün", "grün".encode()),
     (UUIDType(), uuid.UUID(int=7), uuid.UUID(int=7).bytes),
     (FixedType(3), b"abc", b"abc"),
@@ -64,7 +64,7 @@ VALUES: list[tuple[PrimitiveType, Any, Any]] = [
 """Type, value in PyIceberg's form, value as stored"""
 
 
-def data_file(i: int, partition: Record) -> pyiceberg_manifest.DataFile:
+def build_data_file(i: int, partition: Record) -> pyiceberg_manifest.DataFile:
     return pyiceberg_manifest.DataFile.from_args(
         content=pyiceberg_manifest.DataFileContent.DATA,
         file_path=f"s3://b/t/{i}.parquet",
@@ -101,7 +101,7 @@ def test_manifests_of_pyiceberg_are_read(version: Any, codec: Any, tmp_path: Pat
                     snapshot_id=77,
                     sequence_number=5,
                     file_sequence_number=5,
-                    data_file=data_file(i, partition),
+                    data_file=build_data_file(i, partition),
                 )
             )
     decoded_manifest = decode_manifest(path.read_bytes(), str(path))
@@ -174,45 +174,50 @@ def test_manifest_lists_of_pyiceberg_are_read(version: Any, tmp_path: Path) -> N
 
 
 def list_schema(version: int, *, null_last: bool) -> dict[str, Any]:
-    def maybe(kind: Any) -> list[Any]:
-        return files.optional(kind, null_last=null_last)
+    def make_optional(kind: Any) -> list[Any]:
+        return files.make_optional(kind, null_last=null_last)
 
-    def field(name: str, field_id: int, kind: Any) -> dict[str, Any]:
+    def build_field(name: str, field_id: int, kind: Any) -> dict[str, Any]:
         return {"name": name, "field-id": field_id, "type": kind}
 
     summary = [
-        field("contains_null", 509, "boolean"),
-        field("contains_nan", 518, maybe("boolean")),
-        field("lower_bound", 510, maybe("bytes")),
-        field("upper_bound", 511, maybe("bytes")),
+        build_field("contains_null", 509, "boolean"),
+        build_field("contains_nan", 518, make_optional("boolean")),
+        build_field("lower_bound", 510, make_optional("bytes")),
+        build_field("upper_bound", 511, make_optional("bytes")),
     ]
     counts = [504, 505, 506, 512, 513, 514]
     names = [f"{state}_{unit}_count" for unit in ("files", "rows") for state in ("added", "existing", "deleted")]
     fields = [
-        field("manifest_path", 500, "string"),
-        field("manifest_length", 501, "long"),
-        field("partition_spec_id", 502, "int"),
-        field("added_snapshot_id", 503, "long"),
-        *(field(name, i, maybe("int" if i < 510 else "long")) for name, i in zip(names, counts, strict=True)),
-        field(
+        build_field("manifest_path", 500, "string"),
+        build_field("manifest_length", 501, "long"),
+        build_field("partition_spec_id", 502, "int"),
+        build_field("added_snapshot_id", 503, "long"),
+        *(
+            build_field(name, i, make_optional("int" if i < 510 else "long"))
+            for name, i in zip(names, counts, strict=True)
+        ),
+        build_field(
             "partitions",
             507,
-            maybe({"type": "array", "element-id": 508, "items": {"type": "record", "name": "r508", "fields": summary}}),
+            make_optional(
+                {"type": "array", "element-id": 508, "items": {"type": "record", "name": "r508", "fields": summary}}
+            ),
         ),
-        field("key_metadata", 519, maybe("bytes")),
+        build_field("key_metadata", 519, make_optional("bytes")),
     ]
     if version > 1:
         fields += [
-            field("content", 517, "int"),
-            field("sequence_number", 515, "long"),
-            field("min_sequence_number", 516, "long"),
+            build_field("content", 517, "int"),
+            build_field("sequence_number", 515, "long"),
+            build_field("min_sequence_number", 516, "long"),
         ]
     if version > 2:
-        fields.append(field("first_row_id", 520, maybe("long")))
+        fields.append(build_field("first_row_id", 520, make_optional("long")))
     return {"type": "record", "name": "manifest_file", "fields": fields}
 
 
-def any_manifest_file(chance: random.Random, schema: dict[str, Any]) -> dict[str, Any]:
+def draw_manifest_file(chance: random.Random, schema: dict[str, Any]) -> dict[str, Any]:
     row: dict[str, Any] = {}
     for field in schema["fields"]:
         name, kind = field["name"], field["type"]
@@ -222,7 +227,7 @@ def any_manifest_file(chance: random.Random, schema: dict[str, Any]) -> dict[str
                 row[name] = None
                 continue
         if isinstance(kind, dict):
-            row[name] = [any_manifest_file(chance, kind["items"]) for _ in range(chance.randrange(4))]
+            row[name] = [draw_manifest_file(chance, kind["items"]) for _ in range(chance.randrange(4))]
         else:
             row[name] = {
                 "string": f"s3://b/ü{chance.randrange(100)}",
@@ -236,8 +241,8 @@ def any_manifest_file(chance: random.Random, schema: dict[str, Any]) -> dict[str
 @pytest.mark.parametrize("null_last", [False, True])
 def test_every_manifest_list_decodes_to_what_fastavro_reads(version: int, null_last: bool) -> None:
     chance, schema = random.Random(version), list_schema(version, null_last=null_last)
-    rows = [files.encode(schema, any_manifest_file(chance, schema)) for _ in range(300)]
-    data = files.container(schema, [rows[:100], [], rows[100:]], codec="deflate")
+    rows = [files.encode(schema, draw_manifest_file(chance, schema)) for _ in range(300)]
+    data = files.build_container(schema, [rows[:100], [], rows[100:]], codec="deflate")
     manifest_list = decode_manifest_list(data, "snap.avro")
     expected: list[Any] = list(fastavro.reader(io.BytesIO(data)))
     assert len(manifest_list) == len(expected) == 300
@@ -255,11 +260,11 @@ def test_every_manifest_list_decodes_to_what_fastavro_reads(version: int, null_l
 
 
 def test_manifest_list_without_manifests_is_empty() -> None:
-    assert decode_manifest_list(files.container(list_schema(2, null_last=False), []), "snap.avro") == ()
+    assert decode_manifest_list(files.build_container(list_schema(2, null_last=False), []), "snap.avro") == ()
 
 
 def test_manifest_list_whose_schema_lacks_the_path_is_rejected_by_name() -> None:
     schema = list_schema(2, null_last=False)
     del schema["fields"][0]
     with pytest.raises(Corrupt, match=r"^snap\.avro: its Avro schema, .*has no field manifest_path \(500\)"):
-        decode_manifest_list(files.container(schema, []), "snap.avro")
+        decode_manifest_list(files.build_container(schema, []), "snap.avro")

@@ -20,7 +20,14 @@ from pyiceberg.manifest import read_manifest_list
 from seamark.formats.iceberg.manifests.manifest import ManifestFile
 from seamark.formats.iceberg.manifests.writer import ManifestEntry, assign_first_row_ids, write_manifest_list
 from tests.iceberg.manifests import content_files as cases
-from tests.iceberg.manifests.content_files import SEQUENCE, SNAPSHOT, Case, contents, encode_entries, inherit_values
+from tests.iceberg.manifests.content_files import (
+    SEQUENCE,
+    SNAPSHOT,
+    Case,
+    encode_entries,
+    inherit_values,
+    list_contents,
+)
 from tests.planner.lakes.kinds import parse_decimal, strip_parameters, to_bytes, to_float32
 from tests.seeds import examples
 from tests.services.java import SHORT_LIVED, find_java_17
@@ -45,7 +52,7 @@ def test_pyiceberg_reads_our_manifests(seed: int, version: int, tmp_path_factory
         case.metadata.properties.clear()  # That needs one more package.
     folder = tmp_path_factory.mktemp("pyiceberg")
     entries, manifest_files = [], []
-    for content in contents(version):
+    for content in list_contents(version):
         entries.append(case.entries(content))
         new_entries = encode_entries(case, entries[-1], min(content, 1))
         path = folder / f"{content}.avro"
@@ -91,10 +98,10 @@ def compare_with_pyiceberg(case: Case, iceberg_entry: Any, entry: ManifestEntry)
     for kind, value in zip(case.partition_kinds, file.partition, strict=True):
         form = PARTITION_TYPES.get(strip_parameters(kind))
         values.append(value if value is None or form is None else form(value, kind))
-    assert cases.comparable(tuple(data_file.partition)) == cases.comparable(tuple(values)), case
+    assert cases.to_comparable(tuple(data_file.partition)) == cases.to_comparable(tuple(values)), case
 
 
-def java(metadata: list[str]) -> list[list[dict[str, Any]]]:
+def read_with_java(metadata: list[str]) -> list[list[dict[str, Any]]]:
     """Return the manifests of each table's current snapshot, and their live files, as Iceberg Java reads them."""
     beside = ("slf4j-api-*.jar", "snappy-java-*.jar", "zstd-jni-*.jar")
     jars = [*(CACHE / "jars").glob("iceberg-spark-runtime-*.jar")]
@@ -106,11 +113,11 @@ def java(metadata: list[str]) -> list[list[dict[str, Any]]]:
     return [json.loads(line) for line in completed.stdout.splitlines()]
 
 
-def snapshot_on_disk(case: Case, folder: Path) -> tuple[list[ManifestFile], list[list[ManifestEntry]], str]:
+def write_snapshot(case: Case, folder: Path) -> tuple[list[ManifestFile], list[list[ManifestEntry]], str]:
     """Write one snapshot with a manifest of each content below `folder`; return its expected contents and its URI."""
     folder.mkdir()
     described, entries = [], []
-    for content in contents(case.version):
+    for content in list_contents(case.version):
         entries.append(case.entries(content))
         new_entries = encode_entries(case, entries[-1], min(content, 1))
         path = folder / f"{content}.avro"
@@ -130,7 +137,7 @@ def snapshot_on_disk(case: Case, folder: Path) -> tuple[list[ManifestFile], list
     return manifests, entries, (folder / "v1.metadata.json").as_uri()
 
 
-def entry_in_java_form(case: Case, entry: ManifestEntry) -> dict[str, Any]:
+def to_java_entry(case: Case, entry: ManifestEntry) -> dict[str, Any]:
     """Return the entry as the peer program prints it."""
     file = entry.file
     result: dict[str, Any] = {
@@ -159,8 +166,8 @@ def entry_in_java_form(case: Case, entry: ManifestEntry) -> dict[str, Any]:
 
 def test_iceberg_java_reads_our_manifests(tmp_path: Path) -> None:
     tables = [Case(seed, seed % 3 + 1, avoided=cases.UNREADABLE_BY_JAVA) for seed in range(120)]
-    snapshots = [snapshot_on_disk(case, tmp_path / str(case.seed)) for case in tables]
-    answers = java([uri for _, _, uri in snapshots])
+    snapshots = [write_snapshot(case, tmp_path / str(case.seed)) for case in tables]
+    answers = read_with_java([uri for _, _, uri in snapshots])
     assert len(answers) == len(tables)
     compared_entries = 0
     for case, (manifests, entries, _), answer in zip(tables, snapshots, answers, strict=True):
@@ -173,7 +180,7 @@ def test_iceberg_java_reads_our_manifests(tmp_path: Path) -> None:
             expected = inherit_values(
                 given_entries, case.version, manifest.content, SNAPSHOT, SEQUENCE, manifest.first_row_id
             )
-            assert files == [entry_in_java_form(case, entry) for entry in expected], case
+            assert files == [to_java_entry(case, entry) for entry in expected], case
             compared_entries += len(files)
     assert compared_entries > 500
 

@@ -44,12 +44,12 @@ from tests.iceberg.manifests.content_files import (
     SNAPSHOT,
     Case,
     are_same,
-    contents,
+    compute_summary,
     encode_entries,
     inherit_values,
-    live,
+    list_contents,
+    list_live_entries,
     replace_fields,
-    summary_of,
 )
 from tests.planner.lakes.kinds import DAY_US, to_bytes
 from tests.planner.lakes.manifests import Entry, PartitionField, Style, build_manifest_bytes
@@ -83,7 +83,7 @@ def write_and_read_list(case: Case, manifests: list[ManifestFile], next_row_id: 
 @given(seed=SEEDS, version=VERSIONS)
 def test_entries_are_read_as_written_with_inherited_values(seed: int, version: int) -> None:
     case = Case(seed, version)
-    for content in contents(version):
+    for content in list_contents(version):
         entries = case.entries(content)
         new_entries = encode_entries(case, entries, min(content, 1))
         described = new_entries.to_manifest_file("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)
@@ -111,7 +111,7 @@ def test_manifest_summary_matches_its_entries(seed: int, version: int) -> None:
     assert [manifest_file.added_rows_count, manifest_file.existing_rows_count, manifest_file.deleted_rows_count] == [
         sum(entry.file.record_count for entry in entries_by_status[status]) for status in (ADDED, EXISTING, DELETED)
     ]
-    numbers = [SEQUENCE if e.sequence_number is None else e.sequence_number for e in live(entries)]
+    numbers = [SEQUENCE if e.sequence_number is None else e.sequence_number for e in list_live_entries(entries)]
     if version == 1:
         assert (manifest_file.sequence_number, manifest_file.min_sequence_number) == (0, 0)
     else:
@@ -119,7 +119,8 @@ def test_manifest_summary_matches_its_entries(seed: int, version: int) -> None:
         assert manifest_file.min_sequence_number == min(numbers, default=SEQUENCE)
     assert (manifest_file.manifest_length, manifest_file.added_snapshot_id) == (len(new_entries.data), SNAPSHOT)
     expected = [
-        summary_of(kind, [entry.file.partition[i] for entry in entries]) for i, kind in enumerate(case.partition_kinds)
+        compute_summary(kind, [entry.file.partition[i] for entry in entries])
+        for i, kind in enumerate(case.partition_kinds)
     ]
     if None in expected:
         assert manifest_file.partitions is None
@@ -142,9 +143,9 @@ def to_plain(summary: FieldSummary) -> dict[str, Any]:
 def test_manifests_of_other_writers_are_read(seed: int, version: int) -> None:
     """Fields are in any order, missing, or of plain types, as the planner's tests write them."""
     case = Case(seed, version)
-    content = case.rng.choice([0, *contents(version)[1:]])
+    content = case.rng.choice([0, *list_contents(version)[1:]])
     entries = [case.entry(content) for _ in range(case.rng.choice([1, 5]))]
-    style = Style.draw(case.rng)
+    style = Style.draw_style(case.rng)
     fields = tuple(PartitionField(field_id, name, source, how) for field_id, source, how, name in case.fields)
     data = build_manifest_bytes(
         [
@@ -234,7 +235,7 @@ def test_partition_values_have_the_promoted_type_of_their_column(seed: int) -> N
             value * DAY_US if (transform, case.kinds[source]) == ("identity", "date") and value is not None else value
             for (_, source, transform, _), value in zip(case.fields, before.file.partition, strict=True)
         )
-        assert cases.comparable(after.file.partition) == cases.comparable(expected), case
+        assert cases.to_comparable(after.file.partition) == cases.to_comparable(expected), case
     second_manifest = write_manifest(
         [msgspec.structs.replace(entry, status=EXISTING) for entry in wide_entries],
         metadata=widened_case,
@@ -377,16 +378,16 @@ def test_version_1_manifest_in_a_version_2_table_has_sequence_number_0() -> None
 
 
 def test_first_row_ids_are_assigned_to_data_manifests_without_them() -> None:
-    def manifest(path: str, content: int, first: int | None, counts: tuple[int, int]) -> ManifestFile:
+    def build_manifest_file(path: str, content: int, first: int | None, counts: tuple[int, int]) -> ManifestFile:
         rows = {"added_rows_count": counts[0], "existing_rows_count": counts[1], "first_row_id": first}
         return ManifestFile(path, 1, 0, content, 1, 1, **rows)
 
     given_manifests = [
-        manifest("a", 0, 7, (1, 1)),
-        manifest("b", 0, None, (100, 25)),
-        manifest("c", 1, None, (5, 0)),
-        manifest("d", 0, None, (0, 3)),
-        manifest("e", 0, None, (1, 0)),
+        build_manifest_file("a", 0, 7, (1, 1)),
+        build_manifest_file("b", 0, None, (100, 25)),
+        build_manifest_file("c", 1, None, (5, 0)),
+        build_manifest_file("d", 0, None, (0, 3)),
+        build_manifest_file("e", 0, None, (1, 0)),
     ]
     assigned, following = assign_first_row_ids(given_manifests, 1_000)
     assert [item.first_row_id for item in assigned] == [7, 1_000, None, 1_125, 1_128]
@@ -530,7 +531,7 @@ def test_damaged_manifest_is_corrupt_or_is_read(seed: int, version: int, fractio
 
 
 def test_path_that_is_not_text_is_corrupt() -> None:
-    schema = manifest_files.manifest_schema(2, [])
+    schema = manifest_files.build_manifest_schema(2, [])
     columns = schema["fields"][-1]["type"]["fields"]
     for column in columns:
         if column["name"] == "file_path":
@@ -539,18 +540,18 @@ def test_path_that_is_not_text_is_corrupt() -> None:
     file |= {"content": 0, "file_path": b"\xff", "file_format": "parquet", "partition": {}, "record_count": 1}
     row = {"status": ADDED, "data_file": file | {"file_size_in_bytes": 1}}
     row |= dict.fromkeys(("snapshot_id", "sequence_number", "file_sequence_number"))
-    data = manifest_files.container(schema, [[manifest_files.encode(schema, row)]])
+    data = manifest_files.build_container(schema, [[manifest_files.encode(schema, row)]])
     with pytest.raises(Corrupt, match=r"^m: an entry's file_path is not text"):
         read_entries(data, ManifestFile("m", len(data), 0, 0, 5, 5, 1), build_case(2).metadata)
 
 
 def test_existing_entry_without_a_sequence_number_is_corrupt() -> None:
-    schema = manifest_files.manifest_schema(2, [])
+    schema = manifest_files.build_manifest_schema(2, [])
     row = dict.fromkeys(("snapshot_id", "sequence_number", "file_sequence_number"))
     file: dict[str, Any] = {field["name"]: None for field in schema["fields"][-1]["type"]["fields"]}
     file |= {"content": 0, "file_path": "f", "file_format": "parquet", "partition": {}, "record_count": 1}
     row = {**row, "status": EXISTING, "data_file": file | {"file_size_in_bytes": 1}}  # type: ignore[assignment]
-    data = manifest_files.container(schema, [[manifest_files.encode(schema, row)]])
+    data = manifest_files.build_container(schema, [[manifest_files.encode(schema, row)]])
     with pytest.raises(Corrupt, match=r"^m: an existing file has no sequence number"):
         read_entries(data, ManifestFile("m", len(data), 0, 0, 5, 5, 1), build_case(2).metadata)
 

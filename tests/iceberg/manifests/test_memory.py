@@ -27,7 +27,7 @@ def test_memory_has_the_requested_size(size: int) -> None:
 
 
 def test_threads_never_share_memory_in_use() -> None:
-    def work(seed: int) -> None:
+    def allocate_randomly(seed: int) -> None:
         chance = random.Random(seed)
         columns: list[tuple[int, np.ndarray[tuple[int], np.dtype[np.uint8]]]] = []
         for step in range(400):
@@ -40,12 +40,12 @@ def test_threads_never_share_memory_in_use() -> None:
                 assert (array == mark).all(), f"seed {seed}, step {step}"
 
     with ThreadPoolExecutor(6) as pool:
-        list(pool.map(work, range(12)))
+        list(pool.map(allocate_randomly, range(12)))
 
 
 @pytest.mark.slow
 def test_decoded_arrays_stay_unchanged_while_others_are_decoded() -> None:
-    def rows(number: int) -> bytes:
+    def build_manifest_of_rows(number: int) -> bytes:
         counts = [{"key": 1, "value": number}, {"key": 2, "value": 7}]
         bounds = [{"key": 1, "value": b"%d" % number}]
         encoded_entry = build_entry(
@@ -53,15 +53,15 @@ def test_decoded_arrays_stay_unchanged_while_others_are_decoded() -> None:
         )
         return build_manifest(SCHEMA, *[encoded_entry] * 3_000, codec="deflate")
 
-    data = rows(1)
+    data = build_manifest_of_rows(1)
     decoded_manifest = decode_manifest(data, "m.avro")
     before = files.to_plain_entries(decoded_manifest)
     counts, heap = decoded_manifest.counts["value_counts"][1][1], decoded_manifest.heap
     for number in range(2, 12):
-        decode_manifest(rows(number), "m.avro")
+        decode_manifest(build_manifest_of_rows(number), "m.avro")
     assert files.to_plain_entries(decoded_manifest) == before
     del decoded_manifest
     for number in range(2, 12):
-        decode_manifest(rows(number), "m.avro")
+        decode_manifest(build_manifest_of_rows(number), "m.avro")
     assert (counts == 1).all()
     assert b"1.parquet" in heap[:400].tobytes()

@@ -19,7 +19,7 @@ Mappings = dict[int, set[str]]
 _JAVA = Path(__file__).with_name("CaseMappings.java")
 
 
-def java_mappings(java: str) -> tuple[Mappings, set[int]]:
+def read_java_mappings(java: str) -> tuple[Mappings, set[int]]:
     """Return the mappings of a JDK and of Spark's ICU, and the code points that ICU's version of Unicode lacks."""
     (icu,) = Path(pyspark.__file__).parent.glob("jars/icu4j-*.jar")
     argv = [java, "-cp", str(icu), str(_JAVA)]
@@ -31,21 +31,21 @@ def java_mappings(java: str) -> tuple[Mappings, set[int]]:
         if texts == "unassigned":
             unassigned.add(int(point, 16))
         else:
-            mappings[int(point, 16)] = {_text(item) for item in texts.split(",")}
+            mappings[int(point, 16)] = {_decode_points(item) for item in texts.split(",")}
     return mappings, unassigned
 
 
-def python_mappings() -> Mappings:
-    return _keep_different((text, text.lower(), text.upper()) for text in _texts())
+def read_python_mappings() -> Mappings:
+    return _keep_different((text, text.lower(), text.upper()) for text in _list_texts())
 
 
-def duckdb_mappings() -> Mappings:
-    texts = pa.table({"text": list(_texts())})
+def read_duckdb_mappings() -> Mappings:
+    texts = pa.table({"text": list(_list_texts())})
     rows = duckdb.connect().from_arrow(texts).project("text, lower(text), upper(text)").fetchall()
     return _keep_different(iter(rows))
 
 
-def _texts() -> Iterator[str]:
+def _list_texts() -> Iterator[str]:
     """Return all code points except NUL, which ends texts in DuckDB, and surrogates, which UTF-8 lacks."""
     return (chr(point) for point in range(1, 0x110000) if not 0xD800 <= point <= 0xDFFF)
 
@@ -54,5 +54,5 @@ def _keep_different(rows: Iterator[tuple[str, str, str]]) -> Mappings:
     return {ord(text): {lower, upper} - {text} for text, lower, upper in rows if {lower, upper} != {text}}
 
 
-def _text(points: str) -> str:
+def _decode_points(points: str) -> str:
     return "".join(chr(int(point, 16)) for point in points.split())

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from seamark.formats.index.keys import case_folding_table
 from seamark.formats.index.keys.case_folding import UNKNOWN_CASE, fold, fold_column, has_known_case
 from seamark.formats.index.keys.functions import CASE_KEYS
-from tests.index.case_folding.mappings import Mappings, duckdb_mappings, java_mappings, python_mappings
+from tests.index.case_folding.mappings import Mappings, read_duckdb_mappings, read_java_mappings, read_python_mappings
 from tests.index.case_folding.texts import draw_texts
 from tests.seeds import examples, first_seed
 from tests.services.java import find_java_17
@@ -93,14 +93,14 @@ def test_folding_table_changes_only_with_the_name_of_its_keys() -> None:
 
 @pytest.mark.slow
 def test_all_characters_keep_their_folded_form_in_python_and_duckdb() -> None:
-    check_all(python_mappings())
-    check_all(duckdb_mappings())
+    check_all(read_python_mappings())
+    check_all(read_duckdb_mappings())
 
 
 @pytest.mark.slow
 @pytest.mark.spark  # Start Java.
 def test_all_characters_keep_their_folded_form_in_java_and_icu_in_all_locales() -> None:
-    check_all(java_mappings(find_java_17())[0])
+    check_all(read_java_mappings(find_java_17())[0])
 
 
 @pytest.mark.slow

@@ -20,10 +20,10 @@ def list_cased_characters() -> str:
 
 
 def draw_texts(rng: random.Random, count: int) -> list[str]:
-    return [random_text(rng) for _ in range(count)]
+    return [draw_text(rng) for _ in range(count)]
 
 
-def random_text(rng: random.Random) -> str:
+def draw_text(rng: random.Random) -> str:
     letters = [
         rng.choice(
             [
@@ -43,7 +43,7 @@ def random_text(rng: random.Random) -> str:
     return "".join(rng.choice(letter) for letter in letters)
 
 
-def with_other_case(rng: random.Random, text: str) -> str:
+def change_case(rng: random.Random, text: str) -> str:
     """Return a text that some engine may make of `text`, or of a text that differs from it in case."""
     changes = [str.lower, str.upper, str.casefold, str.swapcase, str.title]
     changed_text = rng.choice(changes)(text)

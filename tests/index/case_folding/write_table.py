@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from tests.index.case_folding.mappings import duckdb_mappings, java_mappings, python_mappings
+from tests.index.case_folding.mappings import read_duckdb_mappings, read_java_mappings, read_python_mappings
 
 _TABLE = Path(__file__).parents[3] / "formats/index/keys/case_folding_table.py"
 _IOTA_BELOW = 0x345
@@ -73,11 +73,11 @@ class Equations:
 
     def _join(self, combination: int, other: int) -> None:
         if combination != other:
-            first, second = sorted((combination, other), key=_rank)
+            first, second = sorted((combination, other), key=_compute_rank)
             self._class_of[second] = first
 
 
-def _rank(point: int) -> tuple[bool, bool, int]:
+def _compute_rank(point: int) -> tuple[bool, bool, int]:
     """Return a sort key for the representative of a class: an ASCII letter, then a lower-case letter, then the
     least.
     """
@@ -97,30 +97,34 @@ def solve(mappings: Iterable[dict[int, set[str]]], unassigned: set[int]) -> dict
     return {point: text for point, text in folded.items() if text != chr(point)}
 
 
-def table_source(folded: dict[int, str], unassigned: set[int]) -> str:
+def format_table_source(folded: dict[int, str], unassigned: set[int]) -> str:
     single = sorted((point, ord(text) - point) for point, text in folded.items() if len(text) == 1)
-    runs = " ".join(f"{first:x}-{last:x}/{step}{change:+x}" for first, last, step, change in _runs(single))
+    runs = " ".join(f"{first:x}-{last:x}/{step}{change:+x}" for first, last, step, change in _find_runs(single))
     other_points = " ".join(
         f"{point:x}={'+'.join(f'{ord(item):x}' for item in text)}"
         for point, text in sorted(folded.items())
         if len(text) != 1
     )
-    ranges = " ".join(f"{first:x}-{last:x}" for first, last in _ranges(sorted(unassigned)))
+    ranges = " ".join(f"{first:x}-{last:x}" for first, last in _find_ranges(sorted(unassigned)))
     return _HEAD + "\n".join(
         [
-            _constant("MOVED", runs, "First and last code point, step, and the difference to the folded code point."),
-            _constant("REPLACED", other_points, "Code points with a folded text of several code points, or of none."),
-            _constant("UNASSIGNED", ranges, "The code points that Unicode 16 does not assign."),
+            _format_constant(
+                "MOVED", runs, "First and last code point, step, and the difference to the folded code point."
+            ),
+            _format_constant(
+                "REPLACED", other_points, "Code points with a folded text of several code points, or of none."
+            ),
+            _format_constant("UNASSIGNED", ranges, "The code points that Unicode 16 does not assign."),
         ]
     )
 
 
-def _constant(name: str, text: str, comment: str) -> str:
+def _format_constant(name: str, text: str, comment: str) -> str:
     lines = textwrap.wrap(text, 115, break_on_hyphens=False, break_long_words=False)
     return f'{name} = """\n' + "\n".join(lines) + f'\n"""\n"""{comment}"""\n'
 
 
-def _runs(moves: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int, int]]:
+def _find_runs(moves: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int, int]]:
     """Yield runs of code points with the same change, each 1 or 2 after the one before."""
     run: list[int] = []
     step, change = 0, 0
@@ -137,16 +141,16 @@ def _runs(moves: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int, int
         yield run[0], run[-1], step or 1, change
 
 
-def _ranges(points: Sequence[int]) -> Iterator[tuple[int, int]]:
+def _find_ranges(points: Sequence[int]) -> Iterator[tuple[int, int]]:
     for _, group in groupby(enumerate(points), key=lambda item: item[1] - item[0]):
         listed_points = [point for _, point in group]
         yield listed_points[0], listed_points[-1]
 
 
 def main(java: str) -> None:
-    of_java, unassigned = java_mappings(java)
-    folded = solve([of_java, python_mappings(), duckdb_mappings()], unassigned)
-    _TABLE.write_text(table_source(folded, unassigned))
+    of_java, unassigned = read_java_mappings(java)
+    folded = solve([of_java, read_python_mappings(), read_duckdb_mappings()], unassigned)
+    _TABLE.write_text(format_table_source(folded, unassigned))
 
 
 if __name__ == "__main__":

@@ -40,27 +40,29 @@ class Kind:
     nans: bool = False
 
 
-def _array_builder(arrow: pa.DataType, target_type: pa.DataType | None = None) -> Callable[[Sequence[Any]], pa.Array]:
+def _build_array_builder(
+    arrow: pa.DataType, target_type: pa.DataType | None = None
+) -> Callable[[Sequence[Any]], pa.Array]:
     return lambda values: (
         pa.array(values, target_type or arrow).cast(arrow) if target_type != arrow else pa.array(values, arrow)
     )
 
 
-def _ints(bits: int) -> Callable[[random.Random], int]:
+def _build_int_drawer(bits: int) -> Callable[[random.Random], int]:
     def draw(rng: random.Random) -> int:
         return rng.choice([rng.randrange(-5, 5), rng.getrandbits(bits) - (1 << (bits - 1)), -(1 << (bits - 1))])
 
     return draw
 
 
-def _decimals(digits: int, scale: int) -> Callable[[Sequence[Any]], pa.Array]:
-    def array(values: Sequence[Any]) -> pa.Array:
+def _build_decimal_builder(digits: int, scale: int) -> Callable[[Sequence[Any]], pa.Array]:
+    def build_array(values: Sequence[Any]) -> pa.Array:
         width = 16
         heap = b"".join((value or 0).to_bytes(width, "little", signed=True) for value in values)
         valid = pa.array([value is not None for value in values], pa.bool_()).buffers()[1]
         return pa.Array.from_buffers(pa.decimal128(digits, scale), len(values), [valid, pa.py_buffer(heap)])
 
-    return array
+    return build_array
 
 
 def _make_unscaled(digits: int) -> Callable[[random.Random], int]:
@@ -68,7 +70,7 @@ def _make_unscaled(digits: int) -> Callable[[random.Random], int]:
     return lambda rng: rng.choice([rng.randrange(-3, 3), rng.randrange(-maximum, maximum + 1), maximum, -maximum])
 
 
-def _text(huge: bool) -> Callable[[random.Random], str]:
+def _build_text_drawer(huge: bool) -> Callable[[random.Random], str]:
     def draw(rng: random.Random) -> str:
         if huge and rng.random() < 0.5:
             return rng.choice(HUGE)
@@ -79,24 +81,24 @@ def _text(huge: bool) -> Callable[[random.Random], str]:
 
 
 KINDS = [
-    Kind("boolean", lambda rng: rng.random() < 0.5, _array_builder(pa.bool_())),
-    Kind("int", _ints(32), _array_builder(pa.int32())),
-    Kind("long", _ints(64), _array_builder(pa.int64())),
-    Kind("date", _ints(20), _array_builder(pa.date32(), pa.int32())),
-    Kind("time", lambda rng: rng.randrange(86_400_000_000), _array_builder(pa.time64("us"), pa.int64())),
-    Kind("timestamp", _ints(50), _array_builder(pa.timestamp("us"), pa.int64())),
-    Kind("timestamptz", _ints(50), _array_builder(pa.timestamp("us", "UTC"), pa.int64())),
-    Kind("timestamp_ns", _ints(63), _array_builder(pa.timestamp("ns"), pa.int64())),
-    Kind("float", lambda rng: rng.choice([*FLOATS[:6], 1.25, -7.5]), _array_builder(pa.float32()), nans=True),
-    Kind("double", lambda rng: rng.choice([*FLOATS, rng.gauss(0, 1e9)]), _array_builder(pa.float64()), nans=True),
-    Kind("decimal(9, 2)", _make_unscaled(9), _decimals(9, 2)),
-    Kind("decimal(18, 0)", _make_unscaled(18), _decimals(18, 0)),
-    Kind("decimal(38, 10)", _make_unscaled(38), _decimals(38, 10)),
-    Kind("string", _text(False), _array_builder(pa.string())),
-    Kind("string, huge", _text(True), _array_builder(pa.large_string())),
-    Kind("binary", lambda rng: rng.randbytes(rng.randrange(6)), _array_builder(pa.binary())),
-    Kind("fixed[3]", lambda rng: rng.randbytes(3), _array_builder(pa.binary(3))),
-    Kind("uuid", lambda rng: rng.randbytes(16), _array_builder(pa.binary(16))),
+    Kind("boolean", lambda rng: rng.random() < 0.5, _build_array_builder(pa.bool_())),
+    Kind("int", _build_int_drawer(32), _build_array_builder(pa.int32())),
+    Kind("long", _build_int_drawer(64), _build_array_builder(pa.int64())),
+    Kind("date", _build_int_drawer(20), _build_array_builder(pa.date32(), pa.int32())),
+    Kind("time", lambda rng: rng.randrange(86_400_000_000), _build_array_builder(pa.time64("us"), pa.int64())),
+    Kind("timestamp", _build_int_drawer(50), _build_array_builder(pa.timestamp("us"), pa.int64())),
+    Kind("timestamptz", _build_int_drawer(50), _build_array_builder(pa.timestamp("us", "UTC"), pa.int64())),
+    Kind("timestamp_ns", _build_int_drawer(63), _build_array_builder(pa.timestamp("ns"), pa.int64())),
+    Kind("float", lambda rng: rng.choice([*FLOATS[:6], 1.25, -7.5]), _build_array_builder(pa.float32()), nans=True),
+    Kind("double", lambda rng: rng.choice([*FLOATS, rng.gauss(0, 1e9)]), _build_array_builder(pa.float64()), nans=True),
+    Kind("decimal(9, 2)", _make_unscaled(9), _build_decimal_builder(9, 2)),
+    Kind("decimal(18, 0)", _make_unscaled(18), _build_decimal_builder(18, 0)),
+    Kind("decimal(38, 10)", _make_unscaled(38), _build_decimal_builder(38, 10)),
+    Kind("string", _build_text_drawer(False), _build_array_builder(pa.string())),
+    Kind("string, huge", _build_text_drawer(True), _build_array_builder(pa.large_string())),
+    Kind("binary", lambda rng: rng.randbytes(rng.randrange(6)), _build_array_builder(pa.binary())),
+    Kind("fixed[3]", lambda rng: rng.randbytes(3), _build_array_builder(pa.binary(3))),
+    Kind("uuid", lambda rng: rng.randbytes(16), _build_array_builder(pa.binary(16))),
 ]
 
 
@@ -111,13 +113,13 @@ def draw_column(rng: random.Random, kind: Kind, rows: int, pool: Sequence[Any] |
     if rng.random() < 0.3:
         values = [pool[0]] * rows
     if rng.random() < 0.3:
-        values.sort(key=order)
+        values.sort(key=compute_order)
     nulls, nans = rng.choice([0, 0, 0.2, 1]), rng.choice([0, 0.2]) if kind.nans else 0
     values = [NAN if rng.random() < nans else value for value in values]
     return [None if rng.random() < nulls else value for value in values]
 
 
-def order(value: Any) -> Any:
+def compute_order(value: Any) -> Any:
     """Return a sort key in Iceberg's order: -0.0 before 0.0, and text by its UTF-8 bytes."""
     if isinstance(value, float):
         return (value, math.copysign(1, value) if value == 0 else 0)
@@ -148,10 +150,10 @@ class Predicate:
             return self.nulls
         if value != value:
             return self.nans
-        rank = order(value)
+        rank = compute_order(value)
         for low, high, low_open, high_open in self.ranges:
-            above = low is None or order(low) < rank or (order(low) == rank and not low_open)
-            below = high is None or rank < order(high) or (order(high) == rank and not high_open)
+            above = low is None or compute_order(low) < rank or (compute_order(low) == rank and not low_open)
+            below = high is None or rank < compute_order(high) or (compute_order(high) == rank and not high_open)
             if above and below:
                 return True
         return False
@@ -161,20 +163,22 @@ def merge_ranges(ranges: Sequence[Range]) -> list[Range]:
     """Return ascending, disjoint ranges of the same values."""
     actual_ranges: list[Range] = []
     for item in sorted(
-        ranges, key=lambda one: (one[0] is not None, order(one[0]) if one[0] is not None else 0, one[2])
+        ranges, key=lambda one: (one[0] is not None, compute_order(one[0]) if one[0] is not None else 0, one[2])
     ):
         if not actual_ranges:
             actual_ranges.append(item)
             continue
         low, high, low_open, high_open = actual_ranges[-1]
         if high is not None and item[0] is not None:
-            gap = order(item[0]) > order(high) or (order(item[0]) == order(high) and (item[2] or high_open))
+            gap = compute_order(item[0]) > compute_order(high) or (
+                compute_order(item[0]) == compute_order(high) and (item[2] or high_open)
+            )
             if gap:
                 actual_ranges.append(item)
                 continue
         if high is None or item[1] is None:
             actual_ranges[-1] = (low, None, low_open, False)
-        elif (order(item[1]), not item[3]) > (order(high), not high_open):
+        elif (compute_order(item[1]), not item[3]) > (compute_order(high), not high_open):
             actual_ranges[-1] = (low, item[1], low_open, item[3])
     return actual_ranges
 
@@ -183,23 +187,23 @@ def draw_predicate(rng: random.Random, kind: Kind, values: Sequence[Any]) -> Pre
     """Return a predicate on existing and other values: =, <, between, IN of a few or hundreds, all values, no value."""
     present_values = [value for value in values if value is not None and value == value]
 
-    def literal() -> Any:
+    def draw_literal() -> Any:
         return rng.choice(present_values) if present_values and rng.random() < 0.7 else kind.draw(rng)
 
     ranges: list[Range] = []
     for _ in range(rng.choice([0, 1, 1, 1, 2, 5, 300])):
         match rng.randrange(4):
             case 0:
-                low = high = literal()
+                low = high = draw_literal()
                 ranges.append((low, high, False, False))
             case 1:
-                low, high = sorted((literal(), literal()), key=order)
+                low, high = sorted((draw_literal(), draw_literal()), key=compute_order)
                 ranges.append((low, high, rng.random() < 0.5, rng.random() < 0.5))
             case 2:
-                end = literal()
+                end = draw_literal()
                 ranges.append((*rng.choice([(None, end), (end, None)]), rng.random() < 0.5, rng.random() < 0.5))
             case _:
-                value = literal()
+                value = draw_literal()
                 ranges.append((value, value, False, False))
     if rng.random() < 0.1:
         ranges.append((None, None, False, False))

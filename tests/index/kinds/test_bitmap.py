@@ -37,16 +37,18 @@ def build_of_longs(values: Sequence[int | None] | np.ndarray[Any, Any]) -> FileB
     return bitmap.build(keys_of(pa.array(values, pa.int64()), "long"))
 
 
-def code(value: int) -> int:
+def encode_long(value: int) -> int:
     return value + (1 << 63)
 
 
 def build_ranges(*values: int) -> KeyRanges:
-    return KeyRanges("long", tuple(KeyRange(key, key) for key in sorted(map(code, set(values)))))
+    return KeyRanges("long", tuple(KeyRange(key, key) for key in sorted(map(encode_long, set(values)))))
 
 
 def make_between(low: int | None, high: int | None) -> KeyRanges:
-    return KeyRanges("long", (KeyRange(low if low is None else code(low), high if high is None else code(high)),))
+    return KeyRanges(
+        "long", (KeyRange(low if low is None else encode_long(low), high if high is None else encode_long(high)),)
+    )
 
 
 def find_rows(index: Bitmap, file: int, ranges: KeyRanges, rows: int) -> list[int]:

@@ -28,7 +28,7 @@ from seamark.formats.index.kinds.slices import SLICES, Section
 Answers = list[tuple[list[int], list[list[int]]]]
 
 
-def longs(rng: np.random.Generator) -> list[pa.Array]:
+def draw_longs(rng: np.random.Generator) -> list[pa.Array]:
     shapes = [
         rng.integers(0, 9, 200),
         np.sort(rng.integers(0, 300, 900)),
@@ -38,11 +38,11 @@ def longs(rng: np.random.Generator) -> list[pa.Array]:
     return [pa.array(values, pa.int64(), mask=rng.random(len(values)) < 0.1) for values in shapes]
 
 
-def strings(rng: np.random.Generator) -> list[pa.Array]:
+def draw_strings(rng: np.random.Generator) -> list[pa.Array]:
     return [pa.array([f"name {number % 97}" for number in rng.integers(0, 500, rows)]) for rows in (40, 300, 0)]
 
 
-def ranges_of_kind(kind: str) -> list[KeyRanges]:
+def build_ranges(kind: str) -> list[KeyRanges]:
     keys: Sequence[Any] = (
         [value + (1 << 63) for value in (0, 1, 5, 150, 400)]
         if kind == "long"
@@ -57,11 +57,11 @@ def ranges_of_kind(kind: str) -> list[KeyRanges]:
     ]
 
 
-def answers(blob: bytes | bytearray, kind: str) -> Answers:
+def list_answers(blob: bytes | bytearray, kind: str) -> Answers:
     index = Bitmap(memoryview(blob))
     return [
         (index.files_with(ranges).tolist(), [index.rows(file, ranges).tolist() for file in range(index.files)])
-        for ranges in ranges_of_kind(kind)
+        for ranges in build_ranges(kind)
     ]
 
 
@@ -73,19 +73,19 @@ def case(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tup
         monkeypatch.setattr(postings, "SHARED_MAX_FRACTION", -1)
         monkeypatch.setattr(postings, "UNSHARED_MAX_FRACTION", -1)
     rng = np.random.default_rng(11)
-    arrays = longs(rng) if kind == "long" else strings(rng)
+    arrays = draw_longs(rng) if kind == "long" else draw_strings(rng)
     return b"".join(bitmap.encode([bitmap.build(keys_of(array, kind)) for array in arrays])), kind
 
 
 def test_flipped_byte_is_detected_or_harmless(case: tuple[bytes, str]) -> None:
     blob, kind = case
-    right = answers(blob, kind)
+    right = list_answers(blob, kind)
     count = 0
     for offset in range(len(blob)):
         damaged_bytes = bytearray(blob)
         damaged_bytes[offset] ^= 1 << (offset * 7 % 8)
         try:
-            assert answers(damaged_bytes, kind) == right, f"byte {offset} of {len(blob)}"
+            assert list_answers(damaged_bytes, kind) == right, f"byte {offset} of {len(blob)}"
         except ValueError:
             count += 1
     assert count > 0.9 * len(blob)
@@ -117,7 +117,7 @@ def test_truncated_blob_is_rejected(case: tuple[bytes, str]) -> None:
 
 def test_overwritten_random_bytes_are_detected_or_harmless(case: tuple[bytes, str]) -> None:
     blob, kind = case
-    right = answers(blob, kind)
+    right = list_answers(blob, kind)
     for seed in range(30):
         rng = random.Random(seed)
         damaged_bytes = bytearray(blob)
@@ -125,7 +125,7 @@ def test_overwritten_random_bytes_are_detected_or_harmless(case: tuple[bytes, st
         length = rng.randrange(1, 200)
         damaged_bytes[start : start + length] = rng.choice([bytes(length), rng.randbytes(length)])[: len(blob) - start]
         with contextlib.suppress(ValueError):
-            assert answers(damaged_bytes[: len(blob)], kind) == right, f"seed {seed}"
+            assert list_answers(damaged_bytes[: len(blob)], kind) == right, f"seed {seed}"
 
 
 def test_swapped_sections_are_rejected() -> None:
@@ -135,7 +135,7 @@ def test_swapped_sections_are_rejected() -> None:
     head, directory, files, first, _ = bitmap.encode([entries[0], longer])
     index = Bitmap(memoryview(b"".join((head, directory, files, longer.section, first))))
     with pytest.raises(ValueError, match="section 0 of a bitmap index belongs to another file"):
-        index.rows(0, ranges_of_kind("long")[0])
+        index.rows(0, build_ranges("long")[0])
 
 
 def test_damaged_section_is_not_merged() -> None:
@@ -184,7 +184,7 @@ def test_lists_with_more_files_than_keys_are_rejected() -> None:
         postings.files_with(bounds, np.ones(3, dtype=np.bool_), lambda _: pytest.fail("a section was requested"))
 
 
-def _runs(containers: int) -> bytes:
+def _build_run_bitmap(containers: int) -> bytes:
     """Return a roaring bitmap of all rows of `containers` containers: 14 bytes for each 65,536 rows."""
     flags = np.packbits(np.ones(containers, dtype=np.uint8), bitorder="little").tobytes()
     keys = np.array([(key, 65535) for key in range(containers)], dtype="<u2").tobytes()
@@ -193,7 +193,7 @@ def _runs(containers: int) -> bytes:
     return head + starts.astype("<u4").tobytes() + np.array([1, 0, 65535] * containers, dtype="<u2").tobytes()
 
 
-def _peak(read: Callable[[], object]) -> int:
+def _measure_peak_bytes(read: Callable[[], object]) -> int:
     """Return the peak memory of numpy and Python in bytes."""
     tracemalloc.start()
     try:
@@ -206,15 +206,18 @@ def _peak(read: Callable[[], object]) -> int:
 def test_runs_with_more_rows_than_the_file_are_not_expanded() -> None:
     def read() -> None:
         with pytest.raises(ValueError, match="beyond the 100"):
-            bits.decode(Piece(Coding.ROARING, _runs(256)), 100)
+            bits.decode(Piece(Coding.ROARING, _build_run_bitmap(256)), 100)
 
-    assert _peak(read) < 1 << 20
+    assert _measure_peak_bytes(read) < 1 << 20
 
 
 def test_runs_of_many_rows_are_expanded_in_steps() -> None:
     rows = 160 << 16
     results: list[Any] = []
-    assert _peak(lambda: results.append(bits.decode(Piece(Coding.ROARING, _runs(160)), rows))) < 12 << 20
+    assert (
+        _measure_peak_bytes(lambda: results.append(bits.decode(Piece(Coding.ROARING, _build_run_bitmap(160)), rows)))
+        < 12 << 20
+    )
     assert bits.count(results[0]) == rows
     row_numbers = np.unique(np.random.default_rng(5).integers(0, rows, 1 << 19))
     bit_map = pyroaring.BitMap(row_numbers.astype(np.uint32))
@@ -244,6 +247,6 @@ def test_slices_too_large_to_read_compressed_are_stored_flat(monkeypatch: pytest
         Section(memoryview(packed.section)).decode_slices()
     flat = bitmap.build(keys_of(values, "long"))
     blobs = [b"".join(bitmap.encode([item])) for item in (packed, flat)]
-    assert answers(blobs[1], "long")
+    assert list_answers(blobs[1], "long")
     monkeypatch.undo()
-    assert answers(blobs[0], "long") == answers(blobs[1], "long")
+    assert list_answers(blobs[0], "long") == list_answers(blobs[1], "long")

@@ -30,7 +30,7 @@ from seamark.formats.index.kinds.bloom import (
     header_size,
     merge,
 )
-from tests.index.kinds.test_keys import COLUMNS, arrow_of, is_nan
+from tests.index.kinds.test_keys import COLUMNS, build_array, is_nan
 from tests.seeds import examples
 
 
@@ -68,7 +68,7 @@ def draw_files(seed: int, sizes: list[int]) -> list[Any]:
 @settings(max_examples=examples(40))
 def test_file_that_has_a_value_is_never_pruned(kind: str, data: st.DataObject) -> None:
     files = data.draw(st.lists(st.lists(st.one_of(st.none(), COLUMNS[kind][1]), max_size=60), min_size=1, max_size=6))
-    blob = encode_blob([build(keys_of(arrow_of(kind, values), kind)) for values in files])
+    blob = encode_blob([build(keys_of(build_array(kind, values), kind)) for values in files])
     bloom = Bloom(blob)
     bloom.verify()
     assert bloom.files == len(files)
@@ -160,7 +160,7 @@ def test_bloom_filter_wastes_at_most_a_quarter(fpp: float) -> None:
     assert filter_bits(2**40, fpp) == 2**30
 
 
-def bits_in(blob: bytes) -> list[set[int]]:
+def read_bits(blob: bytes) -> list[set[int]]:
     """Return the bits that are set in each file's filter, read in plain Python as the format's page describes."""
     head, _, files, groups = struct.unpack_from("<4I", blob)
     entries = [struct.unpack_from("<4Q", blob, 16 + 32 * i) for i in range(groups)]
@@ -193,7 +193,7 @@ def bits_in(blob: bytes) -> list[set[int]]:
     return results
 
 
-def bits_of_values(values: Any, bits: int, k: int) -> set[int]:
+def compute_bits(values: Any, bits: int, k: int) -> set[int]:
     results = set()
     for value in values.tolist():
         hashed = xxhash.xxh64_intdigest(struct.pack("<Q", value + 2**63))
@@ -207,9 +207,9 @@ def test_reader_of_the_documented_format_finds_the_bits_of_each_file(count: int,
     files = draw_files(count, np.random.default_rng(count).choice([0, 10, 45, 80], count).tolist())
     entries = [build(build_long_keys(values), fpp) for values in files]
     expected = [
-        bits_of_values(values, entry.filter_bits, hash_count(fpp)) for values, entry in zip(files, entries, strict=True)
+        compute_bits(values, entry.filter_bits, hash_count(fpp)) for values, entry in zip(files, entries, strict=True)
     ]
-    assert bits_in(encode_blob(entries)) == expected
+    assert read_bits(encode_blob(entries)) == expected
 
 
 def test_format_equals_that_of_earlier_versions() -> None:
@@ -390,9 +390,9 @@ def test_wrong_header_with_a_valid_checksum_is_rejected_or_harmless(
 
 
 def test_filters_can_be_sent_between_processes() -> None:
-    built = build(build_long_keys([1, 2, 3]))
-    document = pickle.loads(pickle.dumps(built))
-    assert encode_blob([document]) == encode_blob([built])
+    filters = build(build_long_keys([1, 2, 3]))
+    document = pickle.loads(pickle.dumps(filters))
+    assert encode_blob([document]) == encode_blob([filters])
 
 
 def test_impossible_filter_parameters_are_rejected() -> None:

@@ -66,7 +66,7 @@ def open_entries(*entries: pa.RecordBatch) -> CubeEntries:
 def draw_rows(seed: int, rows: int = 400) -> pa.Table:
     generator = random.Random(seed)
 
-    def value(name: str) -> Any:
+    def draw_value(name: str) -> Any:
         if generator.random() < 0.15:
             return None
         moment = datetime(1969, 12, 28) + timedelta(minutes=generator.randrange(9000))
@@ -89,7 +89,7 @@ def draw_rows(seed: int, rows: int = 400) -> pa.Table:
                 return generator.randrange(-1000, 1000)
         return generator.randrange(-(2**62), 2**62)
 
-    return pa.table({name: pa.array([value(name) for _ in range(rows)], kind) for name, kind in _TYPES.items()})
+    return pa.table({name: pa.array([draw_value(name) for _ in range(rows)], kind) for name, kind in _TYPES.items()})
 
 
 @pytest.mark.parametrize("dimensions", [["day(ts)", "country"], ["ratio"], ["date_trunc('month', day)", "hour(ts)"]])

@@ -43,7 +43,7 @@ CONDITIONS = (
 
 
 def draw_rows(rng: random.Random) -> pa.Table:
-    def column(values: list[Any], kind: pa.DataType) -> pa.Array:
+    def draw_column(values: list[Any], kind: pa.DataType) -> pa.Array:
         return pa.array([rng.choice([*values, None]) for _ in range(40)], kind)
 
     starts = [datetime(2026, 1, 31, 23, 59, 59), datetime(2026, 2, 1), datetime(2025, 12, 31), datetime(2026, 2, 3, 7)]
@@ -51,12 +51,12 @@ def draw_rows(rng: random.Random) -> pa.Table:
     days = [date(2026, 1, 31), date(2026, 2, 1), date(2026, 2, 4)]
     return pa.table(
         {
-            "ts": column(times, pa.timestamp("us")),
-            "day": column(days, pa.date32()),
-            "name": column(["a", "ab", "b", ""], pa.string()),
-            "n": column([0, 1, 2, 3], pa.int32()),
-            "price": column([0.0, -0.0, 2.0, float("nan")], pa.float64()),
-            "z": column([time.replace(tzinfo=UTC) for time in times], pa.timestamp("us", "UTC")),
+            "ts": draw_column(times, pa.timestamp("us")),
+            "day": draw_column(days, pa.date32()),
+            "name": draw_column(["a", "ab", "b", ""], pa.string()),
+            "n": draw_column([0, 1, 2, 3], pa.int32()),
+            "price": draw_column([0.0, -0.0, 2.0, float("nan")], pa.float64()),
+            "z": draw_column([time.replace(tzinfo=UTC) for time in times], pa.timestamp("us", "UTC")),
         }
     )
 
@@ -77,10 +77,10 @@ def test_groups_with_a_needed_row_meet_the_condition() -> None:
         where = bind(parse_sql(text, COLUMNS).expression, COLUMNS, (), case_sensitive=True)
         condition = to_group_condition(where, terms)
         # A client sends the condition as JSON.
-        sent = parse_expression(expression_json(condition))
-        assert bind(sent, make_group_schema(terms), (), case_sensitive=True) == condition, (seed, text)
+        expression = parse_expression(expression_json(condition))
+        assert bind(expression, make_group_schema(terms), (), case_sensitive=True) == condition, (seed, text)
 
-        def group(selected: pa.Table, terms: Any = terms) -> pa.Table:
+        def group_selected(selected: pa.Table, terms: Any = terms) -> pa.Table:
             values = {field.id: selected[field.name] for field in COLUMNS.fields}
             measures = (parse_measure("count(*)", COLUMNS),)
             return pa.Table.from_batches([group_rows(terms, measures, values)])
@@ -88,13 +88,13 @@ def test_groups_with_a_needed_row_meet_the_condition() -> None:
         columns = {field.id: rows[field.name].combine_chunks() for field in COLUMNS.fields}
         needed = rows.filter(pa.array(evaluate_filter(where, columns, rows.num_rows)))
         keys = [f"d{number}" for number in range(len(terms))]
-        groups = group(rows)
+        groups = group_selected(rows)
         selected = EncodedGroups(groups).select(condition, groups.column_names)
         many = EncodedGroups(pa.concat_tables([groups] * 256)).select(condition, groups.column_names)
         assert many.num_rows == 256 * selected.num_rows, "encoded columns give another result"
         assert str(many.slice(0, selected.num_rows).to_pylist()) == str(selected.to_pylist())
         left_out += selected.num_rows < groups.num_rows
-        missing = {str(row) for row in group(needed).select(keys).to_pylist()}
+        missing = {str(row) for row in group_selected(needed).select(keys).to_pylist()}
         missing -= {str(row) for row in selected.select(keys).to_pylist()}
         assert not missing, (seed, text, [term.text for term in terms])
     assert left_out > 10
@@ -116,11 +116,11 @@ def test_condition_on_a_dimension_table_selects_by_its_attributes() -> None:
 def test_filter_transforms_the_values_of_a_column_once(monkeypatch: pytest.MonkeyPatch) -> None:
     transformed = []
 
-    def record(values: pa.Array, kind: str) -> Any:
+    def record_literals(values: pa.Array, kind: str) -> Any:
         transformed.append(kind)
         return to_literals(values, kind)
 
-    monkeypatch.setattr(arrow_filters, "to_literals", record)
+    monkeypatch.setattr(arrow_filters, "to_literals", record_literals)
     where = bind(
         parse_sql("year(day) = 2026 OR year(day) = 2024", COLUMNS).expression, COLUMNS, (), case_sensitive=True
     )

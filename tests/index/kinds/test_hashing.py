@@ -66,7 +66,7 @@ def test_strings_hash_as_their_bytes_and_as_the_key_of_the_literal(texts: list[s
     assert hashes == [hash_key(key_of(text, "string"), seed) for text in texts[skipped:]]
 
 
-def row_bytes(kinds: list[str], row: tuple[Any, ...]) -> bytes:
+def encode_row(kinds: list[str], row: tuple[Any, ...]) -> bytes:
     """Return the bytes of a composite key as the design describes them."""
     spelt = b""
     for kind, value in zip(kinds, row, strict=True):
@@ -98,7 +98,7 @@ def test_composite_keys_hash_lengths_and_bytes_alternately(rows: list[Any], colu
     kinds, types = ["int", "string", "double"], [pa.int32(), pa.string(), pa.float64()]
     parts = [keys_of(pa.array([row[at] for row in rows], types[at], from_pandas=False), kinds[at]) for at in columns]
     expected = [
-        xxhash.xxh64_intdigest(row_bytes([kinds[at] for at in columns], tuple(row[at] for at in columns)), seed)
+        xxhash.xxh64_intdigest(encode_row([kinds[at] for at in columns], tuple(row[at] for at in columns)), seed)
         for row in rows
     ]
     assert hash_rows(parts, seed).tolist() == expected
@@ -107,7 +107,7 @@ def test_composite_keys_hash_lengths_and_bytes_alternately(rows: list[Any], colu
 @given(values=st.lists(st.integers(-(2**63), 2**63 - 1), max_size=80), seed=SEEDS)
 @settings(max_examples=examples(100))
 def test_key_of_one_column_without_nulls_hashes_its_length_and_code(values: list[int], seed: int) -> None:
-    expected = [xxhash.xxh64_intdigest(row_bytes(["long"], (value,)), seed) for value in values]
+    expected = [xxhash.xxh64_intdigest(encode_row(["long"], (value,)), seed) for value in values]
     assert hash_rows([keys_of(pa.array(values, pa.int64()), "long")], seed).tolist() == expected
 
 

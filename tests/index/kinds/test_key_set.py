@@ -31,7 +31,7 @@ def open_bitmap(files: list[list[Any]], kind: str, arrow: pa.DataType) -> bitmap
     return bitmap.Bitmap(memoryview(b"".join(bytes(part) for part in bitmap.encode(entries))))
 
 
-def random_values(rng: random.Random, text: bool, span: int, rows: int) -> list[Any]:
+def draw_values(rng: random.Random, text: bool, span: int, rows: int) -> list[Any]:
     nulls = rng.choice([0, 0, 0.1])
     values = [None if rng.random() < nulls else rng.randrange(span) - span // 2 for _ in range(rows)]
     return [None if value is None else f"v{value}" for value in values] if text else values
@@ -43,9 +43,9 @@ def test_bitmap_index_finds_files_and_rows_by_many_keys(seed: int, monkeypatch: 
     monkeypatch.setattr(key_set, "_TABLE_BITS_PER_KEY", rng.choice([0, 1 << 12]))
     text, span = rng.random() < 0.3, rng.choice([2, 40, 700, 10**9])
     kind, arrow = ("string", pa.string()) if text else ("long", pa.int64())
-    files = [random_values(rng, text, span, rng.choice([0, 1, 64, 500])) for _ in range(rng.choice([1, 9, 70]))]
+    files = [draw_values(rng, text, span, rng.choice([0, 1, 64, 500])) for _ in range(rng.choice([1, 9, 70]))]
     index = open_bitmap(files, kind, arrow)
-    pool = [value for values in files for value in values if value is not None] + random_values(rng, text, span, 5)
+    pool = [value for values in files for value in values if value is not None] + draw_values(rng, text, span, 5)
     expected = set(rng.sample(pool, rng.randint(0, min(len(pool), rng.choice([3, 60, 5000]))))) - {None}
     keys = build_key_set(sorted(expected), kind, arrow)
     assert index.files_with_keys(keys).tolist() == [int(any(value in expected for value in values)) for values in files]
@@ -67,7 +67,7 @@ def test_row_with_a_key_in_every_column_is_found(seed: int) -> None:
     columns, matching = [], [True] * rows
     for _ in range(rng.choice([1, 2, 4])):
         span = rng.choice([70, 300, 2000])
-        values = random_values(rng, False, span, rows)
+        values = draw_values(rng, False, span, rows)
         index = open_bitmap([values], "long", pa.int64())
         if rng.random() < 0.4:
             low, width = rng.randrange(span) - span // 2, rng.choice([1, 5, span // 3])

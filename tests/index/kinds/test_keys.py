@@ -56,7 +56,7 @@ COLUMNS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
 """By Iceberg type: the Arrow type of a Parquet reader, and values as in `expressions.py`"""
 
 
-def arrow_of(kind: str, values: list[Any]) -> pa.Array:
+def build_array(kind: str, values: list[Any]) -> pa.Array:
     arrow, _ = COLUMNS[kind]
     if kind.startswith("decimal"):
         scale = arrow.scale
@@ -122,7 +122,7 @@ def check(keys: Keys, kind: str, values: list[Any]) -> None:
     ]
 
 
-def layouts(array: pa.Array) -> dict[str, Any]:
+def list_layouts(array: pa.Array) -> dict[str, Any]:
     """Return the same rows in other Arrow layouts."""
     doubled = pa.concat_arrays([array, array])
     half = len(array) // 2
@@ -148,7 +148,7 @@ def layouts(array: pa.Array) -> dict[str, Any]:
 @settings(max_examples=examples(40))
 def test_keys_equal_the_values_of_each_row_in_every_layout(kind: str, data: st.DataObject) -> None:
     values = data.draw(st.lists(st.one_of(st.none(), COLUMNS[kind][1]), max_size=150))
-    for name, array in layouts(arrow_of(kind, values)).items():
+    for name, array in list_layouts(build_array(kind, values)).items():
         try:
             check(keys_of(array, kind), kind, values)
         except AssertionError as error:

@@ -53,7 +53,7 @@ VALUES: dict[str, st.SearchStrategy[Value]] = {
 }
 
 
-def spans_of(kind: str, values: list[Value | None], heap: bytearray) -> Spans:
+def append_spans(kind: str, values: list[Value | None], heap: bytearray) -> Spans:
     """Append the values' single-value binaries to `heap`, and return their spans."""
     starts, lengths = [], []
     for value in values:
@@ -84,7 +84,7 @@ def pack_bounds(
     kind: str, values: list[Value | None], *, absent_low: bool
 ) -> tuple[PackedColumn | None, Packed | None]:
     heap = bytearray(b"x")
-    spans = spans_of(kind, values, heap)
+    spans = append_spans(kind, values, heap)
     return pack_spans(kind, heap, spans, absent_low=absent_low) or (None, None)
 
 
@@ -321,7 +321,7 @@ def test_manifest_of_columns_survives_packing(data: st.DataObject) -> None:
         )
         bounds = []
         for side in sides:
-            spans = spans_of(kind, [value for value in side if value is not None], heap)
+            spans = append_spans(kind, [value for value in side if value is not None], heap)
             bounds.append((find_placed(side), spans.starts, spans.lengths))
         given_bounds.append(bounds)
     packer = Packer(to_byte_array(heap), rows)
@@ -348,7 +348,7 @@ def test_manifest_of_columns_survives_packing(data: st.DataObject) -> None:
             if fields is None:
                 assert all(count is None for count in packed_count)
                 continue
-            assert longs_of(memory, fields, rows) == packed_count
+            assert read_longs(memory, fields, rows) == packed_count
         values, nulls, nans, _ = real
         if values == records and rows:
             assert packed_counts[0] == packer.packed(record_count)
@@ -357,7 +357,7 @@ def test_manifest_of_columns_survives_packing(data: st.DataObject) -> None:
         assert known_entry == [0 if count == 0 else 1 if count == rows else 2 for count in sure]
 
 
-def longs_of(memory: npt.NDArray[np.uint8], fields: tuple[Any, ...], rows: int) -> list[int | None]:
+def read_longs(memory: npt.NDArray[np.uint8], fields: tuple[Any, ...], rows: int) -> list[int | None]:
     longs: Longs = PackedColumn(memory, Packed(*fields), rows).longs()
     return [None if value == MISSING else value for value in longs.tolist()]
 

@@ -58,14 +58,14 @@ class Lake:
         self.kinds = draw.sample(sorted(DRAWS), draw.randrange(1, 4))
         nulls = draw.choice((0.0, 0.3, 1.0))
 
-        def value(kind: str) -> Any:
+        def draw_value(kind: str) -> Any:
             return None if draw.random() < nulls else DRAWS[kind][1](draw)
 
-        def rows(n: int) -> Rows:
-            return [tuple(map(value, self.kinds)) for _ in range(n)]
+        def draw_rows(n: int) -> Rows:
+            return [tuple(map(draw_value, self.kinds)) for _ in range(n)]
 
-        self.files = [rows(draw.choice((0, 1, 30, 400))) for _ in range(files)]
-        self.others = rows(50)
+        self.files = [draw_rows(draw.choice((0, 1, 30, 400))) for _ in range(files)]
+        self.others = draw_rows(50)
 
     def keys(self, rows: Rows) -> list[Keys]:
         columns = [[row[at] for row in rows] for at in range(len(self.kinds))]
@@ -104,7 +104,7 @@ def open_record(parts: Iterable[Any]) -> RecordBlob:
     return RecordBlob(memoryview(b"".join(parts)))
 
 
-def blob_of(record: RecordBlob) -> bytes:
+def encode_blob(record: RecordBlob) -> bytes:
     return b"".join(merge([(record, np.ones(record.files, bool))]))
 
 
@@ -115,14 +115,14 @@ def matches(positions: tuple[Any, Any, Any]) -> list[tuple[int, int, int]]:
 
 def look_up_remotely(record: RecordBlob, hi: Any, lo: Any) -> tuple[Any, Any, Any]:
     """Return the lookup of a reader that has the directory and reads pages by range."""
-    blob = blob_of(record)
+    blob = encode_blob(record)
     tail = blob[-Fences.directory_bytes(blob[-64:], len(blob)) :]
     fences = Fences(tail, len(blob))
     pages = [blob[offset : offset + length] for offset, length in fences.page_ranges(hi, lo)]
     return fences.lookup_bytes(hi, lo, pages)
 
 
-def hashes(values: Sequence[int]) -> Any:
+def build_hashes(values: Sequence[int]) -> Any:
     return np.array(values, dtype=np.uint64)
 
 
@@ -140,7 +140,9 @@ def test_lookups_equal_a_dict_before_and_after_merges(seed: int) -> None:
         kept_numbers += [number for number, is_kept in zip(half, keep, strict=True) if is_kept]
     merged_record = open_record(merge(parts))
     lake.check(merged_record, kept_numbers)
-    assert blob_of(merged_record) == b"".join(encode([build(lake.keys(lake.files[number])) for number in kept_numbers]))
+    assert encode_blob(merged_record) == b"".join(
+        encode([build(lake.keys(lake.files[number])) for number in kept_numbers])
+    )
     keep_again = np.array([draw.random() < 0.7 for _ in kept_numbers], bool)
     lake.check(
         open_record(merge([(merged_record, keep_again)])),
@@ -155,11 +157,11 @@ def test_hash_of_one_key_equals_that_of_a_row(seed: int) -> None:
     columns = lake.keys(lake.others)
     row_hashes = zip(hash_rows(columns, 0).tolist(), hash_rows(columns, 1).tolist(), strict=True)
     for row_number, (row, expected) in enumerate(zip(lake.others, row_hashes, strict=True)):
-        parts = [part(keys, row_number, value) for keys, value in zip(columns, row, strict=True)]
+        parts = [read_part(keys, row_number, value) for keys, value in zip(columns, row, strict=True)]
         assert row_hash(parts) == expected
 
 
-def part(keys: Keys, row: int, value: Any) -> Any:
+def read_part(keys: Keys, row: int, value: Any) -> Any:
     if value is None or value != value:
         return value
     if keys.codes is not None:
@@ -187,14 +189,16 @@ def test_equal_and_extreme_hashes_are_distinguished_where_possible(seed: int) ->
     entries = []
     for file in range(draw.randrange(1, 6)):
         rows = [(draw.choice(halves), draw.choice(halves)) for _ in range(draw.choice((1, 170, 171, 2000)))]
-        entries.append(FileRecords(sorted_run(hashes([hi for hi, _ in rows]), hashes([lo for _, lo in rows]))))
+        entries.append(
+            FileRecords(sorted_run(build_hashes([hi for hi, _ in rows]), build_hashes([lo for _, lo in rows])))
+        )
         for position, pair in enumerate(rows):
             positions_by_key[pair].append((file, position))
     record = open_record(encode(entries))
     record.verify()
     pairs = [*itertools.product(halves, halves), (5, 5)]
     draw.shuffle(pairs)
-    hi, lo = hashes([hi for hi, _ in pairs]), hashes([lo for _, lo in pairs])
+    hi, lo = build_hashes([hi for hi, _ in pairs]), build_hashes([lo for _, lo in pairs])
     expected = [(query, *place) for query, pair in enumerate(pairs) for place in positions_by_key[pair]]
     assert matches(record.lookup(hi, lo)) == expected
     assert matches(look_up_remotely(record, hi, lo)) == expected
@@ -361,7 +365,7 @@ def test_damaged_page_affects_only_its_lookups_and_is_never_merged() -> None:
         record.fences.lookup_bytes(hi, lo, spans)
 
 
-def with_changed_page(blob: bytes, page: int, change: Callable[[bytearray], None]) -> memoryview:
+def change_page(blob: bytes, page: int, change: Callable[[bytearray], None]) -> memoryview:
     """Return the blob with a changed page and matching checksums."""
     changed_blob = bytearray(blob)
     page_bytes = changed_blob[page * PAGE : (page + 1) * PAGE]
@@ -375,7 +379,7 @@ def with_changed_page(blob: bytes, page: int, change: Callable[[bytearray], None
 def test_page_with_impossible_counts_is_rejected(entries: int) -> None:
     hi, lo = draw_uniform_hashes(400)
     blob = b"".join(encode([FileRecords(sorted_run(hi, lo))]))
-    record = RecordBlob(with_changed_page(blob, 1, lambda page: struct.pack_into("<I", page, 8, entries)))
+    record = RecordBlob(change_page(blob, 1, lambda page: struct.pack_into("<I", page, 8, entries)))
     for reads in (lambda: record.lookup(hi, lo), record.verify, lambda: b"".join(merge([(record, np.ones(1, bool))]))):
         with pytest.raises(ValueError, match=f"page 1 claims {entries} entries"):
             reads()
@@ -384,7 +388,7 @@ def test_page_with_impossible_counts_is_rejected(entries: int) -> None:
 def test_entry_of_a_missing_file_is_rejected() -> None:
     hi, lo = draw_uniform_hashes(100)
     blob = b"".join(encode([FileRecords(sorted_run(hi, lo))]))
-    record = RecordBlob(with_changed_page(blob, 0, lambda page: struct.pack_into("<I", page, 16 + 16, 7)))
+    record = RecordBlob(change_page(blob, 0, lambda page: struct.pack_into("<I", page, 16 + 16, 7)))
     for reads in (lambda: record.lookup(hi, lo), record.verify, lambda: b"".join(merge([(record, np.ones(1, bool))]))):
         with pytest.raises(ValueError, match="of file 7"):
             reads()

@@ -20,7 +20,7 @@ from seamark.connector.index.builds import GroupLimits, InProcessWorkers
 from seamark.connector.index.indexer import Indexer
 from seamark.formats.index.index_file import assemble, open_index_file
 from seamark.formats.index.kinds.kinds import KINDS
-from tests.connector.lake import append, catalog_at, create, spread
+from tests.connector.lake import append, create, open_catalog, spread
 from tests.connector.server_thread import ServerThread
 from tests.index.kinds.signature_kind import SIGNATURE
 
@@ -54,7 +54,7 @@ def build(client: IndexClient) -> None:
     assert (round_report.builds, round_report.merges, round_report.failed) == (1, 1, 0)
 
 
-def live_paths(client: IndexClient) -> list[Path]:
+def list_live_paths(client: IndexClient) -> list[Path]:
     index_files = client.index("db.t", INDEX).json["index-files"]
     return [
         Path(index_file["location"].removeprefix("file://"))
@@ -86,7 +86,7 @@ def test_toy_index_is_built_merged_listed_and_prunes_files(client: IndexClient) 
 
 def test_plan_with_the_toy_index_keeps_every_matching_row(client: IndexClient) -> None:
     build(client)
-    with catalog_at(client.url) as catalog:
+    with open_catalog(client.url) as catalog:
         for expected in (0, 40, FILES * ROWS - 1, FILES * ROWS):
             rows = catalog.load_table("db.t").scan(row_filter=f"id = {expected}").to_arrow()
             assert rows["id"].to_pylist() == [expected] * (expected < FILES * ROWS)
@@ -107,7 +107,7 @@ def test_server_checks_the_parameters_and_columns_of_the_toy_kind(client: IndexC
 def test_audit_finds_a_signature_of_another_file(client: IndexClient) -> None:
     build(client)
     assert audit_index(client, "db.t", INDEX, sample=FILES).problems == ()
-    (path,) = live_paths(client)
+    (path,) = list_live_paths(client)
     index_file = open_index_file(path.read_bytes(), path.as_uri())
     turned = SIGNATURE.encode([*SIGNATURE.open(index_file.blob).rows[1:], SIGNATURE.open(index_file.blob).rows[0]])
     header = index_file.header
@@ -131,7 +131,7 @@ def test_audit_finds_a_signature_of_another_file(client: IndexClient) -> None:
 
 def test_damaged_toy_blob_is_quarantined_and_widens_the_plan(client: IndexClient) -> None:
     build(client)
-    (path,) = live_paths(client)
+    (path,) = list_live_paths(client)
     data = bytearray(path.read_bytes())
     offset = open_index_file(bytes(data), path.as_uri()).header.offset
     data[offset + 40] ^= 1
@@ -143,7 +143,7 @@ def test_damaged_toy_blob_is_quarantined_and_widens_the_plan(client: IndexClient
 
 def test_toy_index_files_are_deleted_with_their_definition(client: IndexClient, server: ServerThread) -> None:
     build(client)
-    paths = live_paths(client)
+    paths = list_live_paths(client)
     client.drop_index("db.t", INDEX)
     for _ in range(3):  # First superseded files, then unused files
         server.run(server.components.housekeeping.round())

@@ -25,7 +25,7 @@ from tests.services.clouds.azurite import ACCOUNT, ACCOUNT_KEY, Azurite
 from tests.services.process import free_port
 
 
-def settings_for(azurite: Azurite, warehouse: str, **changes: Any) -> Settings:
+def build_settings(azurite: Azurite, warehouse: str, **changes: Any) -> Settings:
     settings = Settings(warehouse=warehouse, storage_timeout_s=5.0, storage_retries=0)
     return dataclasses.replace(settings, **{**azurite.settings(), **changes})
 
@@ -38,7 +38,7 @@ class TestContract(ObjectStoreContract):
     @pytest.fixture
     async def store(self, azurite: Azurite, base: str) -> AsyncIterator[ObjectStore]:
         warehouse = base.removesuffix("/corner")
-        async with open_objects(settings_for(azurite, warehouse), SystemClock()) as objects:
+        async with open_objects(build_settings(azurite, warehouse), SystemClock()) as objects:
             yield objects
 
 
@@ -65,26 +65,26 @@ async def test_errors_of_azure_say_what_to_correct(azurite: Azurite) -> None:
     container = azurite.create_container()
     host = container.partition("@")[2]
     missing, warehouse = f"abfss://nowhere@{host}/lake", f"{container}/lake"
-    async with open_objects(settings_for(azurite, missing), SystemClock()) as objects:
+    async with open_objects(build_settings(azurite, missing), SystemClock()) as objects:
         with pytest.raises(StorageError, match=r"The container of .*nowhere.* does not exist; create it"):
             await objects.create(f"{missing}/a", b"x")
         with pytest.raises(StorageError, match="does not exist; create it"):
             await objects.ping()
     wrong_key = base64.b64encode(b"another key").decode()
-    async with open_objects(settings_for(azurite, warehouse, azure_account_key=wrong_key), SystemClock()) as objects:
+    async with open_objects(build_settings(azurite, warehouse, azure_account_key=wrong_key), SystemClock()) as objects:
         with pytest.raises(StorageError, match=r"Azure refused access to .*credentials and its role") as refused:
             await objects.read(f"{warehouse}/a")
         assert wrong_key not in str(refused.value)
         with pytest.raises(StorageError, match="Azure refused access"):
             await objects.ping()
-    unreachable = settings_for(azurite, warehouse, azure_endpoint=f"http://127.0.0.1:{free_port()}/{ACCOUNT}")
+    unreachable = build_settings(azurite, warehouse, azure_endpoint=f"http://127.0.0.1:{free_port()}/{ACCOUNT}")
     async with open_objects(unreachable, SystemClock()) as objects:
         with pytest.raises(RetryLater, match=r"Azure did not answer .*try again later"):
             await objects.ping()
 
 
 async def test_key_of_one_account_is_not_used_for_another(azurite: Azurite) -> None:
-    settings = settings_for(
+    settings = build_settings(
         azurite,
         "abfss://data@first.dfs.core.windows.net/lake",
         allowed_locations=("abfss://data@second.dfs.core.windows.net/lake",),

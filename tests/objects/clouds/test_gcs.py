@@ -22,7 +22,7 @@ from tests.services.clouds.gcs import GoogleStorage
 from tests.services.process import free_port
 
 
-def settings_for(google: GoogleStorage, warehouse: str, **changes: Any) -> Settings:
+def build_settings(google: GoogleStorage, warehouse: str, **changes: Any) -> Settings:
     settings = Settings(warehouse=warehouse, storage_timeout_s=5.0, storage_retries=0)
     return dataclasses.replace(settings, **{**google.settings(), **changes})
 
@@ -35,7 +35,7 @@ class TestContract(ObjectStoreContract):
     @pytest.fixture
     async def store(self, google_storage: GoogleStorage, base: str) -> AsyncIterator[ObjectStore]:
         warehouse = base.removesuffix("/corner")
-        async with open_objects(settings_for(google_storage, warehouse), SystemClock()) as objects:
+        async with open_objects(build_settings(google_storage, warehouse), SystemClock()) as objects:
             yield objects
 
 
@@ -60,10 +60,10 @@ def test_table_on_google_cloud_storage_is_written_planned_and_purged(
 
 async def test_errors_of_google_cloud_storage_say_what_to_correct(google_storage: GoogleStorage) -> None:
     missing = "gs://no-such-bucket/lake"
-    async with open_objects(settings_for(google_storage, missing), SystemClock()) as objects:
+    async with open_objects(build_settings(google_storage, missing), SystemClock()) as objects:
         with pytest.raises(StorageError, match=r"The bucket of .*no-such-bucket.* does not exist; create it"):
             await objects.create(f"{missing}/a", b"x")
-    unreachable = settings_for(google_storage, missing, gcs_endpoint=f"http://127.0.0.1:{free_port()}")
+    unreachable = build_settings(google_storage, missing, gcs_endpoint=f"http://127.0.0.1:{free_port()}")
     async with open_objects(unreachable, SystemClock()) as objects:
         with pytest.raises(RetryLater, match=r"Google Cloud Storage did not answer .*try again later"):
             await objects.ping()

@@ -36,7 +36,7 @@ from seamark.metaserver.objects.clouds.issued_keys import IssuedKeys, KeyCache
 from seamark.metaserver.objects.storages import access_stamp, keys_stamp
 from seamark.metaserver.settings.settings import Settings
 from tests.services.authority import Authority
-from tests.services.clouds.azurite import ACCOUNT_KEY, HOST, azurite_server
+from tests.services.clouds.azurite import ACCOUNT_KEY, HOST, run_azurite
 
 TABLE = parse_location("abfss://data@account.dfs.core.windows.net/lake/db/t-1")
 GOOGLE_TABLE = parse_location("gs://bucket/lake/db/it's t-1")
@@ -70,7 +70,7 @@ def test_user_delegation_sas_of_azure_is_signed_with_the_key_that_azure_issued(
     authority.issue("azurite")
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(authority.file))
     tls = "--cert", str(authority.certificate), "--key", str(authority.key), "--oauth", "basic"
-    with azurite_server(tmp_path, *tls, scheme="https") as azurite:
+    with run_azurite(tmp_path, *tls, scheme="https") as azurite:
         monkeypatch.setattr(azure_sas, "open_credential", lambda settings: _Login())
         issuer = SasIssuer(SystemClock())
         settings = Settings(azure_endpoint=azurite.endpoint, azure_client_id="application", storage_retries=0)

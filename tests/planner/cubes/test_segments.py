@@ -33,17 +33,17 @@ DEFINITION = IndexDefinition("c", "cube", (resolve("country", COLUMNS),), measur
 ENTRY: Any = SimpleNamespace(uuid="table", index_version=1)
 
 
-def file_id(number: int) -> tuple[int, int]:
+def build_file_id(number: int) -> tuple[int, int]:
     """Return the identity of a data file, which is random for each number."""
     rng = random.Random(number)
     return rng.getrandbits(64), rng.getrandbits(64)
 
 
 def hash_file_ids(numbers: Iterable[int]) -> Any:
-    return np.array([file_id(number) for number in numbers], dtype=np.uint64).reshape(-1, 2)
+    return np.array([build_file_id(number) for number in numbers], dtype=np.uint64).reshape(-1, 2)
 
 
-def groups_of(number: int, *, amount: int = 1) -> dict[str, int]:
+def build_groups(number: int, *, amount: int = 1) -> dict[str, int]:
     """Return the sum of `n` for each country of a data file."""
     rng = random.Random(-1 - number)
     return {country: rng.randint(-9, 9) * amount for country in rng.sample("abcdefg", rng.randint(0, 5))}
@@ -63,7 +63,7 @@ class Lake:
         schema = entry_schema(DEFINITION.terms, DEFINITION.measures)
         batches = []
         for number in numbers:
-            sums = groups_of(number, amount=amount)
+            sums = build_groups(number, amount=amount)
             columns = [list(sums), [1] * len(sums), list(sums.values())]
             arrays = [pa.array(values).cast(field.type) for values, field in zip(columns, schema, strict=True)]
             batches.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
@@ -129,7 +129,7 @@ async def read_parts(segments: Segments, numbers: Sequence[int]) -> tuple[list[i
 def compute_expected_sums(numbers: Iterable[int], *, amount: int = 1) -> Counter[tuple[str, int]]:
     sums: Counter[tuple[str, int]] = Counter()
     for number in numbers:
-        for country, value in groups_of(number, amount=amount).items():
+        for country, value in build_groups(number, amount=amount).items():
             sums[country, 0] += 1
             sums[country, 1] += value
     return sums
@@ -149,7 +149,7 @@ def test_groups_of_a_tree_depend_on_their_files_alone() -> None:
     numbers = list(range(3000))
     ids, sources = hash_file_ids(numbers), np.zeros(3000, dtype=np.uint64)
 
-    def digests(numbers: list[int]) -> set[str]:
+    def read_digests(numbers: list[int]) -> set[str]:
         tree = FileTree(ids[numbers], sources[numbers])
         check_tree(tree, tree.root)
         pending, keys = [tree.root], set[str]()
@@ -159,11 +159,11 @@ def test_groups_of_a_tree_depend_on_their_files_alone() -> None:
             pending += tree.members(group)
         return keys
 
-    whole_digests = digests(numbers)
+    whole_digests = read_digests(numbers)
     assert 60 < len(whole_digests) < 200
-    without_one = digests([number for number in numbers if number != 1500])
+    without_one = read_digests([number for number in numbers if number != 1500])
     assert len(without_one - whole_digests) <= 3, "one group of each level has another digest"
-    assert len(digests([*numbers[1000:], *numbers[:1000]]) - whole_digests) <= 9
+    assert len(read_digests([*numbers[1000:], *numbers[:1000]]) - whole_digests) <= 9
     moved_tree = FileTree(ids, sources + 1)
     assert moved_tree.digest(moved_tree.root) not in whole_digests, "entries in other index files have other segments"
 

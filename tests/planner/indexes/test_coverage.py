@@ -31,7 +31,7 @@ async def planner(tmp_path: Path) -> AsyncIterator[Planner]:
         yield planner
 
 
-def ids_of(files: Sequence[ContentFile]) -> Words:
+def build_ids(files: Sequence[ContentFile]) -> Words:
     """Call the function that index builders call, once for each file, and return the identities."""
     actual_file_ids = [file_ids([file.path], [file.size], [file.record_count]) for file in files]
     return np.concatenate([np.empty((0, 2), dtype=np.uint64), *actual_file_ids])
@@ -49,7 +49,7 @@ async def test_each_file_of_a_random_table_is_found_by_its_identity(tmp_path: Pa
                 assert ids.count == len(files), text
                 picked = rng.sample(range(len(files)), len(files) // 2)
                 strangers = [replace(file, size=file.size + 1) for file in files[:3]]
-                query_ids = ids_of([files[row] for row in picked] + strangers)
+                query_ids = build_ids([files[row] for row in picked] + strangers)
                 rows = ids.find(query_ids)
                 assert [files[row].path for row in rows[: len(picked)]] == [files[row].path for row in picked], text
                 assert (rows[len(picked) :] == -1).all(), text
@@ -63,7 +63,7 @@ async def test_file_listed_twice_is_described_at_both_positions(tmp_path: Path, 
     table = Table(tmp_path / "t")
     table.commit(1, [table.manifest("a", [1, 2]), table.manifest("b", [2, 3])])
     ids = file_ids_of(await planner.view(table.metadata, ScanRequest()))
-    query_ids = ids_of([table.file(2, 0), table.file(9, 0)])
+    query_ids = build_ids([table.file(2, 0), table.file(9, 0)])
     assert ids.are_covered_by(query_ids).tolist() == [False, True, True, False]
     assert ids.find(query_ids).tolist() in ([1, -1], [2, -1])
 

@@ -385,10 +385,10 @@ async def test_plan_skips_an_index_that_a_bug_keeps_from_opening(rig: Rig, monke
     await table.index("b", FILES)
     planning = await rig.open_planning()
 
-    def fault(_: memoryview) -> Any:
+    def raise_zero_division(_: memoryview) -> Any:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(KINDS["bitmap"], "open", fault)
+    monkeypatch.setattr(KINDS["bitmap"], "open", raise_zero_division)
     scan = await rig.scan(planning, ODD_ID_FILTER)
     assert (list_file_numbers(scan), scan.complete) == ([1], False)
     monkeypatch.undo()
@@ -482,12 +482,12 @@ async def test_plan_with_remote_bitmaps_waits_no_longer_than_its_limit(
     request_count = len(storage.ranges)
     monkeypatch.setattr(planning.planner._index_selection, "_wait_s", 0.3)
 
-    async def never(location: str, start: int, length: int) -> bytes:
+    async def return_nothing(location: str, start: int, length: int) -> bytes:
         storage.ranges.append(location)
         await asyncio.Event().wait()
         return b""
 
-    monkeypatch.setattr(storage, "read_range", never)
+    monkeypatch.setattr(storage, "read_range", return_nothing)
     async with asyncio.timeout(60):
         scan = await rig.scan(planning, build_and_filter(build_eq_filter(12), build_eq_filter(14)))
     assert (list_file_numbers(scan), scan.complete) == ([1], False)
@@ -615,7 +615,7 @@ async def test_diverged_tables_with_one_uuid_keep_separate_definitions(rig: Rig)
     await table.index("b", FILES)
     planning = await rig.open_planning()
     assert await rig.plan_files(planning, ODD_ID_FILTER) == []
-    document: dict[str, Any] = json.loads(json.dumps(table.table._json()))
+    document: dict[str, Any] = json.loads(json.dumps(table.table._build_json()))
     document["properties"] = dict(table.metadata.properties)
     document["schemas"][0]["fields"][0]["name"], document["schemas"][0]["fields"][1]["name"] = "day", "id"
     other = decode_table(json.dumps(document).encode(), "file:///other")

@@ -24,7 +24,13 @@ from seamark.metaserver.index.files.registry import Registry
 from seamark.metaserver.planner.scan.request import ScanRequest
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.port import PointerStore
-from tests.planner.lakes.indexing import IndexedTable, array_of, as_of, create_namespace, open_planning
+from tests.planner.lakes.indexing import (
+    IndexedTable,
+    build_array,
+    build_definition_as_of,
+    create_namespace,
+    open_planning,
+)
 from tests.planner.lakes.kinds import DAY_US, to_float32
 from tests.planner.lakes.literal_forms import render
 from tests.planner.lakes.partitioning import infer_result_kind
@@ -95,13 +101,13 @@ class TableOfTwoSchemas(Table):
         super().__init__(folder)
         self._fields = (before, after)
 
-    def _json(self) -> dict[str, Any]:
+    def _build_json(self) -> dict[str, Any]:
         schemas = [
             {"type": "struct", "schema-id": number, "fields": SCHEMA["fields"] + fields}
             for number, fields in enumerate(self._fields)
         ]
         return {
-            **super()._json(),
+            **super()._build_json(),
             "format-version": 3,
             "next-row-id": 1000,
             "schemas": schemas,
@@ -110,7 +116,7 @@ class TableOfTwoSchemas(Table):
         }
 
 
-def column(number: int, name: str, kind: str) -> dict[str, Any]:
+def build_column(number: int, name: str, kind: str) -> dict[str, Any]:
     return {"id": number, "name": name, "required": False, "type": kind}
 
 
@@ -141,9 +147,9 @@ async def create_evolved_table(
     return table
 
 
-def definition_under_schema_0(table: EvolvedTable) -> IndexDefinition:
+def read_definition_under_schema_0(table: EvolvedTable) -> IndexDefinition:
     """Return the index definition as it was under schema 0."""
-    return as_of(table.definitions["i"], table.metadata, table.metadata.schemas[0])
+    return build_definition_as_of(table.definitions["i"], table.metadata, table.metadata.schemas[0])
 
 
 @pytest.mark.parametrize(("promotion", "kind", "transform"), CASES)
@@ -151,23 +157,23 @@ async def test_index_older_than_a_promotion_prunes_no_matching_row(
     promotion: Promotion, kind: str, transform: str, tmp_path: Path, store: PointerStore
 ) -> None:
     term = "c" if transform == "identity" else f"{transform}(c)"
-    before, after = [column(3, "c", promotion.before)], [column(3, "c", promotion.after)]
+    before, after = [build_column(3, "c", promotion.before)], [build_column(3, "c", promotion.after)]
     table = await create_evolved_table(tmp_path, store, before, after, f"{kind}({term})")
     table.arrays = {
-        0: {3: array_of(promotion.before, promotion.old)},
-        1: {3: array_of(promotion.after, promotion.new)},
+        0: {3: build_array(promotion.before, promotion.old)},
+        1: {3: build_array(promotion.after, promotion.new)},
     }
-    await table.index(definition_under_schema_0(table), [0])
+    await table.index(read_definition_under_schema_0(table), [0])
     await table.index("i", [1])
-    both_covered = definition_under_schema_0(table).id == table.definitions["i"].id
+    both_covered = read_definition_under_schema_0(table).id == table.definitions["i"].id
     exact = kind == "bitmap" and transform == "identity"
-    await _judge(promotion, table, tmp_path, exact=exact and both_covered)
+    await _judge_promotion(promotion, table, tmp_path, exact=exact and both_covered)
     # The older file, indexed by a reader of the newer schema
     await table.index("i", [0])
-    await _judge(promotion, table, tmp_path, exact=exact)
+    await _judge_promotion(promotion, table, tmp_path, exact=exact)
 
 
-async def _judge(promotion: Promotion, table: EvolvedTable, folder: Path, *, exact: bool) -> None:
+async def _judge_promotion(promotion: Promotion, table: EvolvedTable, folder: Path, *, exact: bool) -> None:
     rows = {0: [promotion.read(value) for value in promotion.old], 1: promotion.new}
     literals = sorted({*rows[0], *rows[1]})
     comparisons = {"eq": operator.eq, "not-eq": operator.ne, "lt": operator.lt, "lt-eq": operator.le, "gt": operator.gt}
@@ -189,10 +195,10 @@ async def _judge(promotion: Promotion, table: EvolvedTable, folder: Path, *, exa
 async def test_renamed_column_keeps_its_index_and_its_old_name_has_none(tmp_path: Path, store: PointerStore) -> None:
     """Column 3 was named `c` and is now `d`; column 4 is now named `c`."""
     text = json.dumps({"kind": "bitmap", "columns": ["c"], "field-ids": [3]})
-    before, after = [column(3, "c", "long")], [column(4, "c", "long"), column(3, "d", "long")]
+    before, after = [build_column(3, "c", "long")], [build_column(4, "c", "long"), build_column(3, "d", "long")]
     table = await create_evolved_table(tmp_path, store, before, after, text)
     table.arrays = {number: {3: pa.array([number, number + 10]), 4: pa.nulls(2, pa.int64())} for number in range(2)}
-    await table.index(definition_under_schema_0(table), range(2))
+    await table.index(read_definition_under_schema_0(table), range(2))
     async with open_planning(tmp_path, table.registry) as planning:
         for name, value, expected in (("d", 11, [1]), ("d", 5, []), ("c", 11, [0, 1])):
             request = ScanRequest(filter=parse_expression({"type": "eq", "term": name, "value": value}))
@@ -201,7 +207,7 @@ async def test_renamed_column_keeps_its_index_and_its_old_name_has_none(tmp_path
 
 
 async def test_column_dropped_and_added_again_does_not_reuse_the_index(tmp_path: Path, store: PointerStore) -> None:
-    before, after = [column(3, "c", "long")], [column(4, "c", "long")]
+    before, after = [build_column(3, "c", "long")], [build_column(4, "c", "long")]
     table = await create_evolved_table(tmp_path, store, before, after, "bitmap(c)")
     assert [term.column_id for term in table.definitions["i"].terms] == [4]
     table.arrays = {0: {3: pa.array([1, 2]), 4: pa.nulls(2)}, 1: {4: pa.array([7, 8])}}

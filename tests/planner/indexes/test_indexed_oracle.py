@@ -46,12 +46,12 @@ from tests.planner.lakes.indexing import (
     IndexedLake,
     Planning,
     create_namespace,
-    damage,
-    data_files,
+    damage_file,
+    draw_definitions,
     draw_indexed_filter,
     index_randomly,
+    list_data_files,
     open_planning,
-    random_definitions,
     register_lake,
 )
 from tests.planner.lakes.judge import LAKES_AT_ONCE, Task, judge, plan_with_java, plan_with_seamark
@@ -63,10 +63,10 @@ from tests.planner.lakes.predicates import (
     SPARK_MEANING,
     Meaning,
     Names,
-    columns_of,
+    draw_filter,
+    expand_zeros_sometimes,
+    list_columns,
     matches,
-    maybe_of_both_zeros,
-    random_filter,
     to_json,
 )
 from tests.planner.lakes.tables import RecordingObjects
@@ -98,10 +98,11 @@ async def run_campaign(seeds: Sequence[int], per_lake: int, folder: Path, java: 
                 lake_cases = list(draw_cases(seed, folder, per_lake))
                 rng = random.Random(f"indexes of {seed}")
                 lake = lake_cases[0].lake
-                indexed_lake = lakes[seed] = await register_lake(lake, store, registry, random_definitions(rng, lake))
+                indexed_lake = lakes[seed] = await register_lake(lake, store, registry, draw_definitions(rng, lake))
                 await index_randomly(rng, indexed_lake)
                 random_cases += [
-                    _with_indexed_values(rng, indexed_lake, case) if rng.random() < 0.7 else case for case in lake_cases
+                    _replace_with_indexed_values(rng, indexed_lake, case) if rng.random() < 0.7 else case
+                    for case in lake_cases
                 ]
             judging = asyncio.create_task(asyncio.to_thread(plan_with_java, java, random_cases))
             async with open_planning(folder, registry) as planning:
@@ -123,7 +124,7 @@ async def run_campaign(seeds: Sequence[int], per_lake: int, folder: Path, java: 
     return counts
 
 
-def _with_indexed_values(rng: random.Random, indexed: IndexedLake, case: Case) -> Case:
+def _replace_with_indexed_values(rng: random.Random, indexed: IndexedLake, case: Case) -> Case:
     """Return the case with a filter on values that the indexes contain."""
     schema = indexed.lake.schemas[case.snapshot.schema_id] if case.names_of_snapshot else indexed.lake.schema
     tree = draw_indexed_filter(rng, indexed, schema)
@@ -181,7 +182,7 @@ async def _plan_with_damage(
         rng = random.Random(f"damage of {seed}")
         for file in await lake.live():
             if rng.random() < 0.5:
-                counts[f"index files {damage(rng, file.location)}"] += 1
+                counts[f"index files {damage_file(rng, file.location)}"] += 1
     async with open_planning(folder, registry) as planning:
         results = [
             await plan_with_seamark(planning.planner, case, await lakes[case.lake.seed].entry()) for case in cases
@@ -217,9 +218,9 @@ async def test_plans_with_indexes_keep_all_matching_files_in_thousands_of_cases(
 # Exactness
 
 
-def exact_properties(lake: Lake) -> dict[str, str]:
+def define_exact_bitmaps(lake: Lake) -> dict[str, str]:
     """Define a bitmap on each column of the current schema whose values are known in every file."""
-    files = data_files(lake)
+    files = list_data_files(lake)
     return {
         f"seamark.index.b{column.id}": json.dumps(
             {"kind": "bitmap", "columns": [f"`{column.name.replace('`', '``')}`"], "field-ids": [column.id]}
@@ -229,28 +230,28 @@ def exact_properties(lake: Lake) -> dict[str, str]:
     }
 
 
-def conditions(rng: random.Random, lake: Lake, count: int) -> Iterator[list[Any]]:
+def draw_conditions(rng: random.Random, lake: Lake, count: int) -> Iterator[list[Any]]:
     """Yield conditions on one or two columns, as JSON.
 
     A condition is a predicate, or a disjunction of predicates with both zeros.
     """
-    covered = {name.rpartition("b")[2] for name in exact_properties(lake)}
+    covered = {name.rpartition("b")[2] for name in define_exact_bitmaps(lake)}
     while count:
-        conditions = [_condition(rng, lake, covered) for _ in range(rng.choice([1, 2]))]
-        if None not in conditions and len(set().union(*map(columns_of, conditions))) == len(conditions):
+        conditions = [_draw_condition(rng, lake, covered) for _ in range(rng.choice([1, 2]))]
+        if None not in conditions and len(set().union(*map(list_columns, conditions))) == len(conditions):
             count -= 1
             yield conditions
 
 
-def _condition(rng: random.Random, lake: Lake, covered: set[str]) -> Any | None:
-    tree = random_filter(rng, lake, lake.schema, depth=3)
+def _draw_condition(rng: random.Random, lake: Lake, covered: set[str]) -> Any | None:
+    tree = draw_filter(rng, lake, lake.schema, depth=3)
     if not isinstance(tree, dict) or not isinstance(tree["term"], str):
         return None
     column = Names(lake.schema)[tree["term"]]
     by_order = column.kind == "uuid" and tree["type"] in ("lt", "lt-eq", "gt", "gt-eq")
     if str(column.id) not in covered or by_order:  # Clients order UUIDs in two ways, and an index supports neither.
         return None
-    return to_json(maybe_of_both_zeros(rng, tree), rng.choice(FORMS))
+    return to_json(expand_zeros_sometimes(rng, tree), rng.choice(FORMS))
 
 
 def find_matching_files(
@@ -277,12 +278,12 @@ async def run_exact_campaign(seeds: Sequence[int], per_lake: int, folder: Path) 
         async with open_planning(folder, registry) as planning:
             for seed in seeds:
                 lake = write_random_lake(seed, folder / str(seed))
-                properties = exact_properties(lake)
+                properties = define_exact_bitmaps(lake)
                 if len(properties) > 1:
                     indexed = await register_lake(lake, store, registry, properties)
                     for definition in indexed.definitions:
-                        entries = list(indexed.entries(definition, data_files(lake)))
-                        assert len(entries) == len(data_files(lake))
+                        entries = list(indexed.entries(definition, list_data_files(lake)))
+                        assert len(entries) == len(list_data_files(lake))
                         half = len(entries) // 2
                         for part in (entries[:half], entries[half:]):
                             if part:
@@ -295,7 +296,7 @@ async def run_exact_campaign(seeds: Sequence[int], per_lake: int, folder: Path) 
 async def _judge_exactly(planning: Planning, indexed: IndexedLake, count: int, counts: Counter[str]) -> None:
     lake, entry = indexed.lake, await indexed.entry()
     rng = random.Random(~lake.seed)
-    for random_condition in conditions(rng, lake, count):
+    for random_condition in draw_conditions(rng, lake, count):
         snapshot = rng.choice(list(lake.snapshots.values()))
         condition = (
             random_condition[0]
@@ -313,7 +314,7 @@ async def _judge_exactly(planning: Planning, indexed: IndexedLake, count: int, c
         ):
             counts["decided by its type"] += 1
             continue
-        paths = {_path_at(scan, row) for row in scan.entry_ids.tolist()}
+        paths = {_find_path(scan, row) for row in scan.entry_ids.tolist()}
         context = f"seed {lake.seed}, snapshot {snapshot.id}: {condition}\n{scan.bound}"
         clients = CLIENTS_WITH_NAN_ABOVE if nan_above else CLIENTS
         assert find_matching_files(lake, snapshot.data_files, random_condition, clients) <= paths, context
@@ -329,7 +330,7 @@ async def _judge_exactly(planning: Planning, indexed: IndexedLake, count: int, c
         counts["dropped"] += len(snapshot.data_files) - len(paths)
 
 
-def _path_at(scan: ScanPlan, row: int) -> str:
+def _find_path(scan: ScanPlan, row: int) -> str:
     block, local = scan.view.locate(row)
     path = block.text("file_path", local)
     assert path is not None

@@ -20,7 +20,7 @@ from seamark.metaserver.index.files.registry import Registry
 from seamark.metaserver.planner.scan.request import ScanRequest
 from seamark.metaserver.store.model import IndexFileState, RegisteredIndexFile
 from seamark.metaserver.store.open import open_store
-from tests.planner.lakes.indexing import IndexedTable, Planning, create_namespace, damage, open_planning
+from tests.planner.lakes.indexing import IndexedTable, Planning, create_namespace, damage_file, open_planning
 from tests.planner.lakes.tables import Table, list_file_numbers
 from tests.seeds import examples
 
@@ -31,7 +31,7 @@ PLANS_MIN = 10
 """The least number of plans, also on a busy machine that makes fewer during the changes."""
 
 
-def filters(rng: random.Random) -> tuple[Any, set[int]]:
+def draw_filter(rng: random.Random) -> tuple[Any, set[int]]:
     """Return a filter and the numbers of the files with a matching row.
 
     File n holds the even numbers from 10 n to 10 n + 8.
@@ -49,7 +49,7 @@ def filters(rng: random.Random) -> tuple[Any, set[int]]:
     return filter, results
 
 
-async def plans(planning: Planning, table: IndexedTable, rng: random.Random, ended: asyncio.Event) -> int:
+async def plan_until_ended(planning: Planning, table: IndexedTable, rng: random.Random, ended: asyncio.Event) -> int:
     """Plan until `ended`, at least PLANS_MIN times, and return the number of plans.
 
     Raises:
@@ -57,7 +57,7 @@ async def plans(planning: Planning, table: IndexedTable, rng: random.Random, end
     """
     count = 0
     while not ended.is_set() or count <= PLANS_MIN:
-        filter, expected = filters(rng)
+        filter, expected = draw_filter(rng)
         request = ScanRequest(filter=parse_expression(filter))
         scan = await planning.planner.bind_and_plan(table.metadata, request, await table.entry())
         assert expected <= set(list_file_numbers(scan)), filter
@@ -67,11 +67,11 @@ async def plans(planning: Planning, table: IndexedTable, rng: random.Random, end
     return count
 
 
-def path_of(file: RegisteredIndexFile) -> Path:
+def get_path(file: RegisteredIndexFile) -> Path:
     return Path(file.location.removeprefix("file://"))
 
 
-async def changes(table: IndexedTable, rng: random.Random, turns: int) -> None:
+async def change_index_files(table: IndexedTable, rng: random.Random, turns: int) -> None:
     """Build, merge, delete and damage index files, one change after another."""
     for _ in range(turns):
         kind = rng.choice(KINDS)
@@ -86,11 +86,11 @@ async def changes(table: IndexedTable, rng: random.Random, turns: int) -> None:
                 except CommitConflict:  # A plan has quarantined one of them meanwhile.
                     continue
                 for file in chosen_files:
-                    path_of(file).unlink(missing_ok=True)
+                    get_path(file).unlink(missing_ok=True)
             case "damage":
                 for file in chosen_files:
-                    if path_of(file).exists():
-                        damage(rng, file.location)
+                    if get_path(file).exists():
+                        damage_file(rng, file.location)
             case "quarantine":
                 for file in chosen_files:
                     await table.registry.quarantine(file.uuid, file.location, "said so")
@@ -98,23 +98,23 @@ async def changes(table: IndexedTable, rng: random.Random, turns: int) -> None:
                 for file in await table.files():
                     if file.state is not IndexFileState.LIVE:
                         await table.registry.forget(file.uuid, file.location)
-                        path_of(file).unlink(missing_ok=True)
+                        get_path(file).unlink(missing_ok=True)
         await asyncio.sleep(rng.choice([0, 0.002, 0.01]))
 
 
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
 async def test_plans_during_index_changes_stay_complete(seed: int, tmp_path: Path) -> None:
-    await _race(seed, tmp_path, examples(60, 25))
+    await _run_race(seed, tmp_path, examples(60, 25))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", range(10, 20))
 async def test_plans_during_thousands_of_index_changes_stay_complete(seed: int, tmp_path: Path) -> None:
-    await _race(seed, tmp_path, 600)
+    await _run_race(seed, tmp_path, 600)
 
 
-async def _race(seed: int, folder: Path, turns: int) -> None:
+async def _run_race(seed: int, folder: Path, turns: int) -> None:
     print(f"seed {seed}")
     rng = random.Random(seed)
     async with AsyncExitStack() as stack:
@@ -137,10 +137,10 @@ async def _race(seed: int, folder: Path, turns: int) -> None:
         ended = asyncio.Event()
         async with asyncio.TaskGroup() as group:
             planning = [
-                group.create_task(plans(worker, table, random.Random(f"{seed} {number}"), ended))
+                group.create_task(plan_until_ended(worker, table, random.Random(f"{seed} {number}"), ended))
                 for number, worker in enumerate((*workers, *workers))
             ]
-            await changes(table, rng, turns)
+            await change_index_files(table, rng, turns)
             ended.set()
         counts = [task.result() for task in planning]
         assert min(counts) > PLANS_MIN
@@ -149,7 +149,7 @@ async def _race(seed: int, folder: Path, turns: int) -> None:
         assert sum(item.files_removed for item in used if item is not None) > 0
         # Plans are also right after the changes, with the index files that are left.
         for _ in range(50):
-            filter, expected = filters(rng)
+            filter, expected = draw_filter(rng)
             scan = await workers[0].planner.bind_and_plan(
                 table.metadata, ScanRequest(filter=parse_expression(filter)), await table.entry()
             )

@@ -21,7 +21,7 @@ from seamark.metaserver.planner.rows.row_matches import PredicateMatcher
 from seamark.metaserver.planner.scan.request import ScanRequest
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.port import PointerStore
-from tests.planner.indexes.test_indexed_evolution import EvolvedTable, column, create_evolved_table
+from tests.planner.indexes.test_indexed_evolution import EvolvedTable, build_column, create_evolved_table
 from tests.planner.lakes.indexing import create_namespace, open_planning
 from tests.planner.lakes.tables import list_file_numbers
 
@@ -46,19 +46,19 @@ FILTERS = [
 ]
 
 
-def as_iceberg(value: float) -> tuple[float, float]:
+def to_iceberg_order(value: float) -> tuple[float, float]:
     """Return a sort key in Iceberg's order, where -0.0 is less than 0.0."""
     return value, math.copysign(1.0, value)
 
 
-def as_sql(value: float) -> float:
+def to_sql_order(value: float) -> float:
     return value
 
 
 CLIENTS = {
-    ComparisonSemantics.ICEBERG: (as_iceberg,),
-    ComparisonSemantics.SQL: (as_sql,),
-    ComparisonSemantics.POSSIBLE: (as_iceberg, as_sql),
+    ComparisonSemantics.ICEBERG: (to_iceberg_order,),
+    ComparisonSemantics.SQL: (to_sql_order,),
+    ComparisonSemantics.POSSIBLE: (to_iceberg_order, to_sql_order),
 }
 
 
@@ -71,7 +71,7 @@ def holds(filter: Any, value: float, semantics: ComparisonSemantics) -> bool:
 
 
 async def create_price_table(folder: Path, store: PointerStore, kind: str) -> EvolvedTable:
-    price = [column(3, "price", "double")]
+    price = [build_column(3, "price", "double")]
     table = await create_evolved_table(folder, store, price, price, f"{kind}(price)")
     table.arrays = {number: {3: pa.array(values)} for number, values in PRICES.items()}
     await table.index("i", range(2))

@@ -18,7 +18,7 @@ import pytest
 
 from seamark.metaserver.planner.joins import periods, ranges
 from tests.api.client import Api
-from tests.planner.lakes.indexing import array_of
+from tests.planner.lakes.indexing import build_array
 from tests.planner.lakes.kinds import FLOATS
 from tests.planner.lakes.manifests import PartitionField
 from tests.planner.lakes.stars import Col, Row, StarTable
@@ -77,7 +77,7 @@ FILTERS = {
 """Filters as Iceberg and DuckDB have them."""
 
 
-def value(rng: random.Random, kind: str) -> int | float | str | None:
+def draw_value(rng: random.Random, kind: str) -> int | float | str | None:
     if rng.random() < 0.1:
         return None
     day = rng.choice(DAYS)
@@ -96,8 +96,8 @@ def value(rng: random.Random, kind: str) -> int | float | str | None:
     return rng.randint(0, 6)
 
 
-def row(rng: random.Random, columns: dict[str, str]) -> Row:
-    results = {name: value(rng, kind) for name, kind in columns.items()}
+def draw_row(rng: random.Random, columns: dict[str, str]) -> Row:
+    results = {name: draw_value(rng, kind) for name, kind in columns.items()}
     if "year" in results and results["year"] is not None:
         results["year"] = 1969 + rng.choice([0, 1, 2, 50, 51, 52])
     return results
@@ -109,7 +109,7 @@ async def create_table(rng: random.Random, api: Api, name: str, columns: dict[st
     table = await StarTable.create(api, name, cols, parts=parts)
     results = []
     for _ in range(files):
-        rows = [row(rng, columns) for _ in range(rng.randint(1, 3))]
+        rows = [draw_row(rng, columns) for _ in range(rng.randint(1, 3))]
         for item in rows if parts else ():
             item["d"] = rows[0]["d"]
         results.append(table.file(rows))
@@ -117,11 +117,11 @@ async def create_table(rng: random.Random, api: Api, name: str, columns: dict[st
     for file in results if rng.random() < 0.3 else ():
         numbers = [number for number in range(len(table.rows[file.path])) if rng.random() < 0.5]
         if numbers:
-            await table.commit(deletes=[table.position_deletes(file, numbers)])
+            await table.commit(deletes=[table.write_position_deletes(file, numbers)])
     return table
 
 
-def into_duckdb(con: duckdb.DuckDBPyConnection, name: str, table: StarTable) -> None:
+def store_in_duckdb(con: duckdb.DuckDBPyConnection, name: str, table: StarTable) -> None:
     rows = [
         (number, row)
         for number, file in enumerate(table.data)
@@ -130,7 +130,7 @@ def into_duckdb(con: duckdb.DuckDBPyConnection, name: str, table: StarTable) -> 
     ]
     columns = {"file": pa.array([number for number, _ in rows], pa.int64())}
     for column in table.columns:
-        columns[column.name] = array_of(column.kind, [each[column.name] for _, each in rows])
+        columns[column.name] = build_array(column.kind, [each[column.name] for _, each in rows])
     con.register("arrow", pa.table(columns))
     con.execute(f"CREATE OR REPLACE TABLE {name} AS SELECT * FROM arrow")
 
@@ -140,9 +140,9 @@ def join(rng: random.Random, names: dict[str, str]) -> tuple[dict[str, Any], str
     request: dict[str, Any]
     shape = rng.random()
     if shape < 0.25:
-        return extreme_join(rng, names)
+        return draw_extreme_join(rng, names)
     if shape < 0.5:
-        return range_join(rng, names)
+        return draw_range_join(rng, names)
     if rng.random() < 0.5:
         column, transform, other, expression = rng.choice(PERIODS)
         dimension, condition = "days", f"{expression} = o.{other}"
@@ -162,7 +162,7 @@ def join(rng: random.Random, names: dict[str, str]) -> tuple[dict[str, Any], str
     return {**request, "table": ["db", names[dimension]]}, context
 
 
-def extreme_join(rng: random.Random, names: dict[str, str]) -> tuple[dict[str, Any], str]:
+def draw_extreme_join(rng: random.Random, names: dict[str, str]) -> tuple[dict[str, Any], str]:
     """A filter that is not exact has more rows than the subquery."""
     column, dimension, other = rng.choice(EQUAL_CONDITIONS)
     extreme, op = rng.choice(["min", "max"]), rng.choice(["=", *OPERATORS])
@@ -179,7 +179,7 @@ def extreme_join(rng: random.Random, names: dict[str, str]) -> tuple[dict[str, A
     return request, f"{column} {op} (SELECT {extreme}({other}) FROM {rows})"
 
 
-def range_join(rng: random.Random, names: dict[str, str]) -> tuple[dict[str, Any], str]:
+def draw_range_join(rng: random.Random, names: dict[str, str]) -> tuple[dict[str, Any], str]:
     column, dimension, other = rng.choice(RANGE_CONDITIONS)
     op = rng.choice(OPERATORS)
     request: dict[str, Any] = {"on": {column: other}, "transform": "range", "operator": op}
@@ -195,7 +195,7 @@ def range_join(rng: random.Random, names: dict[str, str]) -> tuple[dict[str, Any
     return request, f"EXISTS (SELECT 1 FROM {dimension} o WHERE {condition})"
 
 
-def joins(rng: random.Random, names: dict[str, str]) -> tuple[list[dict[str, Any]], str]:
+def draw_joins(rng: random.Random, names: dict[str, str]) -> tuple[list[dict[str, Any]], str]:
     request, expected_answers = [], []
     for number in range(rng.randint(1, 2)):
         alternatives = [join(rng, names) for _ in range(rng.choice([1, 1, 2, 3]))]
@@ -207,7 +207,7 @@ def joins(rng: random.Random, names: dict[str, str]) -> tuple[list[dict[str, Any
     return request, " AND ".join(expected_answers)
 
 
-async def one_star(seed: str, api: Api, monkeypatch: pytest.MonkeyPatch, counts: Counter[str]) -> None:
+async def judge_star(seed: str, api: Api, monkeypatch: pytest.MonkeyPatch, counts: Counter[str]) -> None:
     rng = random.Random(seed)
     monkeypatch.setattr(periods, "RANGES_MAX", rng.choice([1, 2, 200]))
     monkeypatch.setattr(ranges, "RANGES_MAX", rng.choice([1, 2, 200]))
@@ -215,12 +215,12 @@ async def one_star(seed: str, api: Api, monkeypatch: pytest.MonkeyPatch, counts:
     fact = await create_table(rng, api, table_names["fact"], {**FACT, **KEY_COLUMNS}, 30)
     con = duckdb.connect()
     con.execute("SET TimeZone = 'UTC'")
-    into_duckdb(con, "fact", fact)
+    store_in_duckdb(con, "fact", fact)
     for name, columns in DIMENSIONS.items():
-        into_duckdb(con, name, await create_table(rng, api, table_names[name], columns, rng.choice([0, 1, 2, 5])))
+        store_in_duckdb(con, name, await create_table(rng, api, table_names[name], columns, rng.choice([0, 1, 2, 5])))
     paths = {file.path: number for number, file in enumerate(fact.data)}
     for _ in range(24):
-        requests, report = joins(rng, table_names)
+        requests, report = draw_joins(rng, table_names)
         answer = await api(
             "POST", f"/api/v1/tables/db/{table_names['fact']}/explain", {"joins": requests, "files": True}
         )
@@ -250,7 +250,7 @@ async def run_campaign(seed: int, stars: int, folder: Path, monkeypatch: pytest.
     counts: Counter[str] = Counter()
     async with running(folder) as server:
         for number in range(stars):
-            await one_star(f"{seed}/{number}", Api(server), monkeypatch, counts)
+            await judge_star(f"{seed}/{number}", Api(server), monkeypatch, counts)
     assert counts["wanted"] > 0
     assert all(counts[transform] > 0 for transform in ("min", "max", "range", "day", "equal")), counts
     assert sum(counts[column] for column in KEY_COLUMNS) > 5 * stars, counts
@@ -303,7 +303,7 @@ async def test_an_extreme_of_some_rows_is_limited_by_files_whose_rows_all_count(
         assert await plan_files("=", "max", 3, exact=False) == [0, 1, 2, 3, 4, 5, 6, 7, 8]
         assert await plan_files(">", "max", 3, exact=False) == [*range(10)]
         assert await plan_files("<", "max", 9) == []  # null
-        await lake.commit(deletes=[lake.position_deletes(files[0], [0, 1])])
+        await lake.commit(deletes=[lake.write_position_deletes(files[0], [0, 1])])
         assert await plan_files("=", "max", 3) == [2, 3, 4, 5, 6, 7, 8]
 
 

@@ -13,7 +13,7 @@ from tests.planner.lakes.history import write_random_lake
 from tests.planner.lakes.kinds import FLOATS
 from tests.planner.lakes.lake import DataFile, Lake, Snapshot
 from tests.planner.lakes.literal_forms import FORMS
-from tests.planner.lakes.predicates import IEEE, Meaning, Names, matches, random_filter, to_json
+from tests.planner.lakes.predicates import IEEE, Meaning, Names, draw_filter, matches, to_json
 from tests.services.java_planner import PlanRequest
 
 
@@ -49,23 +49,23 @@ class Case:
         schema = lake.schemas[self.snapshot.schema_id] if self.names_of_snapshot else lake.schema
         return Names(schema, list(lake.schemas.values()), case_sensitive=self.case_sensitive)
 
-    def java_request(self) -> PlanRequest:
+    def build_java_request(self) -> PlanRequest:
         names = "snapshot" if self.names_of_snapshot else "current"
         location = self.lake.metadata_location
         return PlanRequest(location, json.dumps(self.java_filter), self.snapshot_id, names, self.case_sensitive)
 
-    def unfiltered_request(self) -> PlanRequest:
+    def build_unfiltered_request(self) -> PlanRequest:
         """Return a request for the whole snapshot."""
         return PlanRequest(self.lake.metadata_location, "true", self.snapshot.id)
 
     @property
     def names_infinity(self) -> bool:
-        return _names_infinity(self.filter)
+        return _is_infinity(self.filter)
 
     @property
     def compares_zero(self) -> bool:
         """Return whether the filter compares a float column with a zero. Clients differ in the result."""
-        return _compares_zero(self.filter, self.names)
+        return _is_zero_compared(self.filter, self.names)
 
     def match_rows(self, file: DataFile, expression: Any, meaning: Meaning = IEEE) -> list[bool]:
         """Return for each row of a file whether it satisfies an expression in this case's names."""
@@ -78,21 +78,21 @@ class Case:
         return context + f"snapshot {self.snapshot_id}, {names} names, {self.lake.metadata_location}\n{self.filter}"
 
 
-def _names_infinity(expression: Any) -> bool:
+def _is_infinity(expression: Any) -> bool:
     if isinstance(expression, dict):
-        return any(_names_infinity(child) for child in expression.values())
+        return any(_is_infinity(child) for child in expression.values())
     if isinstance(expression, list):
-        return any(_names_infinity(child) for child in expression)
+        return any(_is_infinity(child) for child in expression)
     return expression in ("Infinity", "-Infinity")
 
 
-def _compares_zero(expression: Any, names: Names) -> bool:
+def _is_zero_compared(expression: Any, names: Names) -> bool:
     if not isinstance(expression, dict):
         return False
     if isinstance(expression.get("term"), str):
         literals = expression.get("values", [expression.get("value")])
         return names[expression["term"]].kind in FLOATS and 0.0 in literals
-    return any(_compares_zero(child, names) for child in expression.values())
+    return any(_is_zero_compared(child, names) for child in expression.values())
 
 
 def draw_cases(seed: int, folder: Path, count: int) -> Iterator[Case]:
@@ -104,7 +104,7 @@ def draw_cases(seed: int, folder: Path, count: int) -> Iterator[Case]:
         snapshot = lake.current if implicit else rng.choice(list(lake.snapshots.values()))
         names_of_snapshot = not implicit and rng.random() < 0.25
         schema = lake.schemas[snapshot.schema_id] if names_of_snapshot else lake.schema
-        tree = random_filter(rng, lake, schema)
+        tree = draw_filter(rng, lake, schema)
         yield Case(
             lake=lake,
             number=number,

@@ -24,23 +24,23 @@ SPECS = {
 }
 
 
-def column(column_id: int, name: str, kind: Any, *, required: bool = False) -> dict[str, Any]:
+def build_column(column_id: int, name: str, kind: Any, *, required: bool = False) -> dict[str, Any]:
     return {"id": column_id, "name": name, "required": required, "type": kind}
 
 
-def schema_json(schema_id: int, kinds: dict[int, str], required: set[int], *, late: bool) -> dict[str, Any]:
-    nested = {"type": "struct", "fields": [column(NESTED, "n", kinds[NESTED], required=True)]}
+def build_schema(schema_id: int, kinds: dict[int, str], required: set[int], *, late: bool) -> dict[str, Any]:
+    nested = {"type": "struct", "fields": [build_column(NESTED, "n", kinds[NESTED], required=True)]}
     fields = [
-        column(A, "a", kinds[A], required=A in required),
-        column(B, "b", kinds[B]),
-        column(STRUCT, "s", nested),
-        column(F, "f", kinds[F], required=F in required),
+        build_column(A, "a", kinds[A], required=A in required),
+        build_column(B, "b", kinds[B]),
+        build_column(STRUCT, "s", nested),
+        build_column(F, "f", kinds[F], required=F in required),
     ]
-    fields += [column(LATE, "late", kinds[LATE])] if late else []
+    fields += [build_column(LATE, "late", kinds[LATE])] if late else []
     return {"type": "struct", "schema-id": schema_id, "fields": fields}
 
 
-def block_of(location: str, data: bytes) -> Block:
+def encode_as_block(location: str, data: bytes) -> Block:
     return Block(b"".join(encode_block(decode_manifest(data, location))))
 
 
@@ -72,6 +72,6 @@ def build_specs() -> list[PartitionSpec]:
     ]
 
 
-def rows_of(view: TableView) -> np.ndarray[Any, np.dtype[np.int64]]:
+def read_positions(view: TableView) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Return the positions of all files of the view, in order."""
     return np.concatenate([np.empty(0, dtype=np.int64), *map(view.entry_ids_of, range(len(view.blocks)))])

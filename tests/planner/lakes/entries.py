@@ -18,7 +18,7 @@ DAYS = {1, 86_400_000_000, 86_400_000_000_000}
 Record = dict[str, Any]
 
 
-def avro(path: str) -> tuple[list[Record], Record]:
+def read_avro(path: str) -> tuple[list[Record], Record]:
     """Return the records, and the schema's fields by their ids."""
     # Keep the numbers and bytes as stored: a timestamp may be outside the range of Python's types.
     plain = mock.patch.dict(fastavro.read.LOGICAL_READERS, clear=True)
@@ -27,7 +27,7 @@ def avro(path: str) -> tuple[list[Record], Record]:
         return list(reader), reader.writer_schema  # type: ignore[return-value,arg-type]
 
 
-def by_id(schema: Record, record: Record) -> dict[int, Any]:
+def index_by_id(schema: Record, record: Record) -> dict[int, Any]:
     return {field["field-id"]: record[field["name"]] for field in schema["fields"]}
 
 
@@ -62,32 +62,32 @@ MAPS = {
 }
 
 
-def entries(path: str) -> Iterator[Record]:
+def read_entries(path: str) -> Iterator[Record]:
     """Yield the live entries of a manifest as they are written; a map without a key yields no entry."""
-    records, schema = avro(path)
+    records, schema = read_avro(path)
     file_schema = record_type(next(field["type"] for field in schema["fields"] if field["field-id"] == 2))
     tuple_schema = record_type(next(field["type"] for field in file_schema["fields"] if field["field-id"] == 102))
     for record in records:
-        entry = by_id(schema, record)
+        entry = index_by_id(schema, record)
         if entry[0] == 2:
             continue
-        file = by_id(file_schema, entry[2])
+        file = index_by_id(file_schema, entry[2])
         document = {"status": entry[0], "snapshot_id": entry.get(1), "sequence_number": entry.get(3)}
         document |= {"file_sequence_number": entry.get(4)}
         document |= {name: file.get(number) or None for number, name in FILE.items()}
         document["first_row_id"], document["record_count"] = file.get(142), file[103]
         for number, name in MAPS.items():
             document[name] = {pair["key"]: pair["value"] for pair in file.get(number) or ()}
-        document["partition"] = by_id(tuple_schema, file[102])
+        document["partition"] = index_by_id(tuple_schema, file[102])
         yield document
 
 
 def read_manifest_list(path: str) -> list[Record]:
     """Return the rows of a manifest list, under the names of the current specification."""
-    records, schema = avro(path)
+    records, schema = read_avro(path)
     names = {501: "length", 502: "spec_id", 517: "content", 515: "sequence", 503: "snapshot_id", 520: "first_row_id"}
     names |= {500: "path", 504: "added", 505: "existing", 506: "deleted", 512: "added_rows", 513: "existing_rows"}
-    rows = [by_id(schema, record) for record in records]
+    rows = [index_by_id(schema, record) for record in records]
     # A field that version 1 lacks is 0 (spec, "Manifest Lists").
     zero = {517: 0, 515: 0}
     return [{name: row.get(number, zero.get(number)) for number, name in names.items()} for row in rows]
@@ -100,7 +100,7 @@ def read_data_files(manifests: Sequence[Record], version: int) -> dict[str, Reco
         if manifest["content"]:
             continue
         next_row_id = manifest["first_row_id"]
-        for entry in entries(manifest["path"]):
+        for entry in read_entries(manifest["path"]):
             if entry["snapshot_id"] is None:
                 entry["snapshot_id"] = manifest["snapshot_id"]
             for name in ("sequence_number", "file_sequence_number"):

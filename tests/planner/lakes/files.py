@@ -54,19 +54,19 @@ class FileMaker:
         """Return a data file in the partition of `like`, or in the partition of a random first row."""
         rng = self._rng
         columns = schema.columns()
-        draw = self._draw(schema)
-        first = like.rows[0] if like is not None and like.rows else self._row(schema.fields, draw)
+        draw = self._build_drawer(schema)
+        first = like.rows[0] if like is not None and like.rows else self._build_row(schema.fields, draw)
         partition = tuple(partitioning.apply(p.transform, kinds[p.source], first.get(p.source)) for p in fields)
         if like is not None:
             partition = like.partition
         self._hold(draw, first, fields, kinds, columns)
         count = 0 if rng.random() < 0.02 or (like is not None and not like.rows) else rng.choice([1, 1, 2, 3, 5, 8])
-        rows = [self._row(schema.fields, draw) for _ in range(count)]
+        rows = [self._build_row(schema.fields, draw) for _ in range(count)]
         leaves = schema.leaves()
         metrics = {key: draw_metrics(rng, of.kind, [row.get(key) for row in rows]) for key, of in leaves.items()}
         offsets = rng.choice([None, [4], [4, 1_000_000], []])
         return DataFile(
-            path=self._path("data", ".parquet"),
+            path=self._create_path("data", ".parquet"),
             content=DATA,
             format=rng.choice(["PARQUET", "PARQUET", "parquet", "AVRO", "ORC"]),
             spec_id=spec_id,
@@ -80,12 +80,12 @@ class FileMaker:
             schema_id=schema.id,
         )
 
-    def _path(self, folder: str, ending: str) -> str:
+    def _create_path(self, folder: str, ending: str) -> str:
         self._made += 1
         part = self._rng.choice(["", "", "p=a%2Fb/", "två ord/", "x=1/y=null/"])
         return f"{self._location}/{folder}/{part}{self._made:05d}-{self._rng.getrandbits(32):08x}{ending}"
 
-    def _draw(self, schema: Schema) -> _Draw:
+    def _build_drawer(self, schema: Schema) -> _Draw:
         rng = self._rng
         draw = _Draw({}, {}, {}, set(), set())
         for column in schema.columns().values():
@@ -121,24 +121,24 @@ class FileMaker:
             draw.nans[source] = 0.0
             transforms = [part.transform for part in fields if part.source == source]
 
-            def key(value: Any, transforms: list[str] = transforms, kind: str = kinds[source]) -> list[str]:
+            def compute_keys(value: Any, transforms: list[str] = transforms, kind: str = kinds[source]) -> list[str]:
                 return [repr(partitioning.apply(transform, kind, value)) for transform in transforms]
 
-            alike = [other for other in draw.choices[source] if key(other) == key(value)]
+            alike = [other for other in draw.choices[source] if compute_keys(other) == compute_keys(value)]
             draw.choices[source] = alike or [value]
 
-    def _row(self, fields: tuple[Field, ...], draw: _Draw) -> Row:
+    def _build_row(self, fields: tuple[Field, ...], draw: _Draw) -> Row:
         row: Row = {}
-        self._fill(fields, draw, row, absent=False)
+        self._fill_row(fields, draw, row, absent=False)
         return row
 
-    def _fill(self, fields: tuple[Field, ...], draw: _Draw, row: Row, *, absent: bool) -> None:
+    def _fill_row(self, fields: tuple[Field, ...], draw: _Draw, row: Row, *, absent: bool) -> None:
         rng = self._rng
         for field in fields:
             if isinstance(field.kind, tuple):
                 null = field.id not in draw.present and (field.id in draw.absent or rng.random() < draw.nulls[field.id])
                 row[field.id] = None if absent or null else True
-                self._fill(field.kind, draw, row, absent=absent or null)
+                self._fill_row(field.kind, draw, row, absent=absent or null)
             elif isinstance(field.kind, str):
                 if absent or rng.random() < draw.nulls[field.id]:
                     row[field.id] = None
@@ -175,7 +175,7 @@ class FileMaker:
         keys = set()
         for _ in range(rng.choice([1, 1, 2, 4])):
             row = rng.choice(rows) if rows and rng.random() < 0.7 else {}
-            keys.add(tuple(self._key_value(column, row) for column in chosen_files))
+            keys.add(tuple(self._choose_key(column, row) for column in chosen_files))
         ordered = sorted(keys, key=repr)
         columns = {column.id: [key[at] for key in ordered] for at, column in enumerate(chosen_files)}
         metrics = {column.id: draw_metrics(rng, column.kind, columns[column.id]) for column in chosen_files}
@@ -184,7 +184,7 @@ class FileMaker:
         kept_metrics = {key: of for key, of in metrics.items() if of != ColumnMetrics()}
         return [replace(delete, equality_ids=ids, keys=tuple(ordered), metrics=kept_metrics)]
 
-    def _key_value(self, column: Column, row: Row) -> Any:
+    def _choose_key(self, column: Column, row: Row) -> Any:
         if column.id in row:
             return row[column.id]
         if not column.required and self._rng.random() < 0.2:
@@ -198,7 +198,7 @@ class FileMaker:
         targets = [chosen_file]
         if rng.random() < 0.5:
             targets = [file for file in files if file.partition_key == chosen_file.partition_key and rng.random() < 0.7]
-        positions = self._positions(targets or [chosen_file])
+        positions = self._choose_positions(targets or [chosen_file])
         delete = self._delete(POSITION_DELETES, chosen_file.spec_id, chosen_file.partition, len(positions))
         paths = sorted({path for path, _ in positions})
         row_positions = [position for _, position in positions]
@@ -215,7 +215,7 @@ class FileMaker:
         referenced = paths[0] if len(paths) == 1 and rng.random() < 0.5 else None
         return [replace(delete, positions=frozenset(positions), metrics=metrics, referenced=referenced)]
 
-    def _positions(self, targets: list[DataFile]) -> list[tuple[str, int]]:
+    def _choose_positions(self, targets: list[DataFile]) -> list[tuple[str, int]]:
         results = set()
         for file in targets:
             for position in range(max(1, file.record_count)):
@@ -223,13 +223,13 @@ class FileMaker:
                     results.add((file.path, position))
         return sorted(results)
 
-    def vectors(self, files: list[DataFile], old: list[DeleteFile]) -> tuple[list[DeleteFile], list[DeleteFile]]:
+    def build_vectors(self, files: list[DataFile], old: list[DeleteFile]) -> tuple[list[DeleteFile], list[DeleteFile]]:
         """Return deletion vectors for some data files in one Puffin file, and the delete files that they replace.
 
         A vector includes the positions of older position deletes of its data file, as the specification requires.
         """
         rng = self._rng
-        path, offset = self._path("data", ".puffin"), 4
+        path, offset = self._create_path("data", ".puffin"), 4
         new_entries, replaced = [], []
         for file in rng.sample(files, min(len(files), rng.choice([1, 1, 2, 3]))):
             positions = {(file.path, at) for at in range(max(1, file.record_count)) if rng.random() < 0.6}
@@ -257,7 +257,7 @@ class FileMaker:
 
     def _delete(self, content: int, spec_id: int, partition: tuple[Any, ...], count: int) -> DeleteFile:
         return DeleteFile(
-            path=self._path("data", "-deletes.parquet"),
+            path=self._create_path("data", "-deletes.parquet"),
             content=content,
             format="PARQUET",
             spec_id=spec_id,

@@ -35,7 +35,7 @@ MAIN = "main"
 
 def write_random_lake(seed: int, folder: Path) -> Lake:
     """Write the table of a seed below `folder` and return it; the same seed gives the same table."""
-    return _History(seed, folder).lake()
+    return _History(seed, folder).build_lake()
 
 
 class _History:
@@ -56,7 +56,7 @@ class _History:
         self.last_partition_id = 999
         self.default_spec = 0
         self._add_spec()
-        self.style = Style.draw(rng)
+        self.style = Style.draw_style(rng)
         self.sequence = 0
         self.next_row_id = 0
         self.snapshots: dict[int, Snapshot] = {}
@@ -65,7 +65,7 @@ class _History:
         self.refs: dict[str, tuple[str, int]] = {}
         self.files = FileMaker(rng, self.location, self.pools)
 
-    def lake(self) -> Lake:
+    def build_lake(self) -> Lake:
         rng = self.rng
         self._append(MAIN)
         for _ in range(rng.randint(1, 7)):
@@ -76,14 +76,14 @@ class _History:
                 self.heads.setdefault(branch, rng.choice(list(self.snapshots.values())))
             choices = [self._append, self._overwrite, self._rewrite_manifests, self._compact]
             if self.version >= 2:
-                choices += [self._row_delta] * 4
+                choices += [self._commit_row_delta] * 4
             rng.choice(choices)(branch)
         self.version = self.final_version
         for branch, head in self.heads.items():
             self.refs[branch] = ("branch", head.id)
         for number in range(rng.randint(0, 2)):
             self.refs[f"tag-{number}"] = ("tag", rng.choice(list(self.snapshots)))
-        metadata = self._metadata()
+        metadata = self._build_metadata()
         path = self.folder / "metadata" / "00001-0.metadata.json"
         path.write_text(json.dumps(metadata), encoding="utf-8")
         return Lake(
@@ -144,7 +144,7 @@ class _History:
         }
         leaves = list(self.schema.leaves().values())
         for column in rng.sample(leaves, min(len(leaves), rng.choice([0, 1, 1, 1, 2, 3]))):
-            transform = partitioning.random_transform(
+            transform = partitioning.draw_transform(
                 rng, column.kind, self.pools[column.id], void=self.version > 1 and bool(self.specs)
             )
             if any(part.source == column.id for part in fields):
@@ -248,7 +248,7 @@ class _History:
         entries = [self._carry_entry(file, is_deleted=False) for file in files]
         return self._commit(branch, "replace", manifests, [entries] if entries else [])
 
-    def _row_delta(self, branch: str) -> None:
+    def _commit_row_delta(self, branch: str) -> None:
         """Add delete files, and sometimes the new rows of an update; a deletion vector replaces the vector
         before it.
         """
@@ -266,7 +266,7 @@ class _History:
                 referenceds = {vector.referenced for vector in delete_files}
                 targets = [file for file in live + data if file.path not in referenceds]
                 old_vectors = [delete for delete in head.delete_files if delete.content == 1]
-                new_vectors, replaced = self.files.vectors(targets, old_vectors)
+                new_vectors, replaced = self.files.build_vectors(targets, old_vectors)
                 delete_files += new_vectors
                 removed_ids |= {id(delete) for delete in replaced}
             else:
@@ -333,7 +333,7 @@ class _History:
                 explicit = snapshot_id
             written_rows.append(Entry(entry.status, explicit, entry.sequence, entry.file_sequence, file))
         fields, kinds = self.specs[spec_id], self._kinds()
-        style = self.style if rng.random() < 0.8 else Style.draw(rng)
+        style = self.style if rng.random() < 0.8 else Style.draw_style(rng)
         data = build_manifest_bytes(
             written_rows,
             version=self.version,
@@ -352,7 +352,7 @@ class _History:
         for status in (ADDED, EXISTING, DELETED):
             of_status = [entry.file.record_count for entry in written_rows if entry.status == status]
             counts[status] = (len(of_status), sum(of_status))
-        summaries = [_summary(rng, part, at, files, kinds) for at, part in enumerate(fields)]
+        summaries = [_compute_summary(rng, part, at, files, kinds) for at, part in enumerate(fields)]
         return Manifest(
             path=path.as_uri(),
             length=len(data),
@@ -366,7 +366,7 @@ class _History:
             counts=counts,
         )
 
-    def _metadata(self) -> dict[str, Any]:
+    def _build_metadata(self) -> dict[str, Any]:
         specs = [{"spec-id": key, "fields": [part.json() for part in fields]} for key, fields in self.specs.items()]
         document: dict[str, Any] = {
             "format-version": self.version,
@@ -397,7 +397,7 @@ class _History:
         return document
 
 
-def _summary(
+def _compute_summary(
     rng: random.Random, part: PartitionField, position: int, files: list[ContentFile], kinds: dict[int, str]
 ) -> dict[str, Any]:
     """Return the summary of a partition field over all entries of a manifest."""

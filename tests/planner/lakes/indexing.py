@@ -43,9 +43,9 @@ from seamark.metaserver.store.model import Entry, IndexFileState, RegisteredInde
 from seamark.metaserver.store.operations import CreateEntry, CreateNamespace
 from seamark.metaserver.store.port import PointerStore
 from tests.planner.lakes import partitioning
-from tests.planner.lakes.kinds import V3_ONLY, length_of_fixed, parse_decimal, strip_parameters
+from tests.planner.lakes.kinds import V3_ONLY, parse_decimal, parse_fixed_length, strip_parameters
 from tests.planner.lakes.lake import DataFile, Lake
-from tests.planner.lakes.predicates import maybe_of_both_zeros, predicate_on, random_filter
+from tests.planner.lakes.predicates import draw_filter, draw_predicate_on, expand_zeros_sometimes
 from tests.planner.lakes.schemas import Schema as TableSchema
 from tests.planner.lakes.tables import Table
 from tests.store.samples import NS, TABLE, make_entry
@@ -53,15 +53,15 @@ from tests.store.samples import NS, TABLE, make_entry
 CALENDAR = ("year", "month", "day", "hour")
 
 
-def array_of(kind: str, values: Sequence[Any]) -> pa.Array:
+def build_array(kind: str, values: Sequence[Any]) -> pa.Array:
     """Return a column of an Iceberg type as a Parquet reader returns it; values have the form of `kinds.py`."""
     name = strip_parameters(kind)
     if name == "decimal":
         precision, scale = parse_decimal(kind)
-        numbers = [None if value is None else _decimal(value, scale) for value in values]
+        numbers = [None if value is None else _build_decimal(value, scale) for value in values]
         return pa.array(numbers, pa.decimal128(precision, scale))
     if name in ("uuid", "fixed"):
-        return pa.array(values, pa.binary(16 if name == "uuid" else length_of_fixed(kind)))
+        return pa.array(values, pa.binary(16 if name == "uuid" else parse_fixed_length(kind)))
     if name == "date":
         return pa.array(values, pa.int32()).cast(pa.date32())
     if name in V3_ONLY or name in ("time", "timestamp", "timestamptz"):
@@ -73,12 +73,12 @@ def array_of(kind: str, values: Sequence[Any]) -> pa.Array:
     return pa.array(values, plain[name])
 
 
-def _decimal(unscaled: int, scale: int) -> Decimal:
+def _build_decimal(unscaled: int, scale: int) -> Decimal:
     digits = tuple(map(int, str(abs(unscaled))))
     return Decimal((int(unscaled < 0), digits, -scale))
 
 
-def random_terms(rng: random.Random, kind: str) -> list[str]:
+def draw_terms(rng: random.Random, kind: str) -> list[str]:
     """Return terms that an index may have on a column of this type."""
     name = strip_parameters(kind)
     results = ["identity"]
@@ -93,7 +93,7 @@ def random_terms(rng: random.Random, kind: str) -> list[str]:
     return results
 
 
-def random_definitions(rng: random.Random, lake: Lake) -> dict[str, str]:
+def draw_definitions(rng: random.Random, lake: Lake) -> dict[str, str]:
     """Return properties that define indexes on columns of any schema of the table, in the forms of users and
     the catalog.
     """
@@ -104,7 +104,7 @@ def random_definitions(rng: random.Random, lake: Lake) -> dict[str, str]:
         count = rng.choice([1, 1, 2, 3]) if kind == "record" else 1
         chosen_columns = rng.sample(columns, min(count, len(columns)))
         terms = [
-            (rng.choice(random_terms(rng, item.kind)) if rng.random() < 0.5 else "identity", item)
+            (rng.choice(draw_terms(rng, item.kind)) if rng.random() < 0.5 else "identity", item)
             for item in chosen_columns
         ]
         texts = [format_term(transform, one.name) for transform, one in terms]
@@ -138,16 +138,16 @@ def draw_indexed_filter(rng: random.Random, indexed: IndexedLake, schema: TableS
         definition for definition in indexed.definitions if all(term.column_id in columns for term in definition.terms)
     ]
     if not usable:
-        return random_filter(rng, indexed.lake, schema, depth)
+        return draw_filter(rng, indexed.lake, schema, depth)
     result = None
     for term in rng.choice(usable).terms:
         column = columns[term.column_id]
         values = indexed.lake.pools[column.id]
-        transforms = ["identity"] * 6 + [partitioning.random_transform(rng, column.kind, values)]
+        transforms = ["identity"] * 6 + [partitioning.draw_transform(rng, column.kind, values)]
         defined = term.transform.startswith("bucket") or term.transform in CALENDAR[:3]
         transform = rng.choice([*transforms, term.transform] if defined else transforms)
         ops = rng.choice([("eq", "in"), ("eq", "in"), None])
-        index_predicate = maybe_of_both_zeros(rng, predicate_on(rng, indexed.lake, column, transform, ops))
+        index_predicate = expand_zeros_sometimes(rng, draw_predicate_on(rng, indexed.lake, column, transform, ops))
         result = index_predicate if result is None else {"type": "and", "left": result, "right": index_predicate}
     return result
 
@@ -162,13 +162,13 @@ def define(lake: Lake, properties: dict[str, str]) -> TableMetadata:
     return metadata
 
 
-def data_files(lake: Lake) -> list[DataFile]:
+def list_data_files(lake: Lake) -> list[DataFile]:
     """Return the data files of all snapshots, each once."""
     results = {file.path: file for snapshot in lake.snapshots.values() for file in snapshot.data_files}
     return list(results.values())
 
 
-def keys_of_file(lake: Lake, file: DataFile, term: Term, *, as_written: bool) -> Keys | None:
+def build_keys(lake: Lake, file: DataFile, term: Term, *, as_written: bool) -> Keys | None:
     """Return the keys of a term in one file, or None if they are uncertain and the file is not indexed."""
     column = lake.all_columns[term.column_id]
     if column.id not in file.written:
@@ -178,7 +178,7 @@ def keys_of_file(lake: Lake, file: DataFile, term: Term, *, as_written: bool) ->
     kind = lake.schemas[file.schema_id].columns()[column.id].kind
     values = [row[column.id] for row in file.rows]
     try:
-        return keys_of_term(term, pa.chunked_array([array_of(kind if as_written else term.source, values)]))
+        return keys_of_term(term, pa.chunked_array([build_array(kind if as_written else term.source, values)]))
     except ValueError:  # The transform has no result for this value.
         return None
 
@@ -190,7 +190,7 @@ def build_part(definition: IndexDefinition, columns: list[Keys]) -> Any:
     return bitmap.build(columns[0]) if definition.kind == "bitmap" else record.build(columns)
 
 
-def as_of(definition: IndexDefinition, metadata: TableMetadata, schema: Schema) -> IndexDefinition:
+def build_definition_as_of(definition: IndexDefinition, metadata: TableMetadata, schema: Schema) -> IndexDefinition:
     """Return the definition as it was under this schema: its types may be narrower, and its id may differ."""
     older = [item for item in metadata.schemas if item.id <= schema.id]
     terms = tuple(resolve_id(term.transform, term.column_id, schema, older) for term in definition.terms)
@@ -296,7 +296,7 @@ class IndexedLake:
     ) -> Iterator[tuple[ListedFile, Any]]:
         """Yield the entries that can be built for these files."""
         for file in files:
-            columns = [keys_of_file(self.lake, file, term, as_written=as_written) for term in definition.terms]
+            columns = [build_keys(self.lake, file, term, as_written=as_written) for term in definition.terms]
             present_values = [column for column in columns if column is not None]
             if len(present_values) == len(columns):
                 yield ListedFile(file.path, file.size, file.record_count), build_part(definition, present_values)
@@ -314,14 +314,14 @@ async def register_lake(lake: Lake, store: PointerStore, registry: Registry, pro
 async def index_randomly(rng: random.Random, indexed: IndexedLake) -> None:
     """Write index files of some data files for each definition, under random schemas."""
     for definition in indexed.definitions:
-        files = data_files(indexed.lake)
+        files = list_data_files(indexed.lake)
         rng.shuffle(files)
         files = files[: max(1, int(len(files) * rng.choice([0.3, 0.7, 1.0, 1.0])))]
         parts = rng.choice([1, 1, 2, 4])
         by_id: dict[str, tuple[IndexDefinition, list[str]]] = {}
         for part in range(parts):
             part_files = files[part::parts] + rng.sample(files, int(rng.random() < 0.3))
-            index_part = await _index_part(rng, indexed, definition, part_files)
+            index_part = await _index_some_files(rng, indexed, definition, part_files)
             if index_part is not None:
                 by_id.setdefault(index_part[0].id, (index_part[0], []))[1].append(index_part[1])
         for locations_before, locations in by_id.values():
@@ -333,7 +333,7 @@ async def index_randomly(rng: random.Random, indexed: IndexedLake) -> None:
                         Path(location.removeprefix("file://")).unlink()
 
 
-async def _index_part(
+async def _index_some_files(
     rng: random.Random, indexed: IndexedLake, definition: IndexDefinition, files: Sequence[DataFile]
 ) -> tuple[IndexDefinition, str] | None:
     """Return the definition at that time and the location of the index file."""
@@ -347,14 +347,14 @@ async def _index_part(
             choices.append(schema)
     # Most indexes are built by readers of the newest schema.
     schema = rng.choice([*choices, choices[-1], choices[-1]]) if choices else metadata.current_schema
-    old_definition = as_of(definition, metadata, schema)
+    old_definition = build_definition_as_of(definition, metadata, schema)
     entries = list(indexed.entries(old_definition, dict.fromkeys(files), as_written=rng.random() < 0.5))
-    entries += _entries_of_replaced_files(rng, old_definition, entries)
+    entries += _build_entries_of_replaced_files(rng, old_definition, entries)
     rng.shuffle(entries)
     return (old_definition, await indexed.add(old_definition, entries)) if entries else None
 
 
-def _entries_of_replaced_files(
+def _build_entries_of_replaced_files(
     rng: random.Random, definition: IndexDefinition, entries: Sequence[tuple[ListedFile, Any]]
 ) -> list[tuple[ListedFile, Any]]:
     """Return entries for earlier files of the same paths, with a different size or row count and no common row."""
@@ -369,7 +369,7 @@ def _entries_of_replaced_files(
     return results
 
 
-def damage(rng: random.Random, location: str) -> str:
+def damage_file(rng: random.Random, location: str) -> str:
     """Damage a file, and return a description of the damage."""
     path = Path(location.removeprefix("file://"))
     data = bytearray(path.read_bytes())

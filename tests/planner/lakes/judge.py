@@ -167,8 +167,8 @@ def judge(case: Case, tasks: dict[str, Task], java: JavaPlan, unfiltered: JavaPl
             case.compares_zero
             or _has_nan(file)
             or _is_bounded_by_the_least_long(file)
-            or _may_be_misrounded(case, file)
-            or (case.nan_above and _may_have_nan(case, file))
+            or _is_misrounding_possible(case, file)
+            or (case.nan_above and _is_nan_possible(case, file))
         )
         if trusted and path not in java.tasks and not excused and not any(expected):
             raise AssertionError(f"{_describe_file(file)} is planned, but Java prunes it\n{case}")
@@ -192,27 +192,27 @@ def judge_deletes(
     deletes = set(task.deletes)
     assert len(deletes) == len(task.deletes), f"a delete file twice for {_describe_file(file)}\n{case}"
     assert deletes <= set(applicable), f"{deletes - set(applicable)} do not apply to {_describe_file(file)}\n{case}"
-    names = {name for name, delete in applicable.items() if _removes(case, delete, file, expected)}
+    names = {name for name, delete in applicable.items() if _is_removing(case, delete, file, expected)}
     assert names <= deletes, f"{names - deletes} remove rows of {_describe_file(file)}\n{case}"
     counts["deletes needed"] += len(names)
     counts["deletes named"] += len(deletes)
     if java.error or _is_bounded_by_the_least_long(file):
         return
-    if not any(_beyond_java(case, delete) for delete in applicable.values()):
+    if not any(_is_beyond_java(case, delete) for delete in applicable.values()):
         query_deletes = java.tasks[file.path].deletes
         assert deletes <= query_deletes, (
             f"Java does not ask for {deletes - query_deletes} on {_describe_file(file)}\n{case}"
         )
 
 
-def _removes(case: Case, delete: DeleteFile, file: DataFile, expected: list[bool]) -> bool:
+def _is_removing(case: Case, delete: DeleteFile, file: DataFile, expected: list[bool]) -> bool:
     """Return whether a delete file removes a row that matches the filter."""
     return any(
         expected[position] for position in case.lake.find_removed_positions(delete, file) if position < len(expected)
     )
 
 
-def _may_have_nan(case: Case, file: DataFile) -> bool:
+def _is_nan_possible(case: Case, file: DataFile) -> bool:
     """Return whether a float column may have NaN in the file, by the file's metrics."""
     floats = [column.id for column in case.lake.all_columns.values() if column.kind in FLOATS]
     return any(file.metrics[item].nans != 0 if item in file.metrics else True for item in floats)
@@ -231,7 +231,7 @@ def _is_bounded_by_the_least_long(file: ContentFile) -> bool:
     return any(minimum in (column.lower, column.upper) for column in file.metrics.values())
 
 
-def _may_be_misrounded(case: Case, file: DataFile) -> bool:
+def _is_misrounding_possible(case: Case, file: DataFile) -> bool:
     """Return whether Java up to 0.10 may have rounded a time before 1970 wrongly, one too high.
 
     Java's readers do not correct this for predicates on the transform.
@@ -244,7 +244,7 @@ def _may_be_misrounded(case: Case, file: DataFile) -> bool:
     )
 
 
-def _beyond_java(case: Case, delete: DeleteFile) -> bool:
+def _is_beyond_java(case: Case, delete: DeleteFile) -> bool:
     """Return whether Java may omit an equality delete file that we cannot or must not omit.
 
     Java compares bounds of UUIDs in its own order. It uses statistics of dropped columns, which a later manifest has
@@ -286,7 +286,7 @@ def plan_with_java(java: JavaPlanner, cases: Sequence[Case]) -> list[tuple[JavaP
     """Return Java's plans of each case, with its filter and without; cases of one snapshot share the latter."""
     requests: dict[PlanRequest, None] = {}
     for case in cases:
-        requests[case.java_request()] = None
-        requests[case.unfiltered_request()] = None
+        requests[case.build_java_request()] = None
+        requests[case.build_unfiltered_request()] = None
     answers = dict(zip(requests, java.plan(list(requests)), strict=True))
-    return [(answers[case.java_request()], answers[case.unfiltered_request()]) for case in cases]
+    return [(answers[case.build_java_request()], answers[case.build_unfiltered_request()]) for case in cases]

@@ -38,11 +38,11 @@ def parse_decimal(kind: str) -> tuple[int, int]:
     return int(precision), int(scale)
 
 
-def length_of_fixed(kind: str) -> int:
+def parse_fixed_length(kind: str) -> int:
     return int(kind[len("fixed[") : -1])
 
 
-def random_kind(rng: random.Random, version: int) -> str:
+def draw_kind(rng: random.Random, version: int) -> str:
     kind: str = rng.choice([*KINDS, "decimal", "string", "uuid", *(V3_ONLY if version >= 3 else ())])
     if kind == "fixed":
         return f"fixed[{rng.choice([1, 4, 16, 20])}]"
@@ -62,7 +62,7 @@ def widen_kind(rng: random.Random, kind: str) -> str | None:
 
 def draw_pool(rng: random.Random, kind: str, size: int) -> list[Value]:
     """Return at most `size` distinct values for rows: extremes, neighbours and many in the middle, without NaN."""
-    values = [_draw(rng, kind) for _ in range(size)]
+    values = [_draw_value(rng, kind) for _ in range(size)]
     distinct = {(repr(value) if isinstance(value, float) else value): value for value in values}
     return sorted(distinct.values(), key=lambda value: compute_sort_key(kind, value))
 
@@ -72,12 +72,12 @@ def compute_sort_key(kind: str, value: Any) -> Any:
     return (value, math.copysign(1.0, value)) if kind in FLOATS else value
 
 
-def javas_uuid_order(value: bytes) -> tuple[int, int]:
+def compute_java_uuid_order(value: bytes) -> tuple[int, int]:
     """Return a sort key in Java's order of UUIDs: by halves, each a signed number."""
     return int.from_bytes(value[:8], "big", signed=True), int.from_bytes(value[8:], "big", signed=True)
 
 
-def _draw(rng: random.Random, kind: str) -> Value:
+def _draw_value(rng: random.Random, kind: str) -> Value:
     name = strip_parameters(kind)
     if name == "boolean":
         return rng.random() < 0.5
@@ -88,7 +88,7 @@ def _draw(rng: random.Random, kind: str) -> Value:
     if name == "string":
         return _draw_text(rng)
     length = {"uuid": 16, "binary": rng.choice([0, 1, 3, 16, 17, 40])}.get(name) if name != "fixed" else None
-    size = length_of_fixed(kind) if length is None else length
+    size = parse_fixed_length(kind) if length is None else length
     shape = rng.random()
     if shape < 0.15:
         return b"\xff" * size
@@ -179,7 +179,7 @@ def to_bytes(kind: str, value: Any) -> bytes:
     return value.encode() if name == "string" else bytes(value)
 
 
-def avro_type(kind: str, name: str) -> Any:
+def build_avro_type(kind: str, name: str) -> Any:
     """Return Avro's type of a partition value; `name` is unique in the schema for types that need a name."""
     parts = strip_parameters(kind)
     logical = {"date": "date", "time": "time-micros"}.get(parts)
@@ -193,12 +193,12 @@ def avro_type(kind: str, name: str) -> Any:
     if parts == "uuid":
         return {"type": "fixed", "size": 16, "name": f"uuid_{name}", "logicalType": "uuid"}
     if parts == "fixed":
-        return {"type": "fixed", "size": length_of_fixed(kind), "name": f"fixed_{name}"}
+        return {"type": "fixed", "size": parse_fixed_length(kind), "name": f"fixed_{name}"}
     if parts == "decimal":
         precision, scale = parse_decimal(kind)
         document = {
             "type": "fixed",
-            "size": decimal_size(precision),
+            "size": compute_decimal_size(precision),
             "name": f"decimal_{name}",
             "logicalType": "decimal",
         }
@@ -206,29 +206,29 @@ def avro_type(kind: str, name: str) -> Any:
     return {"binary": "bytes"}.get(parts, parts)
 
 
-def decimal_size(precision: int) -> int:
+def compute_decimal_size(precision: int) -> int:
     """Return the least number of bytes that holds every unscaled value of a precision."""
     greatest: int = 10**precision - 1
     return (greatest.bit_length() + 8) // 8
 
 
-def avro_value(kind: str, value: Any) -> Any:
+def to_avro_value(kind: str, value: Any) -> Any:
     if value is not None and strip_parameters(kind) == "decimal":
-        return int(value).to_bytes(decimal_size(parse_decimal(kind)[0]), "big", signed=True)
+        return int(value).to_bytes(compute_decimal_size(parse_decimal(kind)[0]), "big", signed=True)
     return value
 
 
-def default_json(kind: str, value: Any) -> Any:
+def to_default_json(kind: str, value: Any) -> Any:
     """Return the JSON single-value serialisation of a column's default (appendix D)."""
     name = strip_parameters(kind)
     if name == "decimal":
-        return decimal_text(kind, value)
+        return format_decimal(kind, value)
     if name == "uuid":
         return str(uuid.UUID(bytes=value))
     return value.hex() if name in ("fixed", "binary") else value
 
 
-def decimal_text(kind: str, unscaled: int) -> str:
+def format_decimal(kind: str, unscaled: int) -> str:
     """Return an unscaled value as plain decimal digits, with exactly the type's scale."""
     scale = parse_decimal(kind)[1]
     digits = str(abs(unscaled)).rjust(scale + 1, "0")

@@ -90,13 +90,13 @@ class Snapshot:
     @cached_property
     def data_files(self) -> list[DataFile]:
         """Return the live data files in manifest order."""
-        return [file for file in self._live() if isinstance(file, DataFile)]
+        return [file for file in self._list_live_files() if isinstance(file, DataFile)]
 
     @cached_property
     def delete_files(self) -> list[DeleteFile]:
-        return [file for file in self._live() if isinstance(file, DeleteFile)]
+        return [file for file in self._list_live_files() if isinstance(file, DeleteFile)]
 
-    def _live(self) -> list[ContentFile]:
+    def _list_live_files(self) -> list[ContentFile]:
         return [entry.file for manifest in self.manifests for entry in manifest.entries if entry.status != DELETED]
 
 
@@ -143,23 +143,27 @@ class Lake:
         """Return the delete files that apply to a data file, by the specification's three rules."""
         deletes = snapshot.delete_files
         positional = [
-            delete for delete in deletes if delete.content == POSITION_DELETES and self._positions_apply(delete, file)
+            delete
+            for delete in deletes
+            if delete.content == POSITION_DELETES and self._is_position_delete_for(delete, file)
         ]
         vectors = [item for item in positional if item.is_vector]
         equality = [
-            delete for delete in deletes if delete.content == EQUALITY_DELETES and self._equality_applies(delete, file)
+            delete
+            for delete in deletes
+            if delete.content == EQUALITY_DELETES and self._is_equality_delete_for(delete, file)
         ]
         return (vectors or positional) + equality
 
     @staticmethod
-    def _positions_apply(delete: DeleteFile, file: DataFile) -> bool:
+    def _is_position_delete_for(delete: DeleteFile, file: DataFile) -> bool:
         return (
             delete.referenced in (None, file.path)
             and file.sequence <= delete.sequence
             and file.partition_key == delete.partition_key
         )
 
-    def _equality_applies(self, delete: DeleteFile, file: DataFile) -> bool:
+    def _is_equality_delete_for(self, delete: DeleteFile, file: DataFile) -> bool:
         unpartitioned = all(part.transform == "void" for part in self.specs[delete.spec_id])
         return file.sequence < delete.sequence and (unpartitioned or file.partition_key == delete.partition_key)
 

@@ -19,7 +19,7 @@ from tests.planner.lakes.kinds import (
     FLOATS,
     TEMPORAL_LONGS,
     V3_ONLY,
-    decimal_text,
+    format_decimal,
     parse_decimal,
     strip_parameters,
     to_float32,
@@ -37,9 +37,9 @@ def render(kind: str, value: Any, form: str) -> Any:
     """
     name = strip_parameters(kind)
     if isinstance(value, Fraction):
-        return _fraction(kind, value)
+        return _format_fraction(kind, value)
     if name == "decimal":
-        return decimal_text(kind, value)
+        return format_decimal(kind, value)
     if name in FLOATS and math.isinf(value):
         return "Infinity" if value > 0 else "-Infinity"
     if name == "uuid":
@@ -47,33 +47,33 @@ def render(kind: str, value: Any, form: str) -> Any:
     if name in BYTES:
         return value.hex() if form == "java" else value.hex().upper()
     if name == "time" and form != "java":
-        return _clock(value * 1000)
+        return _format_clock(value * 1000)
     if name == "date" and form != "java" and MIN_DAY <= value <= MAX_DAY:
         return (EPOCH + timedelta(value)).isoformat()
     if "timestamp" in name:
-        return _timestamp(kind, value, form)
+        return _format_timestamp(kind, value, form)
     return value
 
 
-def _fraction(kind: str, value: Fraction) -> Any:
+def _format_fraction(kind: str, value: Fraction) -> Any:
     if strip_parameters(kind) != "decimal":
         return float(value)
     scale = parse_decimal(kind)[1] + 3  # Values are in thousandths of the last digit.
-    return decimal_text(f"decimal(38, {scale})", int(value * 1000))
+    return format_decimal(f"decimal(38, {scale})", int(value * 1000))
 
 
-def _timestamp(kind: str, value: int, form: str) -> Any:
+def _format_timestamp(kind: str, value: int, form: str) -> Any:
     nanos = value if kind in V3_ONLY else value * 1000
     days, remainder = divmod(nanos, DAY_US * 1000)
     whole_micros = kind not in V3_ONLY or value % 1000 == 0
     if not MIN_DAY <= days <= MAX_DAY or (form == "java" and whole_micros):
         # An integer is in microseconds also for nanosecond columns, as in Java's LongLiteral.
         return value // 1000 if kind in V3_ONLY else value
-    text = f"{(EPOCH + timedelta(days)).isoformat()}T{_clock(remainder)}"
+    text = f"{(EPOCH + timedelta(days)).isoformat()}T{_format_clock(remainder)}"
     return text + "+00:00" if "tz" in kind and form != "pyiceberg" else text
 
 
-def _clock(nanos: int) -> str:
+def _format_clock(nanos: int) -> str:
     seconds, fraction = divmod(nanos, 1_000_000_000)
     text = f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
     digits = f"{fraction:09d}"
@@ -102,7 +102,7 @@ def parse(kind: str, json: Any) -> Any:
     if name in BYTES:
         return bytes.fromhex(json)
     if name == "date":
-        return json if isinstance(json, int) else _days(json)
+        return json if isinstance(json, int) else _parse_days(json)
     if name in TEMPORAL_LONGS:
         return _parse_clocked(kind, json)
     return json
@@ -114,11 +114,11 @@ def _parse_clocked(kind: str, json: Any) -> int:
     if kind == "time":
         return _parse_clock(json) // 1000
     day, clock = json.split("T")
-    nanos = _days(day) * DAY_US * 1000 + _parse_clock(re.sub(r"(\+00:00|Z)$", "", clock))
+    nanos = _parse_days(day) * DAY_US * 1000 + _parse_clock(re.sub(r"(\+00:00|Z)$", "", clock))
     return nanos if kind in V3_ONLY else nanos // 1000
 
 
-def _days(text: str) -> int:
+def _parse_days(text: str) -> int:
     """Return the days of an ISO date, also for years outside `datetime.date` (the calendar repeats every 400 years)."""
     match = re.fullmatch(r"([+-]?\d{4,})-(\d\d)-(\d\d)", text)
     if match is None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import fastavro
 
-from tests.planner.lakes.kinds import avro_type, avro_value
+from tests.planner.lakes.kinds import build_avro_type, to_avro_value
 from tests.planner.lakes.metrics import ColumnMetrics
 from tests.planner.lakes.partitioning import infer_result_kind
 
@@ -47,7 +47,7 @@ class Style:
     seed: int
 
     @staticmethod
-    def draw(rng: random.Random) -> Style:
+    def draw_style(rng: random.Random) -> Style:
         return Style(
             shuffled=rng.random() < 0.25,
             sparse=rng.random() < 0.3,
@@ -89,19 +89,19 @@ class Manifest:
     counts: dict[int, tuple[int, int]] = field(default_factory=dict)
 
 
-def _field(name: str, field_id: int, kind: Any, *, optional: bool = False) -> dict[str, Any]:
+def _build_field(name: str, field_id: int, kind: Any, *, optional: bool = False) -> dict[str, Any]:
     if optional:
         return {"name": name, "type": ["null", kind], "default": None, "field-id": field_id}
     return {"name": name, "type": kind, "field-id": field_id}
 
 
-def _map(key_id: int, value_id: int, value: str) -> dict[str, Any]:
-    fields = [_field("key", key_id, "int"), _field("value", value_id, value)]
+def _build_map(key_id: int, value_id: int, value: str) -> dict[str, Any]:
+    fields = [_build_field("key", key_id, "int"), _build_field("value", value_id, value)]
     pair = {"type": "record", "name": f"k{key_id}_v{value_id}", "fields": fields}
     return {"type": "array", "items": pair, "logicalType": "map"}
 
 
-def _list(element_id: int, kind: str) -> dict[str, Any]:
+def _build_list(element_id: int, kind: str) -> dict[str, Any]:
     return {"type": "array", "items": kind, "element-id": element_id}
 
 
@@ -109,64 +109,64 @@ def partition_record(fields: tuple[PartitionField, ...], kinds: dict[int, str], 
     """Return the Avro record of a spec's tuples; `kinds` are the source types by source id."""
     results = []
     for part in fields:
-        kind = avro_type(infer_result_kind(part.transform, kinds[part.source]), f"p{part.id}")
+        kind = build_avro_type(infer_result_kind(part.transform, kinds[part.source]), f"p{part.id}")
         if plain_days and part.transform == "day":
             kind = "int"
-        results.append(_field(f"p{part.id}", part.id, kind, optional=True) | {"iceberg-field-name": part.name})
+        results.append(_build_field(f"p{part.id}", part.id, kind, optional=True) | {"iceberg-field-name": part.name})
     return {"type": "record", "name": "r102", "fields": results}
 
 
-def entry_schema(version: int, style: Style, content: int, partition: dict[str, Any]) -> dict[str, Any]:
+def build_entry_schema(version: int, style: Style, content: int, partition: dict[str, Any]) -> dict[str, Any]:
     data = [
-        _field("file_path", 100, "string"),
-        _field("file_format", 101, "string"),
-        _field("partition", 102, partition),
-        _field("record_count", 103, "long"),
-        _field("file_size_in_bytes", 104, "long"),
+        _build_field("file_path", 100, "string"),
+        _build_field("file_format", 101, "string"),
+        _build_field("partition", 102, partition),
+        _build_field("record_count", 103, "long"),
+        _build_field("file_size_in_bytes", 104, "long"),
     ]
     if version == 1:
-        data.append(_field("block_size_in_bytes", 105, "long"))
+        data.append(_build_field("block_size_in_bytes", 105, "long"))
     else:
-        data.insert(0, _field("content", 134, "int"))
+        data.insert(0, _build_field("content", 134, "int"))
     maps = [
-        _field("column_sizes", 108, _map(117, 118, "long"), optional=True),
-        _field("value_counts", 109, _map(119, 120, "long"), optional=True),
-        _field("null_value_counts", 110, _map(121, 122, "long"), optional=True),
-        _field("nan_value_counts", 137, _map(138, 139, "long"), optional=True),
-        _field("lower_bounds", 125, _map(126, 127, "bytes"), optional=True),
-        _field("upper_bounds", 128, _map(129, 130, "bytes"), optional=True),
+        _build_field("column_sizes", 108, _build_map(117, 118, "long"), optional=True),
+        _build_field("value_counts", 109, _build_map(119, 120, "long"), optional=True),
+        _build_field("null_value_counts", 110, _build_map(121, 122, "long"), optional=True),
+        _build_field("nan_value_counts", 137, _build_map(138, 139, "long"), optional=True),
+        _build_field("lower_bounds", 125, _build_map(126, 127, "bytes"), optional=True),
+        _build_field("upper_bounds", 128, _build_map(129, 130, "bytes"), optional=True),
     ]
     other_fields = [
-        _field("key_metadata", 131, "bytes", optional=True),
-        _field("split_offsets", 132, _list(133, "long"), optional=True),
-        _field("sort_order_id", 140, "int", optional=True),
+        _build_field("key_metadata", 131, "bytes", optional=True),
+        _build_field("split_offsets", 132, _build_list(133, "long"), optional=True),
+        _build_field("sort_order_id", 140, "int", optional=True),
     ]
     if style.sparse:
         other_fields = other_fields[1:2]
     if version >= 2 and (content == 1 or not style.sparse):
-        other_fields.append(_field("equality_ids", 135, _list(136, "int"), optional=True))
-        other_fields.append(_field("referenced_data_file", 143, "string", optional=True))
+        other_fields.append(_build_field("equality_ids", 135, _build_list(136, "int"), optional=True))
+        other_fields.append(_build_field("referenced_data_file", 143, "string", optional=True))
     if version >= 3:
-        other_fields.append(_field("first_row_id", 142, "long", optional=True))
-        other_fields.append(_field("content_offset", 144, "long", optional=True))
-        other_fields.append(_field("content_size_in_bytes", 145, "long", optional=True))
+        other_fields.append(_build_field("first_row_id", 142, "long", optional=True))
+        other_fields.append(_build_field("content_offset", 144, "long", optional=True))
+        other_fields.append(_build_field("content_size_in_bytes", 145, "long", optional=True))
     data += maps + other_fields
-    entry = [_field("status", 0, "int"), _field("snapshot_id", 1, "long", optional=version > 1)]
+    entry_fields = [_build_field("status", 0, "int"), _build_field("snapshot_id", 1, "long", optional=version > 1)]
     if version > 1:
-        entry.append(_field("sequence_number", 3, "long", optional=True))
-        entry.append(_field("file_sequence_number", 4, "long", optional=True))
+        entry_fields.append(_build_field("sequence_number", 3, "long", optional=True))
+        entry_fields.append(_build_field("file_sequence_number", 4, "long", optional=True))
     if style.shuffled:
         random.Random(style.seed).shuffle(data)
-    entry.append(_field("data_file", 2, {"type": "record", "name": "r2", "fields": data}))
-    return {"type": "record", "name": "manifest_entry", "fields": entry}
+    entry_fields.append(_build_field("data_file", 2, {"type": "record", "name": "r2", "fields": data}))
+    return {"type": "record", "name": "manifest_entry", "fields": entry_fields}
 
 
-def _by_column(metrics: dict[int, ColumnMetrics], name: str) -> list[dict[str, Any]] | None:
+def _list_by_column(metrics: dict[int, ColumnMetrics], name: str) -> list[dict[str, Any]] | None:
     pairs = [{"key": key, "value": getattr(of, name)} for key, of in metrics.items() if getattr(of, name) is not None]
     return pairs or None
 
 
-def entry_record(entry: Entry, fields: tuple[PartitionField, ...], kinds: dict[int, str]) -> dict[str, Any]:
+def build_entry_record(entry: Entry, fields: tuple[PartitionField, ...], kinds: dict[int, str]) -> dict[str, Any]:
     """Return an entry as a record for fastavro, which omits fields that the schema lacks."""
     file = entry.file
     metrics = file.metrics
@@ -181,16 +181,16 @@ def entry_record(entry: Entry, fields: tuple[PartitionField, ...], kinds: dict[i
             "content": file.content,
             "file_path": file.path,
             "file_format": file.format,
-            "partition": {f"p{part.id}": avro_value(kind, value) for part, kind, value in values},
+            "partition": {f"p{part.id}": to_avro_value(kind, value) for part, kind, value in values},
             "record_count": file.record_count,
             "file_size_in_bytes": file.size,
             "block_size_in_bytes": 67_108_864,
             "column_sizes": [{"key": key, "value": 40 + key} for key in metrics] or None,
-            "value_counts": _by_column(metrics, "values"),
-            "null_value_counts": _by_column(metrics, "nulls"),
-            "nan_value_counts": _by_column(metrics, "nans"),
-            "lower_bounds": _by_column(metrics, "lower"),
-            "upper_bounds": _by_column(metrics, "upper"),
+            "value_counts": _list_by_column(metrics, "values"),
+            "null_value_counts": _list_by_column(metrics, "nulls"),
+            "nan_value_counts": _list_by_column(metrics, "nans"),
+            "lower_bounds": _list_by_column(metrics, "lower"),
+            "upper_bounds": _list_by_column(metrics, "upper"),
             "key_metadata": None,
             "split_offsets": file.split_offsets,
             "equality_ids": file.equality_ids,
@@ -226,40 +226,42 @@ def build_manifest_bytes(
     if not style.sparse:
         header["schema-id"] = str(schema["schema-id"])
     record = partition_record(fields, kinds, plain_days=style.sparse)
-    new_schema = fastavro.parse_schema(entry_schema(version, style, content, record))
+    new_schema = fastavro.parse_schema(build_entry_schema(version, style, content, record))
     out = BytesIO()
-    records = [entry_record(entry, fields, kinds) for entry in entries]
+    records = [build_entry_record(entry, fields, kinds) for entry in entries]
     fastavro.writer(out, new_schema, records, codec=style.codec, metadata=header, sync_interval=2000)
     return out.getvalue()
 
 
 def list_schema(version: int, style: Style) -> dict[str, Any]:
     summary = [
-        _field("contains_null", 509, "boolean"),
-        _field("contains_nan", 518, "boolean", optional=True),
-        _field("lower_bound", 510, "bytes", optional=True),
-        _field("upper_bound", 511, "bytes", optional=True),
+        _build_field("contains_null", 509, "boolean"),
+        _build_field("contains_nan", 518, "boolean", optional=True),
+        _build_field("lower_bound", 510, "bytes", optional=True),
+        _build_field("upper_bound", 511, "bytes", optional=True),
     ]
     middle = "_data_files_count" if style.old_names else "_files_count"
     fields = [
-        _field("manifest_path", 500, "string"),
-        _field("manifest_length", 501, "long"),
-        _field("partition_spec_id", 502, "int"),
+        _build_field("manifest_path", 500, "string"),
+        _build_field("manifest_length", 501, "long"),
+        _build_field("partition_spec_id", 502, "int"),
     ]
     if version > 1:
-        fields += [_field("content", 517, "int"), _field("sequence_number", 515, "long")]
-        fields += [_field("min_sequence_number", 516, "long")]
-    fields.append(_field("added_snapshot_id", 503, "long"))
+        fields += [_build_field("content", 517, "int"), _build_field("sequence_number", 515, "long")]
+        fields += [_build_field("min_sequence_number", 516, "long")]
+    fields.append(_build_field("added_snapshot_id", 503, "long"))
     count_fields = [("added", 504, 512), ("existing", 505, 513), ("deleted", 506, 514)]
-    fields += [_field(name + middle, files, "int", optional=version == 1) for name, files, _ in count_fields]
-    fields += [_field(f"{name}_rows_count", rows, "long", optional=version == 1) for name, _, rows in count_fields]
+    fields += [_build_field(name + middle, files, "int", optional=version == 1) for name, files, _ in count_fields]
+    fields += [
+        _build_field(f"{name}_rows_count", rows, "long", optional=version == 1) for name, _, rows in count_fields
+    ]
     items = {"type": "record", "name": "r508", "fields": summary}
     partitions = {"type": "array", "items": items, "element-id": 508}
-    fields.append(_field("partitions", 507, partitions, optional=True))
+    fields.append(_build_field("partitions", 507, partitions, optional=True))
     if not style.sparse:
-        fields.append(_field("key_metadata", 519, "bytes", optional=True))
+        fields.append(_build_field("key_metadata", 519, "bytes", optional=True))
     if version >= 3:
-        fields.append(_field("first_row_id", 520, "long", optional=True))
+        fields.append(_build_field("first_row_id", 520, "long", optional=True))
     if style.shuffled:
         random.Random(style.seed).shuffle(fields)
     return {"type": "record", "name": "manifest_file", "fields": fields}

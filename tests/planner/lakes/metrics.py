@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tests.planner.lakes.kinds import FLOATS, compute_sort_key, javas_uuid_order, strip_parameters, to_bytes
+from tests.planner.lakes.kinds import FLOATS, compute_java_uuid_order, compute_sort_key, strip_parameters, to_bytes
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def draw_metrics(rng: random.Random, kind: str, values: Sequence[Any]) -> Column
     if kind in FLOATS and rng.random() < 0.5:  # Some writers do not distinguish the zeros.
         minimum, greatest = (-0.0 if minimum == 0 else minimum), (0.0 if greatest == 0 else greatest)
     if kind == "uuid" and rng.random() < 0.5:
-        minimum, greatest = min(ordered, key=javas_uuid_order), max(ordered, key=javas_uuid_order)
+        minimum, greatest = min(ordered, key=compute_java_uuid_order), max(ordered, key=compute_java_uuid_order)
     lower: bytes | None = to_bytes(kind, minimum)
     upper: bytes | None = to_bytes(kind, greatest)
     if mode == "truncate" and strip_parameters(kind) in ("string", "binary", "fixed"):

@@ -16,7 +16,7 @@ TRUNCATED_KINDS = ("int", "long", "decimal", "string", "binary")
 TIME_KINDS = ("timestamp", "timestamptz", *V3_ONLY)
 
 
-def width_of(transform: str) -> int:
+def parse_width(transform: str) -> int:
     """Return the N of bucket[N] or truncate[N]."""
     return int(transform[transform.index("[") + 1 : -1])
 
@@ -29,7 +29,7 @@ def infer_result_kind(transform: str, kind: str) -> str:
     return "date" if name == "day" else "int"
 
 
-def random_transform(rng: random.Random, kind: str, values: list[Any], *, void: bool = False) -> str:
+def draw_transform(rng: random.Random, kind: str, values: list[Any], *, void: bool = False) -> str:
     """Return a transform that the specification allows on `kind` and that is defined for all of `values`."""
     name = strip_parameters(kind)
     # Java cannot read the fixed partition values that it writes (InternalReader), so they are rare.
@@ -61,11 +61,11 @@ def apply(transform: str, kind: str, value: Any) -> Any:
 def _apply_transform(transform: str, kind: str, value: Any, _: bool) -> Any:
     name = strip_parameters(transform)
     if name == "bucket":
-        return (mmh3.hash(_to_hash_bytes(kind, value)) & 0x7FFFFFFF) % width_of(transform)
+        return (mmh3.hash(_to_hash_bytes(kind, value)) & 0x7FFFFFFF) % parse_width(transform)
     if name == "truncate":
-        width = width_of(transform)
+        width = parse_width(transform)
         return value[:width] if isinstance(value, str | bytes) else value - value % width
-    micros = micros_of(kind, value)
+    micros = to_micros(kind, value)
     if name == "hour":
         return micros // HOUR_US
     days = value if kind == "date" else micros // DAY_US
@@ -77,10 +77,10 @@ def _apply_transform(transform: str, kind: str, value: Any, _: bool) -> Any:
 
 def has_hour(kind: str, value: int) -> bool:
     """Return whether a timestamp's hour fits an int."""
-    return abs(micros_of(kind, value)) < 2**31 * HOUR_US
+    return abs(to_micros(kind, value)) < 2**31 * HOUR_US
 
 
-def micros_of(kind: str, value: int) -> int:
+def to_micros(kind: str, value: int) -> int:
     """Return a timestamp in microseconds, rounded down."""
     return value // 1000 if kind in V3_ONLY else value
 
@@ -95,5 +95,5 @@ def _to_hash_bytes(kind: str, value: Any) -> bytes:
     if isinstance(value, bytes):
         return value
     if kind in V3_ONLY:
-        value = micros_of(kind, value)  # Nanoseconds have the hash of their microseconds.
+        value = to_micros(kind, value)  # Nanoseconds have the hash of their microseconds.
     return int(value).to_bytes(8, "little", signed=True)

@@ -95,10 +95,12 @@ def _matches(expression: Any, row: Mapping[int, Any], names: Names, meaning: Mea
     result_kind = column.kind if column.kind == "struct" else partitioning.infer_result_kind(transform, column.kind)
     op = NEGATED_OPERATORS[kind] if negated else kind
     literals = expression.get("values", [expression["value"]] if "value" in expression else [])
-    return _holds(op, value, [parse(result_kind, _bare(literal)) for literal in literals], result_kind, meaning)
+    return _holds(
+        op, value, [parse(result_kind, _unwrap_literal(literal)) for literal in literals], result_kind, meaning
+    )
 
 
-def _bare(literal: Any) -> Any:
+def _unwrap_literal(literal: Any) -> Any:
     return literal["value"] if isinstance(literal, dict) else literal
 
 
@@ -114,14 +116,14 @@ def _holds(op: str, value: Any, literals: list[Any], kind: str, meaning: Meaning
         return meaning.nan_greatest and op in ("gt", "gt-eq")
     if op == "starts-with":
         return str(value).startswith(literals[0])
-    key = _key(value, kind, meaning)
-    keys = [_key(literal, kind, meaning) for literal in literals]
+    key = _fold_name(value, kind, meaning)
+    keys = [_fold_name(literal, kind, meaning) for literal in literals]
     if op in ("eq", "in"):
         return key in keys
     return ORDER_COMPARISONS[op](key, keys[0])
 
 
-def _key(value: Any, kind: str, meaning: Meaning) -> Any:
+def _fold_name(value: Any, kind: str, meaning: Meaning) -> Any:
     return value if meaning.zeros_equal else compute_sort_key(kind, value)
 
 
@@ -145,30 +147,30 @@ def to_json(tree: Any, form: str) -> Any:
     return [to_json(value, form) for value in tree] if isinstance(tree, list) else tree
 
 
-def columns_of(tree: Any) -> set[str]:
+def list_columns(tree: Any) -> set[str]:
     """Return the names of the columns in a filter (random tree or JSON)."""
     if isinstance(tree, dict):
         if "term" in tree and isinstance(tree["term"], str):
             return {tree["term"]}
-        return set().union(*(columns_of(value) for value in tree.values()), set())
+        return set().union(*(list_columns(value) for value in tree.values()), set())
     return set()
 
 
-def random_filter(rng: random.Random, lake: Lake, schema: Schema, depth: int = 0) -> Any:
+def draw_filter(rng: random.Random, lake: Lake, schema: Schema, depth: int = 0) -> Any:
     """Return a random filter with the names of `schema` and literals near the data; `to_json` converts it to JSON."""
     shape = rng.random()
     if depth < 3 and shape < 0.35:
-        left, right = (random_filter(rng, lake, schema, depth + 1) for _ in range(2))
+        left, right = (draw_filter(rng, lake, schema, depth + 1) for _ in range(2))
         return {"type": rng.choice(["and", "and", "or"]), "left": left, "right": right}
     if depth < 3 and shape < 0.45:
-        return {"type": "not", "child": random_filter(rng, lake, schema, depth + 1)}
+        return {"type": "not", "child": draw_filter(rng, lake, schema, depth + 1)}
     if shape < 0.46:
         return rng.random() < 0.5
-    predicate = _random_predicate(rng, lake, schema)
-    return maybe_of_both_zeros(rng, predicate) if depth < 3 else predicate
+    predicate = _draw_predicate(rng, lake, schema)
+    return expand_zeros_sometimes(rng, predicate) if depth < 3 else predicate
 
 
-def _random_predicate(rng: random.Random, lake: Lake, schema: Schema) -> Any:
+def _draw_predicate(rng: random.Random, lake: Lake, schema: Schema) -> Any:
     columns = list(schema.columns().values())
     column = rng.choice(columns)
     sources = [part.source for fields in lake.specs.values() for part in fields]
@@ -180,13 +182,13 @@ def _random_predicate(rng: random.Random, lake: Lake, schema: Schema) -> Any:
     if rng.random() < 0.15:
         values = lake.pools[column.id]
         transforms = [part.transform for fields in lake.specs.values() for part in fields if part.source == column.id]
-        transform = rng.choice([*transforms, partitioning.random_transform(rng, column.kind, values)])
+        transform = rng.choice([*transforms, partitioning.draw_transform(rng, column.kind, values)])
     if transform == "void":
         transform = "identity"
-    return predicate_on(rng, lake, column, transform)
+    return draw_predicate_on(rng, lake, column, transform)
 
 
-def predicate_on(
+def draw_predicate_on(
     rng: random.Random, lake: Lake, column: Column, transform: str, ops: Sequence[str] | None = None
 ) -> Any:
     """Return a predicate on a transform of a column, with literals near the data.
@@ -197,17 +199,17 @@ def predicate_on(
     if transform != "identity":
         name = {"type": "transform", "transform": transform, "term": column.name}
     kind = partitioning.infer_result_kind(transform, column.kind)
-    op = rng.choice(ops) if ops else _random_op(rng, kind)
+    op = rng.choice(ops) if ops else _draw_op(rng, kind)
     predicate: dict[str, Any] = {"type": op, "term": name}
     if op in ("in", "not-in"):
         count = rng.choice([1, 2, 3, 5, 5, 8])
-        predicate["values"] = [_literal(rng, lake, column, transform) for _ in range(count)]
+        predicate["values"] = [_draw_literal(rng, lake, column, transform) for _ in range(count)]
     elif op not in UNARY:
-        predicate["value"] = _literal(rng, lake, column, transform, prefix=op.endswith("starts-with"))
+        predicate["value"] = _draw_literal(rng, lake, column, transform, prefix=op.endswith("starts-with"))
     return predicate
 
 
-def maybe_of_both_zeros(rng: random.Random, predicate: Any) -> Any:
+def expand_zeros_sometimes(rng: random.Random, predicate: Any) -> Any:
     """Sometimes replace a float comparison by comparisons with both 0.0 and -0.0.
 
     Many programs treat the two as one value.
@@ -219,7 +221,7 @@ def maybe_of_both_zeros(rng: random.Random, predicate: Any) -> Any:
     return {"type": rng.choice(["and", "or", "or"]), "left": zeros[0], "right": zeros[1]}
 
 
-def _random_op(rng: random.Random, kind: str) -> str:
+def _draw_op(rng: random.Random, kind: str) -> str:
     ops = [*COMPARISONS, *COMPARISONS, "in", "in", "not-in", "is-null", "not-null"]
     if kind in FLOATS:
         ops += ["is-nan", "not-nan"]
@@ -230,15 +232,15 @@ def _random_op(rng: random.Random, kind: str) -> str:
     return rng.choice(ops)
 
 
-def _literal(rng: random.Random, lake: Lake, column: Column, transform: str, *, prefix: bool = False) -> Literal:
+def _draw_literal(rng: random.Random, lake: Lake, column: Column, transform: str, *, prefix: bool = False) -> Literal:
     kind = partitioning.infer_result_kind(transform, column.kind)
     value = partitioning.apply(transform, column.kind, rng.choice(lake.pools[column.id]))
     if prefix:
         return Literal(kind, value[: rng.choice([0, 1, 2, 5, 17, 300])] + rng.choice(["", "", "", "a"]))
-    return Literal(kind, _near(rng, kind, value) if rng.random() < 0.35 else value)
+    return Literal(kind, _draw_near(rng, kind, value) if rng.random() < 0.35 else value)
 
 
-def _near(rng: random.Random, kind: str, value: Any) -> Any:
+def _draw_near(rng: random.Random, kind: str, value: Any) -> Any:
     """Return a value near this value: a neighbour, an extreme, or a value outside the type."""
     name = strip_parameters(kind)
     if isinstance(value, bool):
@@ -274,10 +276,10 @@ def is_judged_otherwise_by_java(expression: Any, names: Names, lake: Lake) -> bo
     number near the greatest, so that `v >= -2147483648` prunes every partition of `truncate[5](v)`. And it
     binds the parsed text of a timestamp for a nanosecond column a second time, as if it were in microseconds.
     """
-    if any(names[name].kind == "uuid" for name in columns_of(expression)):
+    if any(names[name].kind == "uuid" for name in list_columns(expression)):
         return True
     parts = [part for fields in lake.specs.values() for part in fields]
-    if any(names[name].kind in V3_ONLY and isinstance(literal, str) for name, literal in literals_in(expression)):
+    if any(names[name].kind in V3_ONLY and isinstance(literal, str) for name, literal in list_literals(expression)):
         return True
     identities = {part.source for part in parts if part.transform == "identity"}
     if any(names[name].id in identities for name in find_transformed(expression)):
@@ -288,20 +290,20 @@ def is_judged_otherwise_by_java(expression: Any, names: Names, lake: Lake) -> bo
         and names[name].kind in ("int", "long")
         and isinstance(literal, int)
         and literal - width <= get_limits(names[name].kind)[0]
-        for name, literal in literals_in(expression)
+        for name, literal in list_literals(expression)
         for source, width in truncated
     )
 
 
-def literals_in(expression: Any) -> Iterator[tuple[str, Any]]:
+def list_literals(expression: Any) -> Iterator[tuple[str, Any]]:
     """Yield (column, literal as in JSON) for each predicate of a filter on a column itself."""
     if not isinstance(expression, dict):
         return
     if isinstance(expression.get("term"), str):
         for value in [*expression.get("values", ()), expression.get("value")]:
-            yield expression["term"], _bare(value)
+            yield expression["term"], _unwrap_literal(value)
     for child in expression.values():
-        yield from literals_in(child)
+        yield from list_literals(child)
 
 
 def find_transformed(expression: Any) -> set[str]:

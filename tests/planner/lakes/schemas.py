@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tests.planner.lakes.kinds import V3_ONLY, Value, default_json, draw_pool, random_kind, widen_kind
+from tests.planner.lakes.kinds import V3_ONLY, Value, draw_kind, draw_pool, to_default_json, widen_kind
 
 NAMES = ["id", "ts", "a", "b", "Amount", "naïve", "two words", "x-y", "größe", "1st", "null", "day", "k", "user", "v"]
 
@@ -31,7 +31,7 @@ class Field:
             kind = {"type": "struct", "fields": [child.json() for child in kind]}
         document = {"id": self.id, "name": self.name, "required": self.required, "type": kind}
         if self.default is not None and isinstance(self.kind, str):
-            written_default_json = default_json(self.kind, self.default)
+            written_default_json = to_default_json(self.kind, self.default)
             document |= {"initial-default": written_default_json, "write-default": written_default_json}
         return document
 
@@ -61,18 +61,18 @@ class Schema:
 
     def columns(self) -> dict[int, Column]:
         """Return primitive columns and structs by id, without fields in lists and maps, which predicates cannot use."""
-        return {column.id: column for column in _columns(self.fields, "", ())}
+        return {column.id: column for column in _list_columns(self.fields, "", ())}
 
     def leaves(self) -> dict[int, Column]:
         return {column.id: column for column in self.columns().values() if column.kind != "struct"}
 
 
-def _columns(fields: tuple[Field, ...], prefix: str, parents: tuple[int, ...]) -> Iterator[Column]:
+def _list_columns(fields: tuple[Field, ...], prefix: str, parents: tuple[int, ...]) -> Iterator[Column]:
     for field in fields:
         name = prefix + field.name
         if isinstance(field.kind, tuple):
             yield Column(field.id, name, "struct", field.required, parents, None)
-            yield from _columns(field.kind, name + ".", (*parents, field.id))
+            yield from _list_columns(field.kind, name + ".", (*parents, field.id))
         elif isinstance(field.kind, str):
             yield Column(field.id, name, field.kind, field.required, parents, field.default)
 
@@ -86,11 +86,11 @@ class SchemaMaker:
         self._dropped: list[str] = []
 
     def draw_first_schema(self, version: int) -> Schema:
-        fields = [self._field(version, names=set(), depth=0) for _ in range(self._rng.randint(2, 6))]
+        fields = [self._draw_field(version, names=set(), depth=0) for _ in range(self._rng.randint(2, 6))]
         if all(not isinstance(field.kind, str) for field in fields):
             self.last_id += 1
             fields.append(Field(self.last_id, f"c{self.last_id}", False, "long"))
-        return Schema(0, self._uniquely_named(fields))
+        return Schema(0, self._rename_uniquely(fields))
 
     def evolve(self, schema: Schema, schema_id: int, version: int, keep: set[int]) -> Schema:
         """Return the schema after one or two changes; columns in `keep` (sources of partition fields) stay."""
@@ -100,7 +100,7 @@ class SchemaMaker:
             fields = change(fields, version, keep)
         return Schema(schema_id, fields)
 
-    def _field(self, version: int, names: set[str], depth: int, *, added: bool = False) -> Field:
+    def _draw_field(self, version: int, names: set[str], depth: int, *, added: bool = False) -> Field:
         rng = self._rng
         self.last_id += 1
         field_id = self.last_id
@@ -111,19 +111,19 @@ class SchemaMaker:
         shape = rng.random()
         if shape < 0.2 and depth < 2:
             inner: set[str] = set()
-            children = [self._field(version, inner, depth + 1, added=added) for _ in range(rng.randint(1, 3))]
+            children = [self._draw_field(version, inner, depth + 1, added=added) for _ in range(rng.randint(1, 3))]
             return Field(field_id, name, required, tuple(children))
         if shape < 0.25 and depth == 0:
             self.last_id += 1
             list_type = {"type": "list", "element-id": self.last_id, "element": "string", "element-required": False}
             return Field(field_id, name, False, list_type)
-        kind = random_kind(rng, version)
+        kind = draw_kind(rng, version)
         if added and version >= 3 and kind not in V3_ONLY and rng.random() < 0.5 and _has_simple_default(kind):
             return Field(field_id, name, rng.random() < 0.5, kind, rng.choice(draw_pool(rng, kind, 5)))
         return Field(field_id, name, required, kind)
 
     @staticmethod
-    def _uniquely_named(fields: list[Field]) -> tuple[Field, ...]:
+    def _rename_uniquely(fields: list[Field]) -> tuple[Field, ...]:
         used_names: set[str] = set()
         results = []
         for field in fields:
@@ -142,13 +142,13 @@ class SchemaMaker:
         return self._grow_fields(fields, version)
 
     def _grow_fields(self, fields: tuple[Field, ...], version: int) -> tuple[Field, ...]:
-        new_field = self._field(version, {field.name for field in fields}, depth=1, added=True)
+        new_field = self._draw_field(version, {field.name for field in fields}, depth=1, added=True)
         results = list(fields)
         results.insert(self._rng.randint(0, len(results)), new_field)
-        return self._uniquely_named(results)
+        return self._rename_uniquely(results)
 
     def _drop(self, fields: tuple[Field, ...], _: int, keep: set[int]) -> tuple[Field, ...]:
-        free = [field for field in fields if not keep & {column.id for column in _columns((field,), "", ())}]
+        free = [field for field in fields if not keep & {column.id for column in _list_columns((field,), "", ())}]
         remaining_fields = [field for field in fields if isinstance(field.kind, str)]
         if len(free) == 0 or len(remaining_fields) < 2:
             return fields
@@ -163,11 +163,11 @@ class SchemaMaker:
         return self._change_one(fields, lambda field: replace(field, name=name), lambda _: True)
 
     def _widen(self, fields: tuple[Field, ...], version: int, _: set[int]) -> tuple[Field, ...]:
-        def wider(field: Field) -> Field:
+        def widen_field(field: Field) -> Field:
             kind = widen_kind(self._rng, field.kind) if isinstance(field.kind, str) else None
             return field if kind is None or field.default is not None else replace(field, kind=kind)
 
-        return self._change_one(fields, wider, lambda field: wider(field) != field)
+        return self._change_one(fields, widen_field, lambda field: widen_field(field) != field)
 
     def _loosen(self, fields: tuple[Field, ...], _: int, __: set[int]) -> tuple[Field, ...]:
         return self._change_one(fields, lambda field: replace(field, required=False), lambda field: field.required)
@@ -176,25 +176,25 @@ class SchemaMaker:
         self, fields: tuple[Field, ...], change: Callable[[Field], Field], fits: Callable[[Field], bool]
     ) -> tuple[Field, ...]:
         """Return `fields` with a change of one suitable field, at any depth."""
-        ids = [field.id for field in _all_fields(fields) if fits(field)]
+        ids = [field.id for field in _list_all_fields(fields) if fits(field)]
         if not ids:
             return fields
         choice = self._rng.choice(ids)
-        return self._uniquely_named(list(_map_fields(fields, choice, change)))
+        return self._rename_uniquely(list(_change_fields(fields, choice, change)))
 
 
-def _all_fields(fields: tuple[Field, ...]) -> Iterator[Field]:
+def _list_all_fields(fields: tuple[Field, ...]) -> Iterator[Field]:
     for field in fields:
         yield field
         if isinstance(field.kind, tuple):
-            yield from _all_fields(field.kind)
+            yield from _list_all_fields(field.kind)
 
 
-def _map_fields(fields: tuple[Field, ...], field_id: int, change: Callable[[Field], Field]) -> tuple[Field, ...]:
+def _change_fields(fields: tuple[Field, ...], field_id: int, change: Callable[[Field], Field]) -> tuple[Field, ...]:
     return tuple(
         change(field)
         if field.id == field_id
-        else replace(field, kind=_map_fields(field.kind, field_id, change))
+        else replace(field, kind=_change_fields(field.kind, field_id, change))
         if isinstance(field.kind, tuple)
         else field
         for field in fields

@@ -21,7 +21,7 @@ from seamark.formats.index.definitions import of_id
 from tests.api.client import Api
 from tests.api.live import LiveTable
 from tests.api.rest.stored import PATH_ID, POSITION_ID, write
-from tests.planner.lakes.indexing import array_of
+from tests.planner.lakes.indexing import build_array
 from tests.planner.lakes.kinds import FLOATS, compute_sort_key, to_bytes
 from tests.planner.lakes.lake import DataFile, DeleteFile
 from tests.planner.lakes.manifests import PartitionField
@@ -56,11 +56,11 @@ class StarTable(LiveTable):
     async def create(
         api: Api, name: str, columns: Sequence[Col], *, version: int = 2, parts: Sequence[PartitionField] = ()
     ) -> StarTable:
-        return await StarTable.make(api, name, _schema(0, columns), parts, version, columns=list(columns))
+        return await StarTable.make(api, name, _build_schema(0, columns), parts, version, columns=list(columns))
 
     async def evolve(self, columns: Sequence[Col]) -> None:
         """Replace the columns of the schema."""
-        self.schema = _schema(self.schema["schema-id"] + 1, columns)
+        self.schema = _build_schema(self.schema["schema-id"] + 1, columns)
         self.columns = list(columns)
         await self.update(
             {"action": "add-schema", "schema": self.schema}, {"action": "set-current-schema", "schema-id": -1}
@@ -75,11 +75,11 @@ class StarTable(LiveTable):
         write(
             path,
             {
-                column.id: (column.name, array_of(column.kind, [row[column.name] for row in rows]))
+                column.id: (column.name, build_array(column.kind, [row[column.name] for row in rows]))
                 for column in self.columns
             },
         )
-        partition = tuple(_partition(self, part, rows) for part in self.parts)
+        partition = tuple(_compute_partition(self, part, rows) for part in self.parts)
         metrics = {}
         for column in self.columns:
             values = [row[column.name] for row in rows]
@@ -90,7 +90,7 @@ class StarTable(LiveTable):
         self.rows[data_file.path] = list(rows)
         return data_file
 
-    def position_deletes(self, file: DataFile, positions: Iterable[int]) -> DeleteFile:
+    def write_position_deletes(self, file: DataFile, positions: Iterable[int]) -> DeleteFile:
         listed_positions = sorted(positions)
         path = self.path("-deletes.parquet")
         spots = {PATH_ID: ("file_path", pa.array([file.path] * len(listed_positions), pa.string()))}
@@ -123,7 +123,7 @@ class StarTable(LiveTable):
         return not written_index_data_files.skipped
 
 
-def _schema(number: int, columns: Sequence[Col]) -> dict[str, Any]:
+def _build_schema(number: int, columns: Sequence[Col]) -> dict[str, Any]:
     return {"type": "struct", "schema-id": number, "fields": [column.json() for column in columns]}
 
 
@@ -138,7 +138,7 @@ def make_whole_metrics(kind: str, values: Sequence[Any]) -> ColumnMetrics:
     return ColumnMetrics(len(values), nulls, nans if kind in FLOATS else None, lower, upper)
 
 
-def _partition(table: StarTable, part: PartitionField, rows: Sequence[Row]) -> Any:
+def _compute_partition(table: StarTable, part: PartitionField, rows: Sequence[Row]) -> Any:
     """Return the partition value that all rows share; partitions are by identity."""
     assert part.transform == "identity"
     name = next(column.name for column in table.columns if column.id == part.source)

@@ -71,7 +71,7 @@ class Table:
 
     def manifest(self, name: str, numbers: Iterable[int], *, day: int = 0, snapshot_id: int = 1) -> Manifest:
         """Write a manifest of the data files with these numbers, all of one day."""
-        return self._manifest(name, [self.file(number, day) for number in numbers], 0, day, snapshot_id)
+        return self._write_manifest(name, [self.file(number, day) for number in numbers], 0, day, snapshot_id)
 
     def deletes(self, name: str, numbers: Iterable[int], *, day: int = 0, snapshot_id: int = 1) -> Manifest:
         """Return a position delete file for each of these data files."""
@@ -89,7 +89,7 @@ class Table:
             )
             for number in numbers
         ]
-        return self._manifest(name, files, 1, day, snapshot_id)
+        return self._write_manifest(name, files, 1, day, snapshot_id)
 
     def file(self, number: int, day: int) -> DataFile:
         metrics = {
@@ -120,7 +120,9 @@ class Table:
 
     @property
     def metadata(self) -> TableMetadata:
-        return decode_table(json.dumps(self._json()).encode(), f"{self.folder.as_uri()}/metadata/v1.metadata.json")
+        return decode_table(
+            json.dumps(self._build_json()).encode(), f"{self.folder.as_uri()}/metadata/v1.metadata.json"
+        )
 
     @property
     def snapshots(self) -> list[dict[str, Any]]:
@@ -130,10 +132,10 @@ class Table:
     def write_metadata(self) -> str:
         """Write a metadata file to register with a catalog, and return its location."""
         path = self.folder / "metadata" / f"v{len(self._snapshots)}.metadata.json"
-        path.write_text(json.dumps(self._json()))
+        path.write_text(json.dumps(self._build_json()))
         return path.as_uri()
 
-    def _json(self) -> dict[str, Any]:
+    def _build_json(self) -> dict[str, Any]:
         location = self.folder.as_uri()
         last_snapshot = self._snapshots[-1]
         return {
@@ -155,7 +157,7 @@ class Table:
             "refs": {"main": {"snapshot-id": last_snapshot["snapshot-id"], "type": "branch"}},
         }
 
-    def _manifest(
+    def _write_manifest(
         self, name: str, files: Sequence[DataFile | DeleteFile], content: int, day: int, snapshot_id: int
     ) -> Manifest:
         entries = [Entry(ADDED, snapshot_id, None, None, file) for file in files]
@@ -240,25 +242,25 @@ async def plan_file_numbers(planner: Planner, metadata: TableMetadata, filter: A
     As routes do, it plans again if the answer finds a damaged file of the local cache.
     """
     try:
-        return await _numbers(planner, metadata, filter, **request)
+        return await _list_planned_numbers(planner, metadata, filter, **request)
     except CacheDamaged:
-        return await _numbers(planner, metadata, filter, **request)
+        return await _list_planned_numbers(planner, metadata, filter, **request)
 
 
-async def _numbers(planner: Planner, metadata: TableMetadata, filter: Any, **request: Any) -> list[int]:
+async def _list_planned_numbers(planner: Planner, metadata: TableMetadata, filter: Any, **request: Any) -> list[int]:
     scan = await planner.bind_and_plan(metadata, ScanRequest(filter=parse_expression(filter), **request))
     numbers = list_file_numbers(scan)
     tasks = json.loads(b"[" + b"".join(ScanTaskWriter(scan).tasks(scan.entry_ids)) + b"]")
-    assert [_number(task["data-file"]["file-path"]) for task in tasks] == numbers
+    assert [_parse_number(task["data-file"]["file-path"]) for task in tasks] == numbers
     return numbers
 
 
 def list_file_numbers(scan: ScanPlan) -> list[int]:
     located = (scan.view.locate(row) for row in scan.entry_ids.tolist())
-    return [_number(block.text("file_path", row) or "") for block, row in located]
+    return [_parse_number(block.text("file_path", row) or "") for block, row in located]
 
 
-def _number(path: str) -> int:
+def _parse_number(path: str) -> int:
     return int(path.rpartition("/")[2].removesuffix(".parquet"))
 
 

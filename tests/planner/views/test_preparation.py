@@ -44,19 +44,19 @@ LIMIT = 1 << 20
 DAYS, CHANGES = 5, 10
 
 
-def key_of(metadata: TableMetadata) -> ViewKey:
+def build_view_key(metadata: TableMetadata) -> ViewKey:
     return BoundScan.bind(metadata, ScanRequest()).view_key
 
 
 def make_planned_table(metadata: TableMetadata, *, prepared: bool = False) -> PlannedTable:
-    return PlannedTable(key_of(metadata), 0.0, prepared)
+    return PlannedTable(build_view_key(metadata), 0.0, prepared)
 
 
 async def plan_table(planner: Planner, metadata: TableMetadata, filter: Any = True) -> ScanPlan:
     return await planner.bind_and_plan(metadata, ScanRequest(filter=parse_expression(filter)))
 
 
-def tasks(scan: ScanPlan) -> Any:
+def encode_tasks(scan: ScanPlan) -> Any:
     return json.loads(b"[" + b"".join(ScanTaskWriter(scan).tasks(scan.entry_ids)) + b"]")
 
 
@@ -139,7 +139,7 @@ async def test_plans_of_prepared_snapshots_equal_those_without_preparation(tmp_p
                 await plan_table(other, metadata, filter),
             )
             assert sorted(list_file_numbers(actual_plan)) == sorted(expected), f"seed {seed}"
-            assert tasks(actual_plan) == tasks(other_plan), f"seed {seed}"
+            assert encode_tasks(actual_plan) == encode_tasks(other_plan), f"seed {seed}"
 
         last_state = lake.states[-1]
         await check(*last_state)
@@ -177,7 +177,7 @@ async def test_plan_after_a_prepared_commit_reads_nothing_from_storage(tmp_path:
         await plan_table(planner, before, make_between(1, 2))
         lake.append()
         after = lake.commit()
-        assert await planner.prepare(after, make_planned_table(before), limit_bytes=LIMIT) == key_of(after)
+        assert await planner.prepare(after, make_planned_table(before), limit_bytes=LIMIT) == build_view_key(after)
         reads = list(capture.wrapper.reads)
         assert sorted(list_file_numbers(await plan_table(planner, after))) == sorted(lake.states[-1][1])
         assert capture.wrapper.reads == reads
@@ -202,7 +202,7 @@ async def test_only_small_commits_to_tables_in_memory_are_prepared(tmp_path: Pat
             await planner.prepare(cold.states[-1][0], make_planned_table(cold.states[-1][0]), limit_bytes=LIMIT) is None
         )
         assert planner.stats().decoded == decoded_count
-        assert await planner.prepare(after, make_planned_table(before), limit_bytes=size) == key_of(after)
+        assert await planner.prepare(after, make_planned_table(before), limit_bytes=size) == build_view_key(after)
         assert planner.stats().decoded == decoded_count + 1
         needed_bytes = planner.stats().live_bytes + planner.stats().added_bytes
     for share in (0.5, 0.9, 1.0):

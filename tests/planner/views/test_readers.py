@@ -12,7 +12,7 @@ from seamark.formats.iceberg.manifests.content_file import EQUALITY_DELETES, POS
 from seamark.metaserver.planner.plan.reader_quirks import misread_deletes
 
 
-def block(spec_id: int, content: int, ids: list[int] | None) -> Any:
+def build_block(spec_id: int, content: int, ids: list[int] | None) -> Any:
     return SimpleNamespace(spec_id=spec_id, longs=lambda _: np.array([content]), lists_of=lambda _: [ids])
 
 
@@ -35,7 +35,7 @@ def test_equality_deletes_that_duckdb_misapplies_are_recognised(
     specs = [SimpleNamespace(spec_id=0, fields=()), SimpleNamespace(spec_id=1, fields=(field,))]
     schema = SimpleNamespace(column=lambda column: column if column in (1, 2) else None)
     metadata: Any = SimpleNamespace(partition_specs=specs, current_schema=schema)
-    view: Any = SimpleNamespace(delete_blocks=[block(spec_id, content, ids)])
+    view: Any = SimpleNamespace(delete_blocks=[build_block(spec_id, content, ids)])
     misread = misread_deletes(view, metadata)
     assert reason in misread
     assert bool(misread) == bool(reason)

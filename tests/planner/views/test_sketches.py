@@ -13,7 +13,7 @@ from seamark.formats.index.packing import Form
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_stats
 from seamark.metaserver.planner.view import view as view_module
 from seamark.metaserver.planner.view.view import Selection, TableView, return_false
-from tests.planner.views.test_view_base import READ_AS, make_block, manifest, value
+from tests.planner.views.test_view_base import READ_AS, build_manifest, draw_value, make_block
 from tests.seeds import first_seed
 
 SPREAD = 2_000_000_000
@@ -25,7 +25,7 @@ def draw_bound(rng: random.Random) -> Bound:
     column = rng.randrange(len(READ_AS))
     kind = READ_AS[column]
     op = rng.choice(OPS[:-1] if kind != "string" else OPS)
-    values: list[Any] = sorted({value(kind, rng, SPREAD) for _ in range(4 if op is Op.IN else 1)})
+    values: list[Any] = sorted({draw_value(kind, rng, SPREAD) for _ in range(4 if op is Op.IN else 1)})
     return Bound(op, column + 1, f"c{column + 1}", kind, IDENTITY, kind, tuple(values))
 
 
@@ -37,7 +37,7 @@ def test_plan_with_sketches_keeps_the_same_files_as_without(round_number: int, m
     rng = random.Random(seed)
     absent_shares = (0.0, 0.01, 0.3)
     blocks = [make_block(f"m{n}", rng, rows=2000, spread=SPREAD, absent=share) for n, share in enumerate(absent_shares)]
-    plain_view = TableView([manifest() for _ in blocks], blocks)
+    plain_view = TableView([build_manifest() for _ in blocks], blocks)
     bounds = [draw_bound(rng) for _ in range(30)]
     expected = [find_remaining_rows(plain_view, bound) for bound in bounds]
     several = [rng.sample(range(len(bounds)), rng.randrange(2, 5)) for _ in range(20)]
@@ -45,7 +45,7 @@ def test_plan_with_sketches_keeps_the_same_files_as_without(round_number: int, m
     monkeypatch.setattr(view_module, "_SKETCHED_ROWS_MIN", 1)
     monkeypatch.setattr(view_module, "ROWS_MIN", 1)
     monkeypatch.setattr(view_module, "STRING_ROWS_MIN", 1)
-    sketched = TableView([manifest() for _ in blocks], blocks)
+    sketched = TableView([build_manifest() for _ in blocks], blocks)
     assert [find_remaining_rows(sketched, bound) for bound in bounds] == expected, f"seed {seed}"
     for numbers in several:  # Sketches of one conjunction are computed together.
         together = And(tuple(bounds[number] for number in numbers))
@@ -60,9 +60,9 @@ def test_plan_with_sketches_keeps_the_same_files_as_without(round_number: int, m
     assert blocks[0].size_bytes - before[0] > 2000
     assert blocks[2].size_bytes - before[2] < 2000
     other_blocks = [make_block("n", rng, rows=2000, spread=SPREAD, absent=0.0), *blocks[1:]]
-    after = TableView([manifest() for _ in other_blocks], other_blocks, base=sketched)
+    after = TableView([build_manifest() for _ in other_blocks], other_blocks, base=sketched)
     monkeypatch.setattr(view_module, "_SKETCHED_ROWS_MIN", 1 << 40)
-    fresh_view = TableView([manifest() for _ in other_blocks], other_blocks)
+    fresh_view = TableView([build_manifest() for _ in other_blocks], other_blocks)
     assert [find_remaining_rows(after, bound) for bound in bounds] == [
         find_remaining_rows(fresh_view, bound) for bound in bounds
     ], f"seed {seed}"

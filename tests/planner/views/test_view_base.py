@@ -34,7 +34,7 @@ PARTITIONS = [(1000, "long"), (1001, "string"), (1002, "decimal(30, 2)")]
 SNAPSHOTS = 12
 
 
-def value(kind: str, rng: random.Random, spread: int = 1000) -> Any:
+def draw_value(kind: str, rng: random.Random, spread: int = 1000) -> Any:
     if kind == "string" and spread > 1000:
         return "".join(rng.choice("abcdefgh") for _ in range(rng.randrange(5, 12)))
     if kind == "string":
@@ -58,12 +58,14 @@ def make_block(
         for column_id, kind in kinds.items():
             if rng.random() < absent:
                 continue
-            pair = sorted(value(kind, rng, spread) for _ in range(2))
+            pair = sorted(draw_value(kind, rng, spread) for _ in range(2))
             ends = [to_bytes(kind, end) if rng.random() >= absent else None for end in pair]
             nulls = rng.choice([0, 0, 5, 10])
             metrics[column_id] = ColumnMetrics(10, nulls, 0 if kind in ("float", "double") else None, *ends)
         path = f"file:///t/{name}-{row}.parquet"
-        partition = tuple(None if rng.random() < nulls_share else value(kinds[field.source], rng) for field in fields)
+        partition = tuple(
+            None if rng.random() < nulls_share else draw_value(kinds[field.source], rng) for field in fields
+        )
         records = rng.choice([0, 10, 10])
         file = DataFile(path, DATA, "PARQUET", spec_id, partition, records, 100, metrics)
         entries.append(Entry(ADDED, 1, None, None, file))
@@ -75,7 +77,7 @@ def make_block(
     return Block(b"".join(encode_block(decode_manifest(data, f"file:///t/{name}.avro"))))
 
 
-def parts(column: ColumnStatistics) -> list[Any]:
+def list_parts(column: ColumnStatistics) -> list[Any]:
     results: list[Any] = [column.rows_read, list(column.entries)]
     for side in (*column.lower, *column.upper):
         assert isinstance(side, BoundColumn)
@@ -85,7 +87,7 @@ def parts(column: ColumnStatistics) -> list[Any]:
     return results
 
 
-def values(column: PartitionValues) -> list[Any]:
+def list_values(column: PartitionValues) -> list[Any]:
     results: list[Any] = [column.known.tolist(), column.nulls.tolist(), list(column.packed)]
     results += [column.has_nulls, column.is_known]
     for side in column.sides:
@@ -93,7 +95,7 @@ def values(column: PartitionValues) -> list[Any]:
     return results
 
 
-def heads(view: TableView) -> list[Any]:
+def list_heads(view: TableView) -> list[Any]:
     results: list[Any] = [view.starts, view.file_count, view.extents.tolist(), view.spec_ids.tolist(), view.specs]
     return [*results, view.blocks_with_empty_files]
 
@@ -109,19 +111,21 @@ def test_columns_reused_from_another_view_equal_those_of_a_new_view(round_number
     base: TableView | None = None
     count = 0
     for snapshot in range(SNAPSHOTS):
-        view = TableView([manifest() for _ in listed_blocks], listed_blocks, base=base)
-        fresh_view = TableView([manifest() for _ in listed_blocks], listed_blocks)
+        view = TableView([build_manifest() for _ in listed_blocks], listed_blocks, base=base)
+        fresh_view = TableView([build_manifest() for _ in listed_blocks], listed_blocks)
         for column_id, kind in enumerate(READ_AS, start=1):
             if rng.random() < 0.7:
-                assert parts(view.stats(column_id, kind)) == parts(fresh_view.stats(column_id, kind)), f"seed {seed}"
+                assert list_parts(view.stats(column_id, kind)) == list_parts(fresh_view.stats(column_id, kind)), (
+                    f"seed {seed}"
+                )
                 count += base is not None and base.find_computed_stats(column_id, kind) is not None
         for field_id, kind in PARTITIONS:
             if rng.random() < 0.7:
-                assert values(view.partition(field_id, kind)) == values(fresh_view.partition(field_id, kind)), (
-                    f"seed {seed}"
-                )
-        assert heads(view) == heads(fresh_view), f"seed {seed}"
-        listing = [manifest() for _ in range(3)]
+                assert list_values(view.partition(field_id, kind)) == list_values(
+                    fresh_view.partition(field_id, kind)
+                ), f"seed {seed}"
+        assert list_heads(view) == list_heads(fresh_view), f"seed {seed}"
+        listing = [build_manifest() for _ in range(3)]
         choices = rng.choices([*view.manifests, *listing], k=6)
         of_manifest = {id(manifest): block for manifest, block in zip(view.manifests, view.blocks, strict=True)}
         assert view.blocks_of(choices) == [of_manifest.get(id(choice)) for choice in choices], f"seed {seed}"
@@ -140,5 +144,5 @@ def test_columns_reused_from_another_view_equal_those_of_a_new_view(round_number
     assert count, f"seed {seed}"
 
 
-def manifest() -> ManifestFile:
+def build_manifest() -> ManifestFile:
     return ManifestFile("m", 0, 0, 0, 1, 1)

@@ -80,14 +80,14 @@ def is_rejected(claims: Claims, paths: Sequence[str]) -> bool:
     return False
 
 
-def folder(rng: random.Random, odd: float) -> str:
+def draw_folder(rng: random.Random, odd: float) -> str:
     return rng.choice(ODD) if rng.random() < odd else f"file:///{rng.choice(FOLDERS)}"
 
 
 def make_manifest(name: str, rng: random.Random, content: int, odd: float) -> tuple[ManifestFile, Block, list[str]]:
     """Return a manifest of files in one folder or in several, and the paths of all files."""
-    location_folder = folder(rng, odd)
-    folders = [location_folder if rng.random() < 0.8 else folder(rng, odd) for _ in range(rng.randrange(1, 5))]
+    location_folder = draw_folder(rng, odd)
+    folders = [location_folder if rng.random() < 0.8 else draw_folder(rng, odd) for _ in range(rng.randrange(1, 5))]
     paths = [f"{place}/{rng.choice(['f', '..f', 'é'])}{row}.parquet" for row, place in enumerate(folders)]
     kind = POSITION_DELETES if content else DATA
     entries = [Entry(ADDED, 1, None, None, DataFile(path, kind, "PARQUET", 0, (), 10, 100, {})) for path in paths]
@@ -95,7 +95,7 @@ def make_manifest(name: str, rng: random.Random, content: int, odd: float) -> tu
     data = build_manifest_bytes(
         entries, version=2, content=content, style=STYLE, spec_id=0, fields=(), kinds={}, schema=schema
     )
-    path = f"{folder(rng, odd)}/{rng.choice(['m', '..m'])}-{name}.avro"
+    path = f"{draw_folder(rng, odd)}/{rng.choice(['m', '..m'])}-{name}.avro"
     block = Block(b"".join(encode_block(decode_manifest(data, path))))
     return ManifestFile(path, len(data), 0, content, 1, 1), block, [path, *paths]
 
@@ -108,18 +108,18 @@ def draw_claims(rng: random.Random) -> list[Claim]:
     return claims
 
 
-def parts(listed: list[tuple[ManifestFile, Block, list[str]]]) -> tuple[list[ManifestFile], list[Block]]:
+def split_parts(listed: list[tuple[ManifestFile, Block, list[str]]]) -> tuple[list[ManifestFile], list[Block]]:
     return [manifest for manifest, _, _ in listed], [block for _, block, _ in listed]
 
 
 async def test_view_with_a_base_is_rejected_exactly_when_a_check_of_each_path_rejects_it() -> None:
     outcomes = set()
     for round_number in range(examples(40, 12)):
-        outcomes |= await histories(first_seed() * 1000 + round_number)
+        outcomes |= await compare_histories(first_seed() * 1000 + round_number)
     assert outcomes == {True, False}
 
 
-async def histories(seed: int) -> set[bool]:
+async def compare_histories(seed: int) -> set[bool]:
     """Compare the views of some snapshots, each with two states of the claims.
 
     Return the results that occurred: whether a view was rejected.
@@ -136,7 +136,7 @@ async def histories(seed: int) -> set[bool]:
         pool.append(make_manifest(f"n{snapshot}", rng, 0, odd_share))
         listed_pool = rng.sample(pool, rng.randrange(1, len(pool) + 1))
         deletes = [make_manifest("d", rng, 1, odd_share)] if rng.random() < 0.2 else []
-        view = TableView(*parts(listed_pool), *parts(deletes), base=base)
+        view = TableView(*split_parts(listed_pool), *split_parts(deletes), base=base)
         paths = [LIST, *(path for item in (*listed_pool, *deletes) for path in item[2])]
         for _ in range(2):
             claims.all = draw_claims(rng)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from azure.storage.blob import BlobServiceClient
 
-from tests.services.process import CACHE, ManagedProcess, ServiceFailed, free_port, port_answers
+from tests.services.process import CACHE, ManagedProcess, ServiceFailed, free_port, is_port_open
 
 ACCOUNT = "devstoreaccount1"
 # The emulator's key is public: every installation has it.
@@ -56,7 +56,7 @@ class Azurite:
 
 
 @contextmanager
-def azurite_server(folder: Path, *arguments: str, scheme: str = "http") -> Iterator[Azurite]:
+def run_azurite(folder: Path, *arguments: str, scheme: str = "http") -> Iterator[Azurite]:
     """Start an emulator, with further arguments; yield it."""
     if not _PROGRAM.exists():
         raise ServiceFailed("Azurite is not installed; run `make services`")
@@ -67,5 +67,5 @@ def azurite_server(folder: Path, *arguments: str, scheme: str = "http") -> Itera
         *arguments,
     ]
     with ManagedProcess(argv, log=folder / "azurite.log", cwd=folder) as process:
-        process.start(lambda: port_answers(port), timeout_s=60)
+        process.start(lambda: is_port_open(port), timeout_s=60)
         yield Azurite(f"{scheme}://127.0.0.1:{port}/{ACCOUNT}", process)

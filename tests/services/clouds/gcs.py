@@ -19,7 +19,7 @@ from pathlib import Path
 
 import requests
 
-from tests.services.process import CACHE, REPO, ManagedProcess, ServiceFailed, free_port, is_http_ok, port_answers
+from tests.services.process import CACHE, REPO, ManagedProcess, ServiceFailed, free_port, is_http_ok, is_port_open
 
 _PROGRAM = CACHE / "bin" / "fake-gcs-server"
 
@@ -54,7 +54,7 @@ class GoogleStorage:
 
 
 @contextmanager
-def gcs_server(folder: Path) -> Iterator[GoogleStorage]:
+def run_gcs(folder: Path) -> Iterator[GoogleStorage]:
     """Start an emulator and its proxy; yield it."""
     if not _PROGRAM.exists():
         raise ServiceFailed("fake-gcs-server is not installed; run `make services`")
@@ -68,5 +68,5 @@ def gcs_server(folder: Path) -> Iterator[GoogleStorage]:
         process.start(lambda: is_http_ok(f"{upstream}/storage/v1/b"), timeout_s=60)
         argv = [sys.executable, "-m", "tests.services.clouds.gcs_proxy", upstream, str(proxy_port)]
         with ManagedProcess(argv, log=folder / "gcs-proxy.log", cwd=REPO) as proxy:
-            proxy.start(lambda: port_answers(proxy_port), timeout_s=60)
+            proxy.start(lambda: is_port_open(proxy_port), timeout_s=60)
             yield GoogleStorage(endpoint, process)

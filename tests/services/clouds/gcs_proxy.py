@@ -44,7 +44,7 @@ async def _forward(session: aiohttp.ClientSession, upstream: str, request: web.B
     if is_xml and ("uploads" in request.query or "uploadId" in request.query):
         return await _upload_in_parts(session, upstream, request, body)
     if is_xml and "x-goog-copy-source" in request.headers:
-        return await _copy(session, upstream, request)
+        return await _copy_object(session, upstream, request)
     if is_xml and request.method == "PUT":
         return await _upload(session, upstream, request.path, request.headers, body)
     headers = {name: value for name, value in request.headers.items() if name.lower() != "transfer-encoding"}
@@ -60,7 +60,7 @@ async def _forward(session: aiohttp.ClientSession, upstream: str, request: web.B
         return response
 
 
-async def _copy(session: aiohttp.ClientSession, upstream: str, request: web.BaseRequest) -> web.StreamResponse:
+async def _copy_object(session: aiohttp.ClientSession, upstream: str, request: web.BaseRequest) -> web.StreamResponse:
     """Answer a copy of the XML API by a copy of the JSON API."""
     source_bucket, _, source = unquote(request.headers["x-goog-copy-source"]).removeprefix("/").partition("/")
     bucket, _, name = request.path.removeprefix("/").partition("/")

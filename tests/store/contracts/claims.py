@@ -30,7 +30,7 @@ def build_claim(uuid: str, *keys: str, shared: bool = False, **fields: bool) -> 
     return ClaimLocations(uuid=uuid, locations=locations, **fields)
 
 
-async def keys(store: GeneratorStore, uuid: str) -> list[str]:
+async def list_locations(store: GeneratorStore, uuid: str) -> list[str]:
     return [claim.location for claim in await store.claims(uuid)]
 
 
@@ -66,7 +66,7 @@ class ClaimsContract(StorePair):
     async def test_claims_only_grow_and_cannot_be_claimed_twice(self, store: GeneratorStore) -> None:
         await store.transact([build_claim("u", "s3://b/t")])
         await store.transact([build_claim("u", "s3://b/t/in", "s3://b/other")])
-        assert await keys(store, "u") == ["s3://b/other", "s3://b/t"]
+        assert await list_locations(store, "u") == ["s3://b/other", "s3://b/t"]
         with pytest.raises(BadRequest, match="UUID"):
             await store.transact([build_claim("u", "s3://b/new", fresh=True)])
 
@@ -97,15 +97,15 @@ class ClaimsContract(StorePair):
         await store.transact([DropEntry(TABLE, NS, "moved", keep=keep)])
         await store.transact([ReleaseLocations(uuid)])
         await store.transact([RestoreEntry("d", NS, "back")])
-        assert await keys(store, uuid) == ["s3://b/t"]
+        assert await list_locations(store, uuid) == ["s3://b/t"]
         await store.transact([DropEntry(TABLE, NS, "back", keep=keep)])
         await store.transact([ForgetDropped("d", unshared=True)])
-        assert await keys(store, uuid) == ["s3://b/t"], "the purge is not done"
+        assert await list_locations(store, uuid) == ["s3://b/t"], "the purge is not done"
         await store.transact([ReleaseLocations(uuid)])
-        assert await keys(store, uuid) == []
+        assert await list_locations(store, uuid) == []
         await store.transact([build_claim(uuid, "s3://b/t"), CreateEntry(make_entry("t"))])
         await store.transact([DropEntry(TABLE, NS, "t")])
-        assert await keys(store, uuid) == ["s3://b/t"], "its files are not deleted"
+        assert await list_locations(store, uuid) == ["s3://b/t"], "its files are not deleted"
         (retained,) = await store.list_retained(NS, None, 9)
         assert (retained.id, retained.is_retained, retained.entry.uuid) == (f"retained-{uuid}", True, uuid)
         assert await store.find_dropped(retained.id) == retained
@@ -120,7 +120,7 @@ class ClaimsContract(StorePair):
         assert await store.list_retained(None, None, 9) == []
         await store.transact([DropEntry(TABLE, NS, "t")])
         await store.transact([ReleaseLocations(uuid)])
-        assert (await keys(store, uuid), await store.list_retained(None, None, 9)) == ([], [])
+        assert (await list_locations(store, uuid), await store.list_retained(None, None, 9)) == ([], [])
 
     async def test_entry_is_retained_when_its_uuid_is_the_id_of_another(self, store: GeneratorStore) -> None:
         """Clients choose UUIDs, and see the ids of dropped entries.
@@ -163,7 +163,7 @@ class ClaimsContract(StorePair):
             *(get_outcome(stores[n % 2].transact([build_claim(uuid, key)])) for n, (uuid, key) in enumerate(expected))
         )
         assert set(outcomes) == {"won", "bad_request"}
-        held_keys = [await keys(store, uuid) for uuid, _ in expected]
+        held_keys = [await list_locations(store, uuid) for uuid, _ in expected]
         won = [key[0] for key in held_keys if key]
         assert len(won) == outcomes.count("won")
         for item in won:

@@ -161,10 +161,10 @@ class IndexFilesContract(StorePair):
     ) -> None:
         for step in range(10):
             merged, left, right = (f"{step}{which}" for which in ("merged", "left", "right"))
-            await store_with_table.transact([_replacement_of([merged])])
+            await store_with_table.transact([_build_replacement([merged])])
             results = await asyncio.gather(
-                get_outcome(store_with_table.transact([_replacement_of([left], [merged])])),
-                get_outcome(other_store.transact([_replacement_of([right], [merged])])),
+                get_outcome(store_with_table.transact([_build_replacement([left], [merged])])),
+                get_outcome(other_store.transact([_build_replacement([right], [merged])])),
             )
             assert sorted(results) == ["commit_conflict", "won"]
             live = {name for name, state in (await read_states(store_with_table)).items() if state is LIVE}
@@ -177,7 +177,7 @@ class IndexFilesContract(StorePair):
         names = [f"{number:02}" for number in range(20)]
         await asyncio.gather(
             *(
-                replica.transact([_replacement_of([name]), CreateEntry(make_entry(name))])
+                replica.transact([_build_replacement([name]), CreateEntry(make_entry(name))])
                 for replica, name in zip([store_with_table, other_store] * 10, names, strict=True)
             )
         )
@@ -188,7 +188,7 @@ class IndexFilesContract(StorePair):
     ) -> None:
         with pytest.raises(NoSuchTable, match="uuid nobody"):
             await store_with_table.transact([make_replacement("a", uuid="nobody")])
-        await store_with_table.transact([DropEntry(TABLE, NS, "t", keep=_dropped_entry(clock))])
+        await store_with_table.transact([DropEntry(TABLE, NS, "t", keep=_build_dropped_entry(clock))])
         with pytest.raises(NoSuchTable):
             await store_with_table.transact([make_replacement("a")])
 
@@ -223,11 +223,11 @@ class IndexFilesContract(StorePair):
         self, store_with_table: GeneratorStore, clock: SimulatedClock
     ) -> None:
         (index_version,) = await store_with_table.transact([make_replacement("a")])
-        await store_with_table.transact([DropEntry(TABLE, NS, "t", keep=_dropped_entry(clock))])
+        await store_with_table.transact([DropEntry(TABLE, NS, "t", keep=_build_dropped_entry(clock))])
         assert await read_states(store_with_table) == {"a": LIVE}
         await store_with_table.transact([RestoreEntry("kept", NS, "back")])
         assert await read_index_version(store_with_table, "back") == index_version
-        await store_with_table.transact([DropEntry(TABLE, NS, "back", keep=_dropped_entry(clock))])
+        await store_with_table.transact([DropEntry(TABLE, NS, "back", keep=_build_dropped_entry(clock))])
         await store_with_table.transact([ForgetDropped("kept")])
         assert await read_states(store_with_table) == {}
 
@@ -256,10 +256,10 @@ class IndexFilesContract(StorePair):
             assert await read_states(store_with_table, f"uuid-of-{name}") == {}
 
 
-def _replacement_of(add: list[str], remove: list[str] | None = None) -> ReplaceIndexFiles:
+def _build_replacement(add: list[str], remove: list[str] | None = None) -> ReplaceIndexFiles:
     removed_locations = tuple(f"file:///w/{name}" for name in remove or ())
     return ReplaceIndexFiles(UUID, "d", tuple(make_file(name) for name in add), removed_locations, 9)
 
 
-def _dropped_entry(clock: SimulatedClock) -> DroppedEntry:
+def _build_dropped_entry(clock: SimulatedClock) -> DroppedEntry:
     return DroppedEntry("kept", make_entry("t"), False, 0, clock.now_ms() + 100, "ann")

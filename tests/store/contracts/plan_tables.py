@@ -45,7 +45,7 @@ def build_plan(
     )
 
 
-def snapshot_plan(number: int, audience: str = "a", *, expires_ms: int = 100) -> StoredPlanTable:
+def build_snapshot_plan(number: int, audience: str = "a", *, expires_ms: int = 100) -> StoredPlanTable:
     """Return a plan shown as the snapshot 2**61 + number."""
     name = f"t~plan~{audience}{number:031x}"
     return msgspec.structs.replace(
@@ -177,13 +177,13 @@ class PlanTablesContract(StorePair):
         self, store: GeneratorStore, other_store: GeneratorStore
     ) -> None:
         for number in (2, 1, 3):
-            plan_to_keep = snapshot_plan(number, expires_ms=100 * number)
+            plan_to_keep = build_snapshot_plan(number, expires_ms=100 * number)
             assert await keep(store, plan_to_keep) == plan_to_keep
             assert await other_store.plan_table(NS, str(plan_to_keep.name)) == plan_to_keep
-        await keep(store, snapshot_plan(4, "b"))
+        await keep(store, build_snapshot_plan(4, "b"))
         await keep(store, build_plan("named"))
         assert await other_store.plan_snapshots(NS, "T", "uuid-of-T", "b", 0, 100) == [
-            PlanSnapshot(2**61 + 4, str(snapshot_plan(4).snapshot_or_fingerprint))
+            PlanSnapshot(2**61 + 4, str(build_snapshot_plan(4).snapshot_or_fingerprint))
         ]
         assert [await list_plan_ids(other_store, now_ms=now_ms) for now_ms in (0, 100, 250, 300)] == [
             [1, 2, 3],
@@ -198,10 +198,10 @@ class PlanTablesContract(StorePair):
 
     async def test_only_the_audience_renews_or_withdraws_leases_of_plan_snapshots(self, store: GeneratorStore) -> None:
         for number in (1, 2):
-            await keep(store, snapshot_plan(number))
-        await keep(store, snapshot_plan(1, "b"))
+            await keep(store, build_snapshot_plan(number))
+        await keep(store, build_snapshot_plan(1, "b"))
 
-        async def lease(
+        async def lease_plans(
             numbers: tuple[int, ...], expires_ms: int, audience: str = "a", *, withdraw: bool = False
         ) -> int:
             ids = tuple(2**61 + number for number in numbers)
@@ -209,20 +209,20 @@ class PlanTablesContract(StorePair):
             assert isinstance(actual, int)
             return actual
 
-        assert await lease((1, 2, 9), 500) == 2
-        assert await lease((1,), 300) == 1
+        assert await lease_plans((1, 2, 9), 500) == 2
+        assert await lease_plans((1,), 300) == 1
         assert await list_plan_ids(store, now_ms=400) == [1, 2]
         assert await list_plan_ids(store, "b", now_ms=400) == []
-        assert await lease((1,), 200, withdraw=True) == 1
+        assert await lease_plans((1,), 200, withdraw=True) == 1
         assert await list_plan_ids(store, now_ms=200) == [2]
-        assert await lease((1,), 600, "c") == 0
+        assert await lease_plans((1,), 600, "c") == 0
         await retire(store, 1000)
-        assert await lease((1, 2), 5000) == 0
+        assert await lease_plans((1, 2), 5000) == 0
 
     async def test_dropped_plan_snapshot_of_any_principal_is_retired(self, store: GeneratorStore) -> None:
         for audience in ("a", "b"):
             for number in (1, 2):
-                await keep(store, snapshot_plan(number, audience))
+                await keep(store, build_snapshot_plan(number, audience))
         await keep(store, build_plan("named"))
         dropped = await store.transact([DropPlanSnapshots(NS, "T", (2**61 + 1, 2**62, 5))])
         assert dropped == [2]

@@ -104,7 +104,7 @@ class ProducersContract(StorePair):
     ) -> None:
         with pytest.raises(NoSuchTable, match="uuid nobody"):
             await store_with_tables.transact([advance(1, uuid="nobody")])
-        await store_with_tables.transact([DropEntry(TABLE, NS, "t", keep=_dropped_entry(clock))])
+        await store_with_tables.transact([DropEntry(TABLE, NS, "t", keep=_build_dropped_entry(clock))])
         with pytest.raises(NoSuchTable):
             await store_with_tables.transact([advance(1)])
 
@@ -117,12 +117,12 @@ class ProducersContract(StorePair):
         assert await store_with_tables.producer(UUID, "p") == producer_state
         await store_with_tables.transact([CreateEntry(make_entry("twin", uuid=UUID)), DropEntry(TABLE, NS, "moved")])
         assert await store_with_tables.producer(UUID, "p") == producer_state
-        await store_with_tables.transact([DropEntry(TABLE, NS, "twin", keep=_dropped_entry(clock))])
+        await store_with_tables.transact([DropEntry(TABLE, NS, "twin", keep=_build_dropped_entry(clock))])
         assert await store_with_tables.producer(UUID, "p") == producer_state
         await store_with_tables.transact([RestoreEntry("kept", NS, "back")])
         assert await store_with_tables.producer(UUID, "p") == producer_state
         await store_with_tables.transact(
-            [DropEntry(TABLE, NS, "back", keep=_dropped_entry(clock)), ForgetDropped("kept")]
+            [DropEntry(TABLE, NS, "back", keep=_build_dropped_entry(clock)), ForgetDropped("kept")]
         )
         assert await store_with_tables.producer(UUID, "p") is None
         assert await store_with_tables.producer("uuid-of-u", "p") == ProducerState(1, 2, 9)
@@ -144,7 +144,7 @@ class ProducersContract(StorePair):
             assert await store_with_tables.producer(f"uuid-of-{name}", "p") is None
 
 
-def _dropped_entry(clock: SimulatedClock) -> DroppedEntry:
+def _build_dropped_entry(clock: SimulatedClock) -> DroppedEntry:
     return DroppedEntry("kept", make_entry("t"), False, 0, clock.now_ms() + 100, "ann")
 
 
@@ -152,7 +152,7 @@ def move(*ranges: tuple[int, int, int], uuid: str = UUID) -> MoveFlushedOffsets:
     return MoveFlushedOffsets(uuid, tuple(FlushedRange(*moved) for moved in ranges))
 
 
-async def offsets(store: GeneratorStore) -> dict[int, int]:
+async def read_offsets(store: GeneratorStore) -> dict[int, int]:
     entry = await store.entry(TABLE, NS, "t")
     assert entry is not None
     (same,) = await store.entries_of(UUID)
@@ -165,10 +165,10 @@ class StreamsContract(StorePair):
         self, store: GeneratorStore, other_store: GeneratorStore
     ) -> None:
         await store.transact([CreateEntry(make_entry("t")), CreateEntry(make_entry("u"))])
-        assert await offsets(store) == {}
+        assert await read_offsets(store) == {}
         await store.transact([OpenStream(UUID, 2)])
         await store.transact([move((1, 0, 7)), OpenStream(UUID, 3)])
-        assert await offsets(other_store) == {0: 0, 1: 7, 2: 0}
+        assert await read_offsets(other_store) == {0: 0, 1: 7, 2: 0}
         entry = await store.entry(TABLE, NS, "u")
         assert entry is not None
         assert entry.flushed == ""
@@ -183,7 +183,7 @@ class StreamsContract(StorePair):
         for ranges in (((0, 0, 5),), ((0, 4, 9),), ((0, 5, 9), (1, 0, 1)), ((7, 0, 1),)):
             with pytest.raises(CommitConflict, match="nothing was changed"):
                 await other_store.transact([move(*ranges)])
-        assert await offsets(store) == {0: 5, 1: 2**40}
+        assert await read_offsets(store) == {0: 5, 1: 2**40}
         with pytest.raises(NoSuchTable):
             await store.transact([move((0, 0, 1), uuid="uuid-of-nothing")])
 
@@ -196,7 +196,7 @@ class StreamsContract(StorePair):
         lost = SwapPointer(EntryKind.TABLE, NS, "t", UUID, "file:///other", "file:///next", now_ms=9)
         with pytest.raises(LostRace):
             await store.transact([move((0, 0, 4)), lost])
-        assert await offsets(store) == {0: 0}
+        assert await read_offsets(store) == {0: 0}
         await store.transact([swap, move((0, 0, 4))])
         moved_entry = await store.entry(TABLE, NS, "t")
         assert moved_entry is not None
@@ -230,4 +230,4 @@ class StreamsContract(StorePair):
         await store.transact([DropEntry(TABLE, NS, "t")])
         assert await store.entries_of(UUID) == []
         await store.transact([CreateEntry(make_entry("t"))])
-        assert await offsets(store) == {}
+        assert await read_offsets(store) == {}

@@ -111,7 +111,7 @@ class QueryHistoryContract(StorePair):
             (shape,) = await store.query_shapes(UUID, 0, 10)
             (totals,) = await store.query_totals(0, None, 10)
             assert (shape.sums, totals.sums) == (expected, expected)
-            assert await store.merge_query_hours(48, 100) in (9, 0)
+            assert await store.merge_query_hours(48, 100, 24) in (9, 0)
 
     async def test_shapes_beyond_the_limits_are_counted_together_and_displace_none(self, store: GeneratorStore) -> None:
         await store.transact([CreateEntry(make_entry("t"))])
@@ -135,13 +135,26 @@ class QueryHistoryContract(StorePair):
             await store.transact([add_records(hour, ("a", "x"))])
         before = await store.query_shapes(UUID, 0, 10)
         merge_count = 0
-        while count := await store.merge_query_hours(48, 7):
+        while count := await store.merge_query_hours(48, 7, 24):
             merge_count += count
         assert merge_count == 27  # The hours 20 to 23, and 25 to 47.
         (after,) = await store.query_shapes(UUID, 0, 10)
         assert after.sums == before[0].sums
         assert (after.first_hour, after.last_hour) == (0, 59)
         assert [shape.sums.statements for shape in await store.query_shapes(UUID, 24, 10)] == [36]
+
+    async def test_days_are_merged_into_weeks_without_a_loss(self, store: GeneratorStore) -> None:
+        await store.transact([CreateEntry(make_entry("t"))])
+        for day in range(3, 12):
+            await store.transact([add_records(24 * day, ("a", "x"), ("b", "x"))])
+        before = await store.query_shapes(UUID, 0, 10)
+        # The days 3 to 6 are in the first week. The second week is not over.
+        assert await store.merge_query_hours(168, 100, 168) == 8
+        assert await store.merge_query_hours(168, 100, 168) == 0
+        after = await store.query_shapes(UUID, 0, 10)
+        assert [shape.sums for shape in after] == [shape.sums for shape in before]
+        assert [(shape.first_hour, shape.last_hour) for shape in after] == [(0, 264)] * 2
+        assert [shape.sums.statements for shape in await store.query_shapes(UUID, 168, 10)] == [5, 5]
 
     async def test_shapes_are_removed_with_their_last_sums(self, store: GeneratorStore) -> None:
         await store.transact([CreateEntry(make_entry("t"))])

@@ -13,7 +13,7 @@ from tests.store.store_pair import StorePair
 LONG_MS = 600_000
 
 
-def replica(address: str, **fields: int | str) -> Replica:
+def build_replica(address: str, **fields: int | str) -> Replica:
     return Replica(**{"address": address, "weight": 1, "version": "1.0", "protocol": 1, "started_ms": 5, **fields})  # type: ignore[arg-type]
 
 
@@ -22,9 +22,9 @@ class ReplicasContract(StorePair):
         self, store: GeneratorStore, other_store: GeneratorStore
     ) -> None:
         assert await store.replicas() == []
-        (only_replica,) = await store.transact([RenewReplica(replica("10.0.0.2:1", weight=3), LONG_MS)])
+        (only_replica,) = await store.transact([RenewReplica(build_replica("10.0.0.2:1", weight=3), LONG_MS)])
         assert [item.address for item in only_replica] == ["10.0.0.2:1"]
-        (both_replicas,) = await other_store.transact([RenewReplica(replica("10.0.0.1:1"), LONG_MS)])
+        (both_replicas,) = await other_store.transact([RenewReplica(build_replica("10.0.0.1:1"), LONG_MS)])
         assert [replica.address for replica in await store.replicas()] == [item.address for item in both_replicas]
         assert [
             (item.address, item.weight, item.version, item.protocol, item.started_ms) for item in both_replicas
@@ -37,17 +37,17 @@ class ReplicasContract(StorePair):
     async def test_lease_ends_by_the_clock_of_the_database(
         self, store: GeneratorStore, other_store: GeneratorStore, clock: SimulatedClock
     ) -> None:
-        await store.transact([RenewReplica(replica("a:1"), 1), RenewReplica(replica("b:1"), LONG_MS)])
+        await store.transact([RenewReplica(build_replica("a:1"), 1), RenewReplica(build_replica("b:1"), LONG_MS)])
         clock.advance(10 * LONG_MS)  # The clock of the server has no effect.
         while len(live := await other_store.replicas()) > 1:
             await asyncio.sleep(0.005)
         assert [item.address for item in live] == ["b:1"]
-        (renewed,) = await store.transact([RenewReplica(replica("a:1", version="2.0"), LONG_MS)])
+        (renewed,) = await store.transact([RenewReplica(build_replica("a:1", version="2.0"), LONG_MS)])
         assert [(item.address, item.version) for item in renewed] == [("a:1", "2.0"), ("b:1", "1.0")]
 
     async def test_replica_that_leaves_is_gone_at_once(
         self, store: GeneratorStore, other_store: GeneratorStore
     ) -> None:
-        await store.transact([RenewReplica(replica("a:1"), LONG_MS), RenewReplica(replica("b:1"), LONG_MS)])
+        await store.transact([RenewReplica(build_replica("a:1"), LONG_MS), RenewReplica(build_replica("b:1"), LONG_MS)])
         await other_store.transact([RemoveReplica("a:1"), RemoveReplica("nobody:1")])
         assert [replica.address for replica in await store.replicas()] == ["b:1"]

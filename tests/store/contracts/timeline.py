@@ -17,9 +17,9 @@ from seamark.metaserver.store.port import InstantFilter
 from seamark.metaserver.store.sql.generator_store import GeneratorStore
 from tests.store.samples import (
     NS,
-    at,
     list_ids,
     make_instant,
+    move_instant,
 )
 from tests.store.store_pair import StorePair
 
@@ -39,7 +39,7 @@ class TimelineContract(StorePair):
         await store.transact([RecordInstant(instant)])
         (read_instant,) = await store.instants(InstantFilter(), 9)
         assert read_instant.position != ""
-        assert read_instant == at(instant, read_instant.position)
+        assert read_instant == move_instant(instant, read_instant.position)
         assert await store.instant("i1") == read_instant
         assert await store.instant_by_fingerprint("uuid-of-t", "f") == read_instant
         assert await store.instant_by_fingerprint("uuid-of-t", "g") is None

@@ -31,7 +31,7 @@ from tests.store.store_pair import StorePair
 LIMIT = 3
 
 
-def warehouse(name: str, path: str, **fields: Any) -> StoredWarehouse:
+def build_warehouse(name: str, path: str, **fields: Any) -> StoredWarehouse:
     values = {"name": name, "id": f"id-of-{name}", "location": path, "location_key": path, "settings": {"a": 1}}
     return StoredWarehouse(**{**values, "credentials": b"\x00", "created_ms": 5, "principal_name": "ann", **fields})
 
@@ -40,7 +40,10 @@ class WarehousesContract(StorePair):
     async def test_recorded_warehouses_are_found_by_name(
         self, store: GeneratorStore, other_store: GeneratorStore
     ) -> None:
-        sales, stock = warehouse("sales", "s3://b/sales"), warehouse("stock", "s3://b/stock", credentials=None)
+        sales, stock = (
+            build_warehouse("sales", "s3://b/sales"),
+            build_warehouse("stock", "s3://b/stock", credentials=None),
+        )
         await store.transact([CreateWarehouse(stock, LIMIT), CreateWarehouse(sales, LIMIT)])
         assert await other_store.warehouses() == [sales, stock]
         assert await other_store.warehouse("sales") == sales
@@ -51,19 +54,19 @@ class WarehousesContract(StorePair):
             await store.transact([RemoveWarehouse(sales.id)])
 
     async def test_names_locations_and_number_of_warehouses_are_checked(self, store: GeneratorStore) -> None:
-        await store.transact([CreateWarehouse(warehouse("sales", "s3://b/sales"), LIMIT)])
+        await store.transact([CreateWarehouse(build_warehouse("sales", "s3://b/sales"), LIMIT)])
         with pytest.raises(AlreadyExists):
-            await store.transact([CreateWarehouse(warehouse("sales", "s3://b/other"), LIMIT)])
+            await store.transact([CreateWarehouse(build_warehouse("sales", "s3://b/other"), LIMIT)])
         for path in ("s3://b/sales", "s3://b/sales/x", "s3://b"):
             with pytest.raises(BadRequest, match="overlaps"):
-                await store.transact([CreateWarehouse(warehouse("new", path), LIMIT)])
+                await store.transact([CreateWarehouse(build_warehouse("new", path), LIMIT)])
         for path in ("s3://b/sales2", "s3://c"):
-            await store.transact([CreateWarehouse(warehouse(path[5:].replace("/", "-"), path), LIMIT)])
+            await store.transact([CreateWarehouse(build_warehouse(path[5:].replace("/", "-"), path), LIMIT)])
         with pytest.raises(BadRequest, match="warehouses_limit"):
-            await store.transact([CreateWarehouse(warehouse("new", "s3://d"), LIMIT)])
+            await store.transact([CreateWarehouse(build_warehouse("new", "s3://d"), LIMIT)])
 
     async def test_change_needs_the_version_before_it(self, store: GeneratorStore, other_store: GeneratorStore) -> None:
-        sales = warehouse("sales", "s3://b/sales")
+        sales = build_warehouse("sales", "s3://b/sales")
         await store.transact([CreateWarehouse(sales, LIMIT)])
         changed = msgspec.structs.replace(sales, settings={}, credentials=None, version=2)
         await store.transact([ChangeWarehouse(changed, expected_version=1)])
@@ -76,7 +79,7 @@ class WarehousesContract(StorePair):
         with pytest.raises(CommitConflict, match="has namespaces"):
             await store.transact([NameCatalog("one")])
         await store.transact([DropNamespace(NS)])
-        sales = warehouse("sales", "s3://b/sales")
+        sales = build_warehouse("sales", "s3://b/sales")
         await store.transact([CreateWarehouse(sales, LIMIT)])
         with pytest.raises(CommitConflict, match="has warehouses"):
             await store.transact([NameCatalog("one")])

@@ -13,4 +13,4 @@ from tests.connector.parquet import encrypted
 @pytest.fixture
 def kms(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(KMS_CLASS, "tests.connector.parquet.encrypted:PyArrowKms")
-    monkeypatch.setenv(KEY_FILE, encrypted.key_file(tmp_path, "db"))
+    monkeypatch.setenv(KEY_FILE, encrypted.write_key_file(tmp_path, "db"))

@@ -44,7 +44,7 @@ from seamark.formats.iceberg.files.parquet import Unreadable
 from seamark.formats.iceberg.metadata.snapshot import MAIN
 from tests.connector.jobs.encrypted.test_encrypted_merges import CONFIGURATIONS, METRICS, encrypt, list_paths, read
 from tests.connector.jobs.test_file_merges import ARROW, PROPERTIES, SCHEMA, build_rows, create
-from tests.connector.lake import catalog_at
+from tests.connector.lake import open_catalog
 from tests.connector.parquet import encrypted
 from tests.connector.server_thread import ServerThread
 from tests.seeds import first_seed
@@ -67,11 +67,11 @@ def fill(client: IndexClient, files: int = 3, size: int = 60) -> None:
 
 
 def change(server: ServerThread, **properties: str) -> None:
-    with catalog_at(server.url) as catalog, catalog.load_table("db.t").transaction() as transaction:
+    with open_catalog(server.url) as catalog, catalog.load_table("db.t").transaction() as transaction:
         transaction.set_properties({name.replace("_", "."): value for name, value in properties.items()})
 
 
-def paths_of(client: IndexClient, table: str) -> list[str]:
+def list_paths_of_table(client: IndexClient, table: str) -> list[str]:
     values = client.files(table, content="data")["file_path"].to_pylist()
     return [str(path).removeprefix("file://") for path in values]
 
@@ -89,7 +89,7 @@ def test_job_derives_no_partition_values_from_encrypted_columns(
     create(server, 2)
     fill(client)
     before, files = read(client), sorted(list_paths(client))
-    with catalog_at(server.url) as catalog, catalog.load_table("db.t").update_spec() as update:
+    with open_catalog(server.url) as catalog, catalog.load_table("db.t").update_spec() as update:
         update.add_field("payload", transform, "leak")
     change(server, seamark_clustering_columns="fixed")
     for job in (cluster_incrementally, split_buckets, merge_files, compact):
@@ -103,19 +103,19 @@ def test_job_derives_no_partition_values_from_encrypted_columns(
     for mode in MODES:
         new_rows = pa.Table.from_pylist([{**before[5], "payload": "mine"}], schema=ARROW)
         with pytest.raises(Unwritable, match="encrypt the column payload, and the partition spec"):
-            upsert(client, "db.t", new_rows, keys=["id"], mode=mode, file_keys=encrypted.keys())
-    with catalog_at(server.url) as catalog, catalog.load_table("db.t").update_spec() as update:
+            upsert(client, "db.t", new_rows, keys=["id"], mode=mode, file_keys=encrypted.build_keys())
+    with open_catalog(server.url) as catalog, catalog.load_table("db.t").update_spec() as update:
         update.remove_field("leak")
     assert cluster_incrementally(client, "db.t").commits == 1
     assert read(client) == before
 
 
 def test_void_partition_field_of_an_encrypted_column_is_accepted(client: IndexClient, server: ServerThread) -> None:
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         catalog.create_namespace_if_not_exists("db")
         catalog.create_table("db.t", SCHEMA, properties=PROPERTIES)
     fill(client)
-    with catalog_at(server.url) as catalog, catalog.load_table("db.t").update_spec() as update:
+    with open_catalog(server.url) as catalog, catalog.load_table("db.t").update_spec() as update:
         update.add_field("payload", VoidTransform(), "nothing")
     change(server, seamark_clustering_columns="fixed")
     before = read(client)
@@ -128,7 +128,7 @@ def test_rows_are_not_clustered_by_encrypted_columns(client: IndexClient, server
     """Attributes of a table that is joined by an encrypted column are refused, too."""
     create(server, 2)
     fill(client)
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         catalog.create_table("db.customers", pa.schema([("name", pa.string()), ("city", pa.string())]))
     append(client, "db.customers", pa.table({"name": ["a"], "city": ["b"]}))
     change(
@@ -146,7 +146,7 @@ def test_rows_are_not_clustered_by_encrypted_columns(client: IndexClient, server
 def test_rows_are_not_sorted_by_encrypted_columns(client: IndexClient, server: ServerThread) -> None:
     create(server, 2)
     fill(client)
-    with catalog_at(server.url) as catalog, catalog.load_table("db.t").update_sort_order() as update:
+    with open_catalog(server.url) as catalog, catalog.load_table("db.t").update_sort_order() as update:
         update.asc("price", IdentityTransform(), NullOrder.NULLS_FIRST)
     change(server, seamark_clustering_columns="fixed")
     before = sorted(list_paths(client))
@@ -178,7 +178,7 @@ def test_job_applies_no_equality_deletes_on_encrypted_columns(client: IndexClien
         assert report.commits == 0
         assert any("equality deletes compare its encrypted column payload" in error for error in report.errors)
     assert sorted(list_paths(client)) == paths_before
-    actual_rows = scan(client, "db.t", ["id"], keys=encrypted.keys()).to_arrow()
+    actual_rows = scan(client, "db.t", ["id"], keys=encrypted.build_keys()).to_arrow()
     assert actual_rows.num_rows == len(before) + 2 - 1
 
 
@@ -206,7 +206,7 @@ def test_copied_file_of_another_namespace_is_not_decrypted(
     """The attacker copies the bytes of the file into a table of their own namespace."""
     create(server, 2)
     fill(client)
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         catalog.create_namespace("mine")
         properties = {**PROPERTIES, "seamark.clustering.columns": "fixed"}
         catalog.create_table("mine.t", SCHEMA, properties=properties)
@@ -242,7 +242,7 @@ def test_master_key_is_usable_only_in_the_namespaces_that_the_key_file_names(
     monkeypatch.delenv(KMS_CLASS)
     monkeypatch.setenv(KEY_FILE, str(path))
 
-    def usable(*table: str) -> str:
+    def read_usable_text(*table: str) -> str:
         keys = keys_of_table(table)
         assert keys is not None
         text = ""
@@ -252,8 +252,16 @@ def test_master_key_is_usable_only_in_the_namespaces_that_the_key_file_names(
                 text += master
         return text
 
-    assert usable("hr", "t") == usable("hr", "below", "t") == usable("x", "y", "t") == "ab"
-    assert usable("hrx", "t") == usable("x", "t") == usable("x.y", "t") == usable("other", "hr", "t") == "b"
+    assert (
+        read_usable_text("hr", "t") == read_usable_text("hr", "below", "t") == read_usable_text("x", "y", "t") == "ab"
+    )
+    assert (
+        read_usable_text("hrx", "t")
+        == read_usable_text("x", "t")
+        == read_usable_text("x.y", "t")
+        == read_usable_text("other", "hr", "t")
+        == "b"
+    )
     assert EnvironmentKeys()() is None
 
 
@@ -284,7 +292,7 @@ def test_error_of_a_job_quotes_no_value_of_an_encrypted_file(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The value does not fit the column's type in the table, which the attacker has chosen."""
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         catalog.create_namespace_if_not_exists("db")
         catalog.create_table("db.t", pa.schema([("at", pa.timestamp("us")), ("n", pa.int64())]), properties=PROPERTIES)
     secret = 1_234_567_890_123_456_789
@@ -294,7 +302,7 @@ def test_error_of_a_job_quotes_no_value_of_an_encrypted_file(
         table = pa.table({"at": pa.array([secret], pa.timestamp("ns")), "n": [1]})
         ids = {"at": "1", "n": "2"}
         fields = [field.with_metadata({"PARQUET:field_id": ids[field.name]}) for field in table.schema]
-        properties = encrypted.encryption_of(encrypted.configuration({"k1": ["at"]}, plaintext_footer=True))
+        properties = encrypted.build_encryption(encrypted.build_configuration({"k1": ["at"]}, plaintext_footer=True))
         pq.write_table(table.cast(pa.schema(fields)), path, version="2.6", encryption_properties=properties)
     report = merge_files(client, "db.t")
     assert report.commits == 0
@@ -311,7 +319,7 @@ def test_copied_file_keeps_its_encryption_in_another_table(client: IndexClient, 
     """The other table is in the same namespace, and a job rewrites it."""
     create(server, 2)
     fill(client, files=1, size=700)
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         catalog.create_table("db.other", SCHEMA, properties=PROPERTIES)
     for number in range(2):
         append(client, "db.other", build_rows(random.Random(number), range(350)))
@@ -322,6 +330,6 @@ def test_copied_file_keeps_its_encryption_in_another_table(client: IndexClient, 
         shutil.copy(list_paths(client)[0], path)
     report = merge_files(client, "db.other")
     assert report.commits + len(report.errors) > 0
-    for path in paths_of(client, "db.other"):
-        with SourceFile(path, Storage(), keys=encrypted.keys()) as source:
+    for path in list_paths_of_table(client, "db.other"):
+        with SourceFile(path, Storage(), keys=encrypted.build_keys()) as source:
             assert source.encryption is not None

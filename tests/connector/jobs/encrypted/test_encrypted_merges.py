@@ -30,7 +30,7 @@ from seamark.formats.iceberg.expressions.expression import TRUE
 from seamark.formats.iceberg.files.parquet import Unreadable
 from seamark.formats.iceberg.metadata.snapshot import MAIN
 from tests.connector.jobs.test_file_merges import ARROW, build_rows, create
-from tests.connector.lake import catalog_at
+from tests.connector.lake import open_catalog
 from tests.connector.parquet import encrypted
 from tests.connector.server_thread import ServerThread
 from tests.faults.rigs.mortal_statement import NEVER, run_killed_at
@@ -53,8 +53,8 @@ def encrypt(path: str, configuration: Any) -> None:
     with pq.ParquetFile(path) as file:
         groups = [file.read_row_group(number) for number in range(file.num_row_groups)]
     input_configuration = dict(configuration)
-    properties = encrypted.encryption_of(
-        encrypted.configuration(input_configuration.pop("columns"), **input_configuration)
+    properties = encrypted.build_encryption(
+        encrypted.build_configuration(input_configuration.pop("columns"), **input_configuration)
     )
     with pq.ParquetWriter(path, groups[0].schema, encryption_properties=properties, write_page_index=True) as writer:
         for group in groups:
@@ -64,7 +64,7 @@ def encrypt(path: str, configuration: Any) -> None:
 def read(client: IndexClient, *, lineage: bool = False) -> dict[int, dict[str, Any]]:
     opened_table = open_table(client, "db.t", At(ref=MAIN))
     names = [*ARROW.names, *NAMES] if lineage else ARROW.names
-    reader = TaskReader(plan_read(opened_table, names, TRUE), opened_table.storage, keys=encrypted.keys())
+    reader = TaskReader(plan_read(opened_table, names, TRUE), opened_table.storage, keys=encrypted.build_keys())
     actual_rows = [row for batch in reader.read_all(plan(client, opened_table)) for row in batch.to_pylist()]
     assert len({row["id"] for row in actual_rows}) == len(actual_rows)
     return {row["id"]: row for row in actual_rows}
@@ -76,7 +76,7 @@ def list_paths(client: IndexClient) -> list[str]:
 
 def read_protections(path: str) -> set[tuple[str, str]]:
     """Return (column, master key) for each encrypted column of a file."""
-    with SourceFile(path, Storage(), keys=encrypted.keys()) as source:
+    with SourceFile(path, Storage(), keys=encrypted.build_keys()) as source:
         encryption = source.encryption
         if encryption is None:
             return set()
@@ -130,7 +130,7 @@ def _check_files(client: IndexClient, owners: dict[int, set[tuple[str, str]]], h
     for path, task in tasks.items():
         local = path.removeprefix("file://")
         actual = {(name, key) for name, key in read_protections(local) if not name.startswith("_")}
-        with pq.ParquetFile(local, decryption_properties=encrypted.decryption()) as file:
+        with pq.ParquetFile(local, decryption_properties=encrypted.build_decryption()) as file:
             ids = file.read(["id"])["id"].to_pylist()
             lacks = {name for name in has if name not in file.schema_arrow.names}
         for number in ids:
@@ -160,7 +160,7 @@ def test_statement_process_takes_its_keys_from_its_environment(
     completed = run_killed_at(
         NEVER,
         job,
-        {KMS_CLASS: "tests.connector.parquet.encrypted:PyArrowKms", KEY_FILE: encrypted.key_file(tmp_path, "db")},
+        {KMS_CLASS: "tests.connector.parquet.encrypted:PyArrowKms", KEY_FILE: encrypted.write_key_file(tmp_path, "db")},
     )
     assert completed is not None
     assert completed.error == ""
@@ -199,7 +199,7 @@ def test_encrypted_files_of_a_sorted_table_are_sorted_and_stay_encrypted(
 ) -> None:
     """Files without encryption are merged separately."""
     create(server, version)
-    with catalog_at(server.url) as catalog, catalog.load_table("db.t").update_sort_order() as update:
+    with open_catalog(server.url) as catalog, catalog.load_table("db.t").update_sort_order() as update:
         update.desc("fixed", IdentityTransform(), NullOrder.NULLS_LAST)
     rng, known_keys, secret = random.Random(first_seed() + version), set[str](), set[int]()
     for number in range(6):
@@ -218,7 +218,7 @@ def test_encrypted_files_of_a_sorted_table_are_sorted_and_stay_encrypted(
     assert read(client, lineage=version == 3) == model
     encrypted_ids = set()
     for path in list_paths(client):
-        with pq.ParquetFile(path, decryption_properties=encrypted.decryption()) as file:
+        with pq.ParquetFile(path, decryption_properties=encrypted.build_decryption()) as file:
             table = file.read(["id", "fixed"])
         numbers = table["fixed"].to_pylist()
         assert numbers == sorted(numbers, reverse=True)

@@ -37,7 +37,7 @@ from tests.connector.jobs.encrypted.test_encrypted_merges import (
     read_protections,
 )
 from tests.connector.jobs.test_file_merges import ARROW, BY_PART, PROPERTIES, SCHEMA, build_rows, create
-from tests.connector.lake import catalog_at
+from tests.connector.lake import open_catalog
 from tests.connector.parquet import encrypted
 from tests.connector.server_thread import ServerThread
 from tests.seeds import first_seed
@@ -63,10 +63,10 @@ def fill(client: IndexClient, rng: random.Random, configurations: list[Any], siz
     return owners
 
 
-def protections_of_rows(client: IndexClient) -> dict[int, Any]:
+def read_row_protections(client: IndexClient) -> dict[int, Any]:
     values_by_path = {}
     for path in list_paths(client):
-        with pq.ParquetFile(path, decryption_properties=encrypted.decryption()) as file:
+        with pq.ParquetFile(path, decryption_properties=encrypted.build_decryption()) as file:
             ids = file.read(["id"])["id"].to_pylist()
         protected = {pair for pair in read_protections(path) if not pair[0].startswith("_")}
         values_by_path |= dict.fromkeys(ids, protected)
@@ -89,7 +89,7 @@ def test_clustered_rows_stay_in_files_with_the_same_protection(
     monkeypatch.setattr(clustering, "RANGE_ROWS", 300)
     rng = random.Random(first_seed() + version)
     properties = {"format-version": str(version), **PROPERTIES, "seamark.clustering.columns": "fixed, part"}
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         catalog.create_namespace_if_not_exists("db")
         catalog.create_table("db.t", SCHEMA, partition_spec=BY_PART, properties=properties)
     configurations = [*PLAIN_PARTS, *PLAIN_PARTS]
@@ -99,14 +99,14 @@ def test_clustered_rows_stay_in_files_with_the_same_protection(
     report = cluster_incrementally(client, "db.t")
     assert (report.errors, report.rows) == ([], len(model))
     assert read(client, lineage=version == 3) == model
-    assert protections_of_rows(client) == owners
+    assert read_row_protections(client) == owners
     assert spilled
     texts = [row["payload"].encode() for row in model.values() if row["payload"]][::50]
     assert not any(text in data for text in texts for data in spilled)
     # The service's job has the keys in its process, and finds files that are in layers of this layout.
     owners |= fill_more(client, rng, owners)
     run_clustering(client, ("db", "t"))
-    assert protections_of_rows(client) == owners
+    assert read_row_protections(client) == owners
     monkeypatch.delenv(KMS_CLASS)
     before = list_paths(client)
     second_report = cluster_incrementally(client, "db.t", full=True)
@@ -174,7 +174,7 @@ def test_changed_rows_are_in_files_with_the_same_protection(
     rng = random.Random(first_seed() + 10 * seed + version)
     create(server, version)
     fill(client, rng, [CONFIGURATIONS[2]] * 3, 60)
-    keys, model = encrypted.keys(), read(client)
+    keys, model = encrypted.build_keys(), read(client)
     highest = len(model)
     for step in range(8):
         mode = rng.choice(MODES)
@@ -194,13 +194,13 @@ def test_changed_rows_are_in_files_with_the_same_protection(
             model |= {row["id"]: row for row in input_rows}
         highest = max(highest, *model) + 1
         assert read(client) == model, (step, mode)
-        assert {frozenset(protection) for protection in protections_of_rows(client).values()} <= {frozenset(SECRET)}
+        assert {frozenset(protection) for protection in read_row_protections(client).values()} <= {frozenset(SECRET)}
     columns = pa.table({"id": list(model)[:5], "price": [0.5] * 5})
     upsert(client, "db.t", columns, keys=["id"], columns=["price"], file_keys=keys)
     for number in list(model)[:5]:
         model[number]["price"] = 0.5
     assert read(client) == model
-    assert {frozenset(protection) for protection in protections_of_rows(client).values()} <= {frozenset(SECRET)}
+    assert {frozenset(protection) for protection in read_row_protections(client).values()} <= {frozenset(SECRET)}
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -211,7 +211,7 @@ def test_change_of_rows_from_differently_encrypted_files_is_refused(
     create(server, 2)
     rng = random.Random(first_seed())
     owners = fill(client, rng, [None, CONFIGURATIONS[3], CONFIGURATIONS[2]], 50)
-    keys, before = encrypted.keys(), read(client)
+    keys, before = encrypted.build_keys(), read(client)
     files = sorted(list_paths(client))
 
     def change(*ids: int, file_keys: Any = keys) -> None:
@@ -232,7 +232,7 @@ def test_change_of_rows_from_differently_encrypted_files_is_refused(
         before[number]["payload"] = "new"
     owners[2] = owners[110]
     assert read(client) == before
-    live = protections_of_rows(client) if mode == "copy-on-write" else {2: read_protections(append_file(client, 2))}
+    live = read_row_protections(client) if mode == "copy-on-write" else {2: read_protections(append_file(client, 2))}
     assert live == {number: owners[number] for number in live}
     opened_table = replace(open_table(client, "db.t", At(ref=MAIN)), keys=keys)
     assert pickle.loads(pickle.dumps(opened_table)) == replace(opened_table, keys=None)
@@ -244,7 +244,7 @@ def append_file(client: IndexClient, number: int) -> str:
     The old file may still contain the old row, with a delete file for it.
     """
     for path in list_paths(client):
-        with pq.ParquetFile(path, decryption_properties=encrypted.decryption()) as file:
+        with pq.ParquetFile(path, decryption_properties=encrypted.build_decryption()) as file:
             table = file.read(["id", "payload"])
         if (number, "new") in zip(table["id"].to_pylist(), table["payload"].to_pylist(), strict=True):
             return path
@@ -267,20 +267,20 @@ def test_indexes_contain_plain_columns_of_encrypted_files(
 
     monkeypatch.setattr(encrypted, "counted", make_kms, raising=False)
     monkeypatch.setenv(KMS_CLASS, "tests.connector.parquet.encrypted:counted")
-    monkeypatch.setenv(KEY_FILE, encrypted.key_file(tmp_path, "db"))
+    monkeypatch.setenv(KEY_FILE, encrypted.write_key_file(tmp_path, "db"))
     create(server, 2)
     rng = random.Random(first_seed())
     fill(client, rng, [CONFIGURATIONS[2], {**CONFIGURATIONS[2], "plaintext_footer": False}], 80)
     client.put_index("db.t", "ids", columns=["id"], kind="bitmap")
     client.put_index("db.t", "payloads", columns=["payload"], kind="bitmap")
     with closing(InProcessWorkers()) as workers:
-        built = build(client, "db.t", "ids", workers, limits=GroupLimits(files=1))
+        report = build(client, "db.t", "ids", workers, limits=GroupLimits(files=1))
         assert len(arrow_kms) == 1
         refusal = build(client, "db.t", "payloads", workers)
-    assert (built.files_not_indexed, built.progress.files_done, built.progress.index_files) == (0, 4, 4)
+    assert (report.files_not_indexed, report.progress.files_done, report.progress.index_files) == (0, 4, 4)
     assert (refusal.files_not_indexed, refusal.progress.files_done) == (4, 0)
     assert all("its column payload is encrypted" in reason for _, reason in refusal.skipped)
-    upsert(client, "db.t", build_rows(rng, range(10, 20)), keys=["id"], file_keys=encrypted.keys())
+    upsert(client, "db.t", build_rows(rng, range(10, 20)), keys=["id"], file_keys=encrypted.build_keys())
     by_name = {index.name: index for index in client.indexes("db.t")}
     target = WriteTarget.of(client.load_table("db.t"), "db.t")
     del arrow_kms[:]

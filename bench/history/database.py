@@ -1,0 +1,117 @@
+"""How large is the database after a million statements?
+
+The statements are recorded by the code that records the statements of plans, over two months, with the housekeeping of
+each day. The workload is skewed, from a seed: few tables and few shapes have most of the statements, and most shapes
+are rare. Such a long tail takes the most space, because each shape has a row for each time in which it was used.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+from bench.report import Report
+from seamark.formats.runtime.clock import SystemClock
+from seamark.metaserver.history.history import HOUR_MS, MERGED_PERIODS, QueryHistory, StatementRead, StatementSample
+from seamark.metaserver.history.samples import BOTH, HIGH, LOW, FilterSample, RangeWidth, round_share
+from seamark.metaserver.history.shapes import Aggregate, QueryShape, ShapeTerm
+from seamark.metaserver.settings.settings import Settings
+from seamark.metaserver.store.model import Entry, EntryKind
+from seamark.metaserver.store.open import open_store
+from seamark.metaserver.store.operations import CreateEntry, CreateNamespace, Operation
+from seamark.metaserver.store.port import PointerStore
+
+SIZE_GOAL_MB = 20.0
+STATEMENTS, DAYS, TABLES, SHAPES = 1_000_000, 60, 20, 300
+"""The workload. Each table has `SHAPES` shapes."""
+SEED = 11
+_TABLE_SKEW, _SHAPE_SKEW = 1.0, 1.1
+"""The exponents of Zipf's law: the table or shape of rank r has a share of r ** -exponent."""
+_RANKS = range(1, 1 + max(TABLES, SHAPES))
+_COLUMNS = 40
+_ENGINES = ("trino", "spark", "seamark", "duckdb")
+_OPERATORS = ("eq", "eq", "in", "gt-eq", "lt", "is-null", "starts-with")
+_RANGES = ("gt-eq", "lt")
+_FUNCTIONS = ("count", "sum", "min", "max", "avg")
+
+
+class _PassingClock(SystemClock):
+    """A clock that the bench moves."""
+
+    ahead_ms = 0
+
+    def now_ms(self) -> int:
+        return super().now_ms() + self.ahead_ms
+
+
+async def measure_database(report: Report, folder: Path, statements: int = STATEMENTS) -> float:
+    """Record statements of a skewed workload, and return the size of the database in megabytes."""
+    clock, rng = _PassingClock(), random.Random(SEED)
+    workload = [(f"uuid-{table:032}", _make_shape(rng)) for table in range(TABLES) for _ in range(SHAPES)]
+    weights = [table**-_TABLE_SKEW * rank**-_SHAPE_SKEW for table in _RANKS[:TABLES] for rank in _RANKS[:SHAPES]]
+    per_hour = max(1, statements // (DAYS * 24))
+    async with _open_tables(folder / "seamark.db", clock) as store:
+        history = QueryHistory(Settings(query_history_waiting=TABLES * SHAPES * 8), store, clock)
+        for _ in range(DAYS * 24):
+            for uuid, shape in rng.choices(workload, weights, k=per_hour):
+                _record(history, uuid, shape, rng)
+            await history.flush()
+            clock.ahead_ms += HOUR_MS
+            if history.hour % 24 == 0:
+                await _merge(store, history.hour)
+    size_mb = sum(path.stat().st_size for path in folder.glob("seamark.db*")) / 1e6
+    case = f"the database with {per_hour * DAYS * 24:,} statements of {DAYS} days, {SHAPES} shapes, {TABLES} tables"
+    report.bounds[case] = f"{size_mb:.1f} MB; the goal is {SIZE_GOAL_MB:g} MB"
+    return size_mb
+
+
+def _record(history: QueryHistory, uuid: str, shape: QueryShape, rng: random.Random) -> None:
+    files = rng.randrange(1, 1000)
+    read = StatementRead(uuid, shape, 1000, files, 10**10, files * 10**7, rng.randrange(50))
+    samplers = history.add(read, None, 0.001)
+    if samplers is not None:
+        samplers.append(partial(_sample, shape, rng.random()))
+
+
+def _make_shape(rng: random.Random) -> QueryShape:
+    columns = rng.sample(range(1, _COLUMNS + 1), rng.randrange(2, 10))
+    conjuncts = tuple(sorted((ShapeTerm(column, rng.choice(_OPERATORS)),) for column in columns[: rng.randrange(1, 5)]))
+    is_grouped = rng.random() < 0.4
+    aggregates = tuple(sorted({Aggregate(rng.choice(_FUNCTIONS), column) for column in columns[-2:]}))
+    return QueryShape(
+        rng.choice(_ENGINES),
+        tuple(sorted(columns)),
+        conjuncts,
+        (columns[0],) if rng.random() < 0.3 else (),
+        tuple(sorted(columns[:2])) if is_grouped else (),
+        aggregates if is_grouped else (),
+    )
+
+
+def _sample(shape: QueryShape, share: float) -> StatementSample:
+    ranged = [term.column_id for (term,) in shape.conjuncts if term.op in _RANGES]
+    widths = (RangeWidth(column, (LOW, HIGH, BOTH)[column % 3], round_share(share)) for column in ranged)
+    return StatementSample(FilterSample(tuple(widths)), -1, -1)
+
+
+async def _merge(store: PointerStore, hour: int) -> None:
+    """Merge older rows. The housekeeping of a server distrusts a clock that jumps, so it is not used."""
+    for period_hours, age_hours in MERGED_PERIODS:
+        before_hour = (hour - age_hours) // period_hours * period_hours
+        while await store.merge_query_hours(before_hour, 1000, period_hours):
+            pass
+
+
+@asynccontextmanager
+async def _open_tables(path: Path, clock: SystemClock) -> AsyncIterator[PointerStore]:
+    async with open_store(f"sqlite:///{path}", clock=clock, queue_limit=10) as store:
+        operations: list[Operation] = [CreateNamespace(("db",), {})]
+        operations += [
+            CreateEntry(Entry(EntryKind.TABLE, ("db",), f"t{table}", f"uuid-{table:032}", f"file:///t{table}.json"))
+            for table in range(TABLES)
+        ]
+        await store.transact(operations)
+        yield store

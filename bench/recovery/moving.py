@@ -1,0 +1,80 @@
+"""How fast does `seamark import` register the tables of another catalog, on the local disk?
+
+The other catalog is a Seamark server with tables of 20 columns, or the folder of its warehouse without a server. The
+time is that of the whole command, with its start. The peer is a loop over `load_table` and `register_table` of
+PyIceberg, which registers the same tables in another server.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from pyiceberg.catalog import Catalog, load_catalog
+
+from bench.report import OURS, Report, Row
+from tests.recovery.many_tables import write_tables
+from tests.services.command import run_seamark
+from tests.services.seamark import Seamark
+
+TABLES = 2_000
+PEER = "pyiceberg"
+_TIMEOUT_S = 600.0
+
+
+async def run(folder: Path, *, quick: bool = False) -> Report:
+    report = Report("recovery_import", f"How fast are {TABLES:,} tables of another catalog imported?")
+    count = 100 if quick else TABLES
+    home = folder / "origin"
+    write_tables(home / "warehouse", count)
+    rebuilt = run_seamark("rebuild", "--home", str(home), timeout_s=_TIMEOUT_S)
+    assert rebuilt.returncode == 0, rebuilt.stderr
+    allowed = {"SEAMARK_ALLOWED_LOCATIONS": (home / "warehouse").as_uri()}
+    with (
+        Seamark(home) as origin,
+        Seamark(folder / "target", env=allowed) as target,
+        Seamark(folder / "peer", env=allowed) as peer,
+        Seamark(folder / "hadoop", env=allowed) as hadoop,
+    ):
+        source, destination = (load_catalog("peer", type="rest", uri=server.base_url) for server in (origin, peer))
+        cases: tuple[tuple[str, dict[str, Callable[[], None]]], ...] = (
+            (
+                "from a REST catalog",
+                {
+                    OURS: lambda: _import(origin.base_url, target, f"{count:,} tables and views imported"),
+                    PEER: lambda: _register_all(source, destination),
+                },
+            ),
+            (
+                "the same again, which changes nothing",
+                {OURS: lambda: _import(origin.base_url, target, f"{count:,} unchanged")},
+            ),
+            (
+                "from the folder, without a server",
+                {OURS: lambda: _import(str(home / "warehouse"), hadoop, f"{count:,} tables and views imported")},
+            ),
+        )
+        for case, works in cases:
+            rates = {name: count / _measure_s(work) for name, work in works.items()}
+            report.rows.append(Row(case, "rate", "tables/s", rates, lower_is_better=False, peer=PEER))
+    return report
+
+
+def _measure_s(work: Callable[[], None]) -> float:
+    begun_s = time.perf_counter()
+    work()
+    return time.perf_counter() - begun_s
+
+
+def _import(source: str, target: Seamark, expected: str) -> None:
+    completed = run_seamark("import", source, "--url", target.base_url, timeout_s=_TIMEOUT_S)
+    assert completed.returncode == 0, completed.stderr
+    assert expected in completed.stdout, completed.stdout
+
+
+def _register_all(source: Catalog, target: Catalog) -> None:
+    for namespace in source.list_namespaces():
+        target.create_namespace(namespace)
+        for identifier in source.list_tables(namespace):
+            target.register_table(identifier, source.load_table(identifier).metadata_location)

@@ -1,0 +1,129 @@
+"""Options and messages that `seamark import` and `seamark export` share."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from seamark.commands.options import parse_properties
+from seamark.commands.terminal import escape_for_terminal, print_json, say, show_count
+from seamark.connector.client.names import join_name, split_name
+from seamark.connector.moving.moves import Result, Selection
+from seamark.connector.moving.source import Levels
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+_WORKERS_MAX = 64
+
+
+def moving_options(command: Command) -> Command:
+    """Add the options that name the other catalog's properties, select tables, and limit the work."""
+    for option in (
+        click.option("--dry-run", is_flag=True, help="Check everything, and change nothing."),
+        click.option(
+            "--parallel",
+            "workers",
+            type=click.IntRange(1, _WORKERS_MAX),
+            default=8,
+            show_default=True,
+            help="Maximum number of tables that move at the same time.",
+        ),
+        click.option(
+            "--table", "tables", metavar="NAME", multiple=True, help="Only this table or view, as db.t; repeatable."
+        ),
+        click.option(
+            "--namespace",
+            "namespaces",
+            metavar="NAME",
+            multiple=True,
+            help="Only this namespace and those below it; repeatable.",
+        ),
+        click.option(
+            "--catalog-token",
+            envvar="SEAMARK_CATALOG_TOKEN",
+            show_envvar=True,
+            help="Bearer token of the other catalog.",
+        ),
+        click.option(
+            "--properties",
+            "properties_file",
+            type=click.Path(dir_okay=False, path_type=Path),
+            help="File with properties of PyIceberg for the other catalog and its storage, one NAME=VALUE on each "
+            "line, such as credential, rest.sigv4-enabled or s3.endpoint.",
+        ),
+        click.option("--catalog-warehouse", metavar="NAME", help="Warehouse of the other catalog, if it has several."),
+    ):
+        command = option(command)
+    return command
+
+
+def read_properties(path: Path | None, token: str | None, warehouse: str | None) -> dict[str, str]:
+    """Return the properties of PyIceberg that the options state.
+
+    Raises:
+        ClickException: The file cannot be read.
+    """
+    properties: dict[str, str] = {}
+    if path is not None:
+        try:
+            lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+        except (OSError, UnicodeDecodeError) as error:
+            raise click.ClickException(escape_for_terminal(f"Cannot read the properties in {path}: {error}")) from None
+        properties = parse_properties([line for line in lines if line and not line.startswith("#")], str(path))
+    if token:
+        properties["token"] = token
+    if warehouse:
+        properties["warehouse"] = warehouse
+    return properties
+
+
+def make_selection(namespaces: Sequence[str], tables: Sequence[str]) -> Selection:
+    return Selection([parse_name(name) for name in namespaces], [parse_name(name) for name in tables])
+
+
+def parse_name(text: str) -> Levels:
+    """Return the levels of a name.
+
+    Raises:
+        UsageError: A level is empty.
+    """
+    try:
+        return split_name(text)
+    except ValueError as error:
+        raise click.UsageError(escape_for_terminal(str(error))) from None
+
+
+def show_results(results: Iterable[Result], *, as_json: bool, done: str) -> None:
+    """Print the results, and end with exit code 1 if an entry is refused.
+
+    Args:
+        done: What happened to an entry that moved, such as "imported".
+    """
+    shown: list[dict[str, Any]] = []
+    counts: Counter[str] = Counter()
+    for result in results:
+        counts[result.outcome] += result.kind != "namespace" or result.outcome in ("refused", "gone")
+        if as_json:
+            shown.append(
+                {
+                    "kind": result.kind,
+                    "name": list(result.name),
+                    "outcome": done if result.outcome == "moved" else result.outcome,
+                    "reason": result.reason,
+                }
+            )
+        elif result.reason:
+            outcome = done if result.outcome == "moved" else result.outcome
+            say(f"{outcome}: {result.kind} {join_name(result.name)}: {result.reason}", err=True)
+    if as_json:
+        print_json(shown)
+    else:
+        moved = show_count(counts["moved"], "table or view", "").replace("table or views", "tables and views")
+        say(
+            f"{moved} {done}, {counts['unchanged']:,} unchanged, {counts['gone']:,} gone, {counts['refused']:,} refused"
+        )
+    if counts["refused"]:
+        raise click.exceptions.Exit(1)

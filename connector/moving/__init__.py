@@ -1,0 +1,1 @@
+"""Moves tables between catalogs: reads the names of another catalog, and registers the same metadata files."""

@@ -1,0 +1,252 @@
+"""An Iceberg REST catalog from which tables are imported. AWS Glue is one, with requests signed by SigV4.
+
+PyIceberg logs in, signs requests and makes the URLs. The metadata in the answers is not parsed, because only the
+location of the metadata file is needed, and PyIceberg does not support all types of format version 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import msgspec
+import requests
+from pyiceberg.catalog.rest import Endpoint, Endpoints, IdentifierKind, RestCatalog
+from pyiceberg.exceptions import (
+    AuthorizationExpiredError,
+    NoSuchNamespaceError,
+    RESTError,
+    ServiceUnavailableError,
+    TooManyRequestsError,
+    UnauthorizedError,
+)
+from requests.adapters import HTTPAdapter
+from urllib3.util.retry import Retry
+
+from seamark.connector.moving.source import CatalogRefusal, CatalogUnavailable, EntryMissing, Levels
+from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.tls import authorities_file
+
+_CONNECT_S, _ANSWER_S = 10.0, 60.0
+_TRIES_MAX = 5
+_BACKOFF_S = 0.5
+_BUSY = (429, 502, 503, 504)
+_UNAVAILABLE = (401, 419, *_BUSY)
+_SHOWN_CHARACTERS_MAX = 300
+T = TypeVar("T")
+
+
+class _Loaded(msgspec.Struct, rename="kebab"):
+    metadata_location: str | None = None
+
+
+class _NamespacePage(msgspec.Struct, rename="kebab"):
+    namespaces: list[Levels] = []
+    next_page_token: str | None = None
+
+
+class _ErrorBody(msgspec.Struct):
+    message: str = ""
+
+
+class _ErrorAnswer(msgspec.Struct):
+    error: _ErrorBody
+
+
+class _Adapter(HTTPAdapter):
+    """Sends requests with a timeout, which PyIceberg does not set, and repeats them while the server is busy."""
+
+    def __init__(self, connections: int) -> None:
+        retries = Retry(
+            total=_TRIES_MAX,
+            connect=1,
+            backoff_factor=_BACKOFF_S,
+            status_forcelist=_BUSY,
+            allowed_methods=("GET", "HEAD"),
+            raise_on_status=False,
+        )
+        super().__init__(pool_connections=2, pool_maxsize=connections, max_retries=retries)
+
+    def send(
+        self,
+        request: requests.PreparedRequest,
+        stream: bool = False,
+        timeout: Any = None,
+        verify: bool | str = True,
+        cert: Any = None,
+        proxies: Any = None,
+    ) -> requests.Response:
+        return super().send(request, stream, timeout or (_CONNECT_S, _ANSWER_S), verify, cert, proxies)
+
+
+class RestConnection(RestCatalog):
+    """A login to an Iceberg REST catalog, and its requests. Several threads may use it at the same time."""
+
+    def __init__(self, connections: int, properties: Mapping[str, str]) -> None:
+        self._adapter = _Adapter(connections)
+        super().__init__("other", **properties)
+
+    def _create_session(self) -> requests.Session:
+        session = super()._create_session()
+        if session.verify is True and (authorities := authorities_file()) is not None:
+            session.verify = authorities
+        for scheme in ("http://", "https://"):
+            session.mount(scheme, self._adapter)
+        return session
+
+    def list_children(self, parent: Levels) -> list[Levels]:
+        """Return the namespaces directly below a namespace.
+
+        PyIceberg encodes a parent twice, so it does not find namespaces whose names have other characters than letters.
+
+        Raises:
+            CatalogRefusal: The catalog refuses the request.
+        """
+        query = {"parent": self._namespace_separator.join(parent)} if parent else {}
+        children: list[Levels] = []
+        while True:
+            answer = self._session.get(self.url(Endpoints.list_namespaces), params=query)
+            if answer.status_code == 404 and parent and not self.namespace_exists(parent):
+                return []
+            _check_status(answer)
+            page = _decode(answer, _NamespacePage)
+            children += page.namespaces
+            if not page.next_page_token:
+                return children
+            query["pageToken"] = page.next_page_token
+
+    def load_location(self, endpoint: str, kind: IdentifierKind, levels: Levels) -> str:
+        """Return the location of the metadata file of a table or view.
+
+        Raises:
+            CatalogRefusal: The catalog refuses the request, or does not say where the metadata file is.
+        """
+        location = self.find_location(endpoint, kind, levels)
+        if location is None:
+            raise EntryMissing("The other catalog no longer has it")
+        return location
+
+    def find_location(self, endpoint: str, kind: IdentifierKind, levels: Levels) -> str | None:
+        """Return the location of the metadata file of a table or view, or None if there is none with this name.
+
+        Raises:
+            CatalogRefusal: As for `load_location`.
+        """
+        url = self.url(endpoint, prefixed=True, **self._split_identifier_for_path(levels, kind))
+        response = self._session.get(url, params={"snapshots": "refs"} if kind is IdentifierKind.TABLE else {})
+        if response.status_code == 404:
+            return None
+        _check_status(response)
+        location = _decode(response, _Loaded).metadata_location
+        if not location:
+            raise CatalogRefusal("The other catalog does not say where the metadata file is")
+        return location
+
+    def post(self, endpoint: str, body: Mapping[str, Any], namespace: Levels = ()) -> requests.Response:
+        """Send a request once, and return the answer.
+
+        Raises:
+            CatalogUnavailable: The catalog is busy, or refuses the login.
+        """
+        variables = {"namespace": self._encode_namespace_path(namespace)} if namespace else {}
+        response = self._session.post(self.url(endpoint, True, **variables), json=body)
+        if response.status_code in _UNAVAILABLE:
+            _check_status(response)
+        return response
+
+    def supports(self, endpoint: Endpoint) -> bool:
+        """Return whether the catalog says that it has the endpoint."""
+        return endpoint in self._supported_endpoints
+
+
+class RestSource:
+    """An Iceberg REST catalog.
+
+    Args:
+        properties: The properties of PyIceberg's REST catalog, such as `uri`, `warehouse` and `token`.
+        connections: The maximum number of requests at the same time.
+        is_flat: Whether to list only namespaces of one level.
+
+    Raises:
+        CatalogRefusal: A property is invalid.
+        CatalogUnavailable: The catalog does not answer, or refuses the login.
+    """
+
+    def __init__(self, properties: Mapping[str, str], connections: int, *, is_flat: bool = False) -> None:
+        self._is_flat = is_flat
+        with translate_errors():
+            self._catalog = RestConnection(connections, properties)
+
+    def list_namespaces(self) -> Iterator[Levels]:
+        parents: list[Levels] = [()]
+        while parents:
+            with translate_errors():
+                children = self._catalog.list_children(parents.pop())
+            yield from children
+            if not self._is_flat:
+                parents += children
+
+    def load_properties(self, namespace: Levels) -> dict[str, str]:
+        with translate_errors():
+            properties = self._catalog.load_namespace_properties(namespace)
+        return {name: str(value) for name, value in properties.items()}
+
+    def list_tables(self, namespace: Levels) -> list[str]:
+        with translate_errors():
+            return [identifier[-1] for identifier in self._catalog.list_tables(namespace)]
+
+    def list_views(self, namespace: Levels) -> list[str]:
+        with translate_errors():
+            return [identifier[-1] for identifier in self._catalog.list_views(namespace)]
+
+    def find_table(self, namespace: Levels, name: str) -> str:
+        with translate_errors():
+            return self._catalog.load_location(Endpoints.load_table, IdentifierKind.TABLE, (*namespace, name))
+
+    def find_view(self, namespace: Levels, name: str) -> str:
+        with translate_errors():
+            return self._catalog.load_location(Endpoints.load_view, IdentifierKind.VIEW, (*namespace, name))
+
+    def close(self) -> None:
+        self._catalog.close()
+
+
+@contextmanager
+def translate_errors() -> Iterator[None]:
+    try:
+        yield
+    except NoSuchNamespaceError:
+        raise EntryMissing("The other catalog no longer has the namespace") from None
+    except requests.RequestException as error:
+        raise CatalogUnavailable(f"The other catalog does not answer: {_shorten(str(error))}") from None
+    except (AuthorizationExpiredError, ServiceUnavailableError, TooManyRequestsError, UnauthorizedError) as error:
+        raise CatalogUnavailable(_shorten(str(error))) from None
+    # PyIceberg raises a ValueError for an invalid property, and pydantic's subclass of it for an invalid answer.
+    except (RESTError, ValueError, NotImplementedError) as error:
+        raise CatalogRefusal(_shorten(str(error))) from None
+
+
+def _check_status(answer: requests.Response) -> None:
+    if answer.status_code == 200:
+        return
+    message = f"The other catalog answers {answer.status_code}: {read_message(answer)}"
+    raise (CatalogUnavailable if answer.status_code in _UNAVAILABLE else CatalogRefusal)(message)
+
+
+def _decode(answer: requests.Response, type_: type[T]) -> T:
+    try:
+        return from_json(answer.content, type_)
+    except msgspec.MsgspecError as error:
+        raise CatalogRefusal(f"The other catalog sent an invalid answer: {error}") from None
+
+
+def read_message(response: requests.Response) -> str:
+    try:
+        return _shorten(from_json(response.content, _ErrorAnswer).error.message)
+    except msgspec.MsgspecError:
+        return _shorten(response.text)
+
+
+def _shorten(text: str) -> str:
+    return " ".join(text[:_SHOWN_CHARACTERS_MAX].split()) or "no message"

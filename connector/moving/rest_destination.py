@@ -1,0 +1,87 @@
+"""An Iceberg REST catalog that receives the tables of an export."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import requests
+from pyiceberg.catalog.rest import Capability, Endpoints, IdentifierKind
+
+from seamark.connector.moving.moves import Answer
+from seamark.connector.moving.rest_catalog import RestConnection, read_message, translate_errors
+from seamark.connector.moving.source import CatalogRefusal, Levels
+
+_CONFLICT = 409
+
+
+class RestDestination:
+    """An Iceberg REST catalog.
+
+    Args:
+        properties: The properties of PyIceberg's REST catalog, such as `uri`, `warehouse` and `token`.
+        connections: The maximum number of requests at the same time.
+        dry_run: Whether to change nothing.
+
+    Raises:
+        CatalogRefusal: A property is invalid.
+        CatalogUnavailable: The catalog does not answer, or refuses the login.
+    """
+
+    def __init__(self, properties: Mapping[str, str], connections: int, *, dry_run: bool = False) -> None:
+        self._dry_run = dry_run
+        with translate_errors():
+            self._connection = RestConnection(connections, properties)
+
+    def create_namespace(self, namespace: Levels, properties: dict[str, str]) -> Answer:
+        with translate_errors():
+            if self._connection.namespace_exists(namespace):
+                return Answer("unchanged")
+            if self._dry_run:
+                return Answer("moved")
+            body = {"namespace": list(namespace), "properties": properties}
+            response = self._connection.post(Endpoints.create_namespace, body)
+        if response.status_code == 400 and "location" in properties:
+            other_properties = {name: value for name, value in properties.items() if name != "location"}
+            created = self.create_namespace(namespace, other_properties)
+            return created._replace(reason=created.reason or f"Without its location: {read_message(response)}")
+        return _answer(response)
+
+    def register_table(self, name: Levels, metadata_location: str) -> Answer:
+        return self._register(Endpoints.register_table, IdentifierKind.TABLE, name, metadata_location)
+
+    def register_view(self, name: Levels, metadata_location: str) -> Answer:
+        if not self._connection.supports(Capability.V1_REGISTER_VIEW):
+            return Answer("refused", "The other catalog cannot register views; create the view there")
+        return self._register(Endpoints.register_view, IdentifierKind.VIEW, name, metadata_location)
+
+    def _register(self, endpoint: str, kind: IdentifierKind, name: Levels, metadata_location: str) -> Answer:
+        load = Endpoints.load_table if kind is IdentifierKind.TABLE else Endpoints.load_view
+        try:
+            with translate_errors():
+                existing = self._connection.find_location(load, kind, name)
+                if existing is None and not self._dry_run:
+                    body: dict[str, Any] = {"name": name[-1], "metadata-location": metadata_location}
+                    response = self._connection.post(endpoint, body, name[:-1])
+                    if response.status_code != _CONFLICT:
+                        return _answer(response)
+                    # Another export may have registered it, or an earlier attempt of this request.
+                    existing = self._connection.find_location(load, kind, name)
+        except CatalogRefusal as error:
+            return Answer("refused", str(error))
+        if existing == metadata_location:
+            return Answer("unchanged")
+        if existing is None:
+            return Answer("moved") if self._dry_run else Answer("refused", "The name is taken in the other catalog")
+        return Answer("refused", f"It exists in the other catalog with the metadata file {existing}")
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def _answer(response: requests.Response) -> Answer:
+    if response.ok:
+        return Answer("moved")
+    if response.status_code == _CONFLICT:
+        return Answer("unchanged")
+    return Answer("refused", f"The other catalog answers {response.status_code}: {read_message(response)}")

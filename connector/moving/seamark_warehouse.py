@@ -1,0 +1,67 @@
+"""A warehouse of a Seamark server that receives the tables of an import."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from seamark.connector.client.catalog import create_namespace, import_table, import_view
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.errors import InvalidRequest, LoginRequired, Refused
+from seamark.connector.moving.moves import Answer
+from seamark.connector.moving.source import Levels
+
+_CONFLICT = 409
+
+
+@dataclass(frozen=True)
+class SeamarkDestination:
+    """A warehouse of a Seamark server.
+
+    Each method raises a ClientError if the server does not answer or refuses the login.
+
+    Attributes:
+        client: A client of the warehouse.
+        keep_owners: Whether to import views that run with the rights of a user.
+        dry_run: Whether to check only, and change nothing.
+    """
+
+    client: SeamarkClient
+    keep_owners: bool = False
+    dry_run: bool = False
+
+    def create_namespace(self, namespace: Levels, properties: dict[str, str]) -> Answer:
+        if self.dry_run:
+            return Answer("moved")
+        try:
+            create_namespace(self.client, namespace, properties)
+        except LoginRequired:
+            raise
+        except InvalidRequest as error:
+            if "location" not in properties:
+                return Answer("refused", error.message)
+            other_properties = {name: value for name, value in properties.items() if name != "location"}
+            created = self.create_namespace(namespace, other_properties)
+            return created._replace(reason=created.reason or f"Without its location: {error.message}")
+        except Refused as error:
+            return Answer("unchanged") if error.status == _CONFLICT else Answer("refused", error.message)
+        return Answer("moved")
+
+    def register_table(self, name: Levels, metadata_location: str) -> Answer:
+        try:
+            is_new = import_table(self.client, name, metadata_location, dry_run=self.dry_run)
+        except LoginRequired:
+            raise
+        except Refused as error:
+            return Answer("refused", error.message)
+        return Answer("moved" if is_new else "unchanged")
+
+    def register_view(self, name: Levels, metadata_location: str) -> Answer:
+        try:
+            is_new = import_view(
+                self.client, name, metadata_location, keep_owner=self.keep_owners, dry_run=self.dry_run
+            )
+        except LoginRequired:
+            raise
+        except Refused as error:
+            return Answer("refused", error.message)
+        return Answer("moved" if is_new else "unchanged")

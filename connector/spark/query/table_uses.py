@@ -1,0 +1,146 @@
+"""Finds how a query uses each of its tables in Spark's plan, for the query history.
+
+The uses do not change the query. Each call to the JVM takes time, so a large plan has no uses.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+
+from seamark.connector.plans.scan import TableUse
+from seamark.connector.spark.query.catalyst import Catalyst, Node
+from seamark.connector.spark.scala import to_list, to_strings
+
+_NODES_MAX = 200
+"""The maximum number of plan nodes, and of expressions in the outputs of one aggregation, that are read."""
+_COLUMNS_MAX, _KEYS_MAX = 64, 32
+"""The maximum numbers of columns, and of grouping keys or aggregates, that the server accepts."""
+_NAME_CHARACTERS_MAX = 500
+_FUNCTIONS = {"Count": "count", "Sum": "sum", "Min": "min", "Max": "max", "Average": "avg"}
+_OTHER = "other"
+_PASSING = frozenset({"SubqueryAlias", "View", "Distinct", "Expand"})
+"""Nodes that only pass on the attributes of their child. A column is read if another node uses it."""
+_ID = re.compile(r"#([0-9]+)")
+_NEW_NAME = " AS "
+"""Spark writes this text in each output of a projection that is not an attribute of the child."""
+
+
+class _PlanTooLarge(Exception):
+    pass
+
+
+def read_table_uses(catalyst: Catalyst, plan: Node, marks: Mapping[int, int]) -> dict[int, TableUse]:
+    """Return the uses of the tables of a plan, by their markers.
+
+    Args:
+        catalyst: Access to the plan.
+        plan: The analysed plan.
+        marks: The marker of the table to which each attribute of a table belongs, by the id of the attribute.
+
+    Returns:
+        The uses. The result is empty if the plan is too large.
+    """
+    reader = _UseReader(catalyst, marks)
+    try:
+        reader.read(plan)
+    except (_PlanTooLarge, RecursionError):
+        return {}
+    return {mark: reader.use_of(mark) for mark in set(marks.values())}
+
+
+class _UseReader:
+    def __init__(self, catalyst: Catalyst, marks: Mapping[int, int]) -> None:
+        self._catalyst = catalyst
+        self._marks = marks
+        self._nodes_left = _NODES_MAX
+        self._columns: defaultdict[int, set[str]] = defaultdict(set)
+        self._grouping: defaultdict[int, dict[str, None]] = defaultdict(dict)
+        self._aggregates: defaultdict[int, dict[tuple[str, str], None]] = defaultdict(dict)
+
+    def read(self, plan: Node) -> None:
+        self._has_subqueries = self._catalyst.has_subqueries(plan)
+        self._add_columns(self._catalyst.attributes(plan))
+        self._read(plan)
+
+    def use_of(self, mark: int) -> TableUse:
+        columns = tuple(sorted(self._columns[mark]))
+        return TableUse(
+            tuple(sorted(self._grouping[mark])[:_KEYS_MAX]),
+            tuple(self._aggregates[mark])[:_KEYS_MAX],
+            columns if len(columns) <= _COLUMNS_MAX else (),
+        )
+
+    def _read(self, node: Node) -> set[int]:
+        """Read a node and the nodes below it, and return the markers of its tables."""
+        self._nodes_left -= 1
+        if self._nodes_left < 0:
+            raise _PlanTooLarge
+        kind, children = self._catalyst.kind(node), self._catalyst.children(node)
+        below = set().union(*map(self._read, children))
+        if not children:
+            return {self._marks[number] for number, _ in self._catalyst.attributes(node) if number in self._marks}
+        if self._has_subqueries:
+            for subquery in to_list(node.subqueries()):
+                self._add_columns(self._catalyst.attributes(subquery))
+                self._read(subquery)
+        if kind == "Project":
+            self._add_columns(self._find_computed(node))
+        elif kind not in _PASSING:
+            self._add_columns(self._catalyst.references(node))
+        if len(children) > 1 and kind != "Join":  # Set operations read all columns of their inputs.
+            for child in children:
+                self._add_columns(self._catalyst.attributes(child))
+        if kind == "Aggregate":
+            self._read_aggregate(node, below)
+        return below
+
+    def _find_computed(self, project: Node) -> list[tuple[int, str]]:
+        """Return the ids and names of the attributes from which a projection computes new values.
+
+        The text of the outputs is read, because it takes two calls to the JVM for any number of outputs.
+        """
+        texts = [text for text in to_strings(project.projectList()) if _NEW_NAME in text]
+        ids = {int(number) for text in texts for number in _ID.findall(text)}
+        return [(number, name) for number, name in self._catalyst.references(project) if number in ids] if ids else []
+
+    def _add_columns(self, attributes: Iterable[tuple[int, str]]) -> None:
+        for number, name in attributes:
+            if number in self._marks and len(name) <= _NAME_CHARACTERS_MAX:
+                self._columns[self._marks[number]].add(name)
+
+    def _read_aggregate(self, node: Node, below: set[int]) -> None:
+        for key in to_list(node.groupingExpressions()):
+            for number, name in self._catalyst.references(key):
+                for mark in self._find_marks(number, name, below):
+                    self._grouping[mark][name] = None
+        for aggregate in self._list_aggregates(to_list(node.aggregateExpressions())):
+            function = aggregate.aggregateFunction()
+            values = to_list(function.children())
+            is_column = len(values) == 1 and self._catalyst.kind(values[0]) == "AttributeReference"
+            (number, name) = next(iter(self._catalyst.references(values[0]))) if is_column else (0, "")
+            for mark in self._find_marks(number, name, below) if is_column else below:
+                self._aggregates[mark][_FUNCTIONS.get(self._catalyst.kind(function), _OTHER), name] = None
+
+    def _list_aggregates(self, outputs: list[Node]) -> Iterator[Node]:
+        """Yield the aggregates in the outputs of an aggregation."""
+        waiting, expressions_left = outputs[::-1], _NODES_MAX
+        while waiting and expressions_left:
+            expression = waiting.pop()
+            expressions_left -= 1
+            if self._catalyst.kind(expression) == "AggregateExpression":
+                yield expression
+            elif self._catalyst.kind(expression) != "AttributeReference":
+                waiting += to_list(expression.children())[::-1]
+
+    def _find_marks(self, number: int, name: str, below: set[int]) -> set[int]:
+        """Return the tables to which an attribute may belong.
+
+        ROLLUP and subqueries give attributes other ids. Such an attribute may belong to each table below the node, and
+        the server drops names that a table does not have.
+        """
+        if len(name) > _NAME_CHARACTERS_MAX:
+            return set()
+        mark = self._marks.get(number)
+        return below if mark is None else {mark}

@@ -1,0 +1,60 @@
+"""Measures the time of a statement, and reports it for the query history.
+
+The advisor predicts seconds from the reported times. A report that fails is lost, because it must not fail a statement.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import pyarrow as pa
+
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.errors import ClientError
+from seamark.connector.client.policies import report_statement_time
+from seamark.connector.sql.reads import PlannedTableRead
+
+_SECONDS_MIN = 1e-6
+_log = logging.getLogger(__name__)
+
+
+def measure_time(
+    batches: Iterable[pa.RecordBatch], started_s: float, report: Callable[[float], None]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the batches, and report the time of the engine after the last batch.
+
+    The time that the caller takes between two batches does not count. A result that is closed early is not reported.
+
+    Args:
+        batches: The batches of the engine.
+        started_s: The time of `time.perf_counter` when the engine began.
+        report: Called with the seconds that the engine took.
+    """
+    iterator, seconds = iter(batches), time.perf_counter() - started_s
+    while True:
+        waits_s = time.perf_counter()
+        batch = next(iterator, None)
+        seconds += time.perf_counter() - waits_s
+        if batch is None:
+            break
+        yield batch
+    report(max(seconds, _SECONDS_MIN))
+
+
+def report_times(client: SeamarkClient, reads: Sequence[PlannedTableRead], seconds: float) -> None:
+    """Report the time of a statement for each table that it read."""
+    for read in reads:
+        if read.statement:
+            try:
+                report_statement_time(
+                    client,
+                    read.named.name,
+                    read.statement,
+                    seconds=seconds,
+                    files=len(read.tasks),
+                    size_bytes=read.bytes,
+                )
+            except (ClientError, OSError) as error:
+                _log.debug("the time of a statement is not reported: %s", error)

@@ -1,0 +1,1 @@
+"""The model of rights: privileges, roles, objects, and the decision."""

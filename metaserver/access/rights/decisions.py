@@ -1,0 +1,150 @@
+"""The decision: which privileges a list of grants gives on an object. The functions are pure.
+
+A grant on an object counts for the object and for everything in it: the server contains its own warehouse, a warehouse
+contains namespaces, and a namespace contains namespaces, tables, views and functions. A denial counts in the same way,
+and a denial anywhere above the object, or on it, is stronger than any number of grants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from seamark.metaserver.access.rights.privileges import ALL, ALLOWED, BROWSE, DENIED, READ
+from seamark.metaserver.store.model import FUNCTION, NAMESPACE, SERVER, Grant, NamespacePath
+
+_SERVER_ADMIN = "admin"
+
+
+class Securable(NamedTuple):
+    """An object on which a principal may have privileges. The namespace without levels is the warehouse."""
+
+    namespace: NamespacePath = ()
+    kind: str = NAMESPACE
+    name: str = ""
+    """The name of the table, view or function; empty for other kinds."""
+
+    @property
+    def container(self) -> Securable:
+        """The namespace of a table, view or function; the object itself for other kinds."""
+        return Securable(self.namespace) if self.name else self
+
+
+WAREHOUSE = Securable()
+THE_SERVER = Securable((), SERVER)
+
+
+def securable_of(grant: Grant) -> Securable:
+    """Return the object of a grant."""
+    return Securable(grant.namespace, grant.kind, grant.name)
+
+
+def find_bits(grants: Iterable[Grant], securable: Securable) -> tuple[int, int]:
+    """Return the sets of the privileges that the grants allow on an object, and that they deny on it.
+
+    A denied privilege is not taken out of the first set, so that a refusal can say why.
+    """
+    allowed = denied = 0
+    namespace, kind, name = securable
+    for grant in grants:
+        if kind == SERVER:
+            counts = grant.kind == SERVER or (
+                # An admin of the server's own warehouse is an admin of the server.
+                grant.kind == NAMESPACE and not grant.namespace and grant.role == _SERVER_ADMIN and not grant.deny
+            )
+        elif grant.name:
+            # A table and a view cannot have the same name, so a grant on one of them is never meant for the other.
+            counts = (
+                grant.name == name and grant.namespace == namespace and (grant.kind == FUNCTION) is (kind == FUNCTION)
+            )
+        else:
+            counts = namespace[: len(grant.namespace)] == grant.namespace
+        if not counts:
+            continue
+        if grant.deny:
+            denied |= DENIED.get(grant.role, ALL)
+        else:
+            allowed |= ALLOWED.get(grant.role, 0)
+    return allowed, denied
+
+
+def holds(grants: Iterable[Grant], securable: Securable, bits: int) -> bool:
+    """Return whether the grants give all of these privileges on an object. No privileges are never held."""
+    allowed, denied = find_bits(grants, securable)
+    return bool(bits) and not bits & ~(allowed & ~denied)
+
+
+def holds_everywhere(grants: Sequence[Grant], bits: int) -> bool:
+    """Return whether the grants give all of these privileges on the warehouse, and deny them on no object in it."""
+    if not holds(grants, WAREHOUSE, bits):
+        return False
+    return not any(grant.deny and bits & DENIED.get(grant.role, ALL) for grant in grants)
+
+
+def sees(grants: Sequence[Grant], namespace: NamespacePath) -> bool:
+    """Return whether a listing may have the namespace: the grants let browse it, or an object in it."""
+    if holds(grants, Securable(namespace), BROWSE):
+        return True
+    return any(
+        not grant.deny
+        and grant.kind != SERVER
+        and grant.namespace[: len(namespace)] == namespace
+        and holds(grants, securable_of(grant), BROWSE)
+        for grant in grants
+    )
+
+
+def list_visible_children(grants: Sequence[Grant], parent: NamespacePath) -> frozenset[str] | None:
+    """Return the names in `parent` that a listing may have. The names need not exist.
+
+    Returns:
+        None if the listing may have all names except namespaces that a denial hides.
+    """
+    if holds(grants, Securable(parent), BROWSE):
+        return None
+    depth = len(parent)
+    return frozenset(
+        grant.namespace[depth]
+        for grant in grants
+        if len(grant.namespace) > depth
+        and grant.namespace[:depth] == parent
+        and not grant.deny
+        and holds(grants, securable_of(grant), BROWSE)
+    )
+
+
+def has_visible_entry(grants: Sequence[Grant], namespace: NamespacePath) -> bool:
+    """Return whether a grant on a table, view or function in the namespace lets browse it."""
+    return any(
+        grant.name and not grant.deny and grant.namespace == namespace and holds(grants, securable_of(grant), BROWSE)
+        for grant in grants
+    )
+
+
+def list_namespaces_with(grants: Sequence[Grant], bits: int) -> list[NamespacePath]:
+    """Return the namespaces with grants on them that give all of these privileges there."""
+    paths = dict.fromkeys(grant.namespace for grant in grants if not (grant.deny or grant.name))
+    return [path for path in paths if holds(grants, Securable(path), bits)]
+
+
+def select_read_grants(grants: Sequence[Grant]) -> list[Grant]:
+    """Return the fewest grants and denials of `read` that give the same rights to read in the warehouse."""
+    allows = {_place_of(grant) for grant in grants if not grant.deny and ALLOWED.get(grant.role, 0) & READ}
+    denials = {_place_of(grant) for grant in grants if grant.deny and DENIED.get(grant.role, ALL) & READ}
+    return [
+        Grant("", "read", *securable, deny=deny)
+        for securables, deny in ((allows, False), (denials, True))
+        for securable in sorted(securables)
+        if not any(above in securables for above in _list_above(securable))
+    ]
+
+
+def _place_of(grant: Grant) -> Securable:
+    """Return the object of a grant in the warehouse. A grant on the server counts for the whole warehouse."""
+    return WAREHOUSE if grant.kind == SERVER else securable_of(grant)
+
+
+def _list_above(securable: Securable) -> list[Securable]:
+    """Return the warehouse and the namespaces that contain an object."""
+    depth = len(securable.namespace) + bool(securable.name)
+    return [Securable(securable.namespace[:levels]) for levels in range(depth)]

@@ -1,0 +1,45 @@
+"""Reads the grants of a login: its own, those of its groups, and those of the roles of which these are members."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from seamark.formats.runtime.errors import Forbidden
+from seamark.metaserver.access.principal import ROLE_PREFIX
+from seamark.metaserver.store.model import Grant
+from seamark.metaserver.store.port import GROUPS_MAX, PointerStore
+
+
+async def load_grants(
+    store: PointerStore, name: str, groups: tuple[str, ...] = (), stated: Sequence[Grant] = ()
+) -> tuple[tuple[Grant, ...], tuple[str, ...]]:
+    """Return the grants of a login, and the groups and roles to which it belongs.
+
+    A role may be a member of another role. Each role is read once, so a circle of roles ends.
+
+    Args:
+        store: The pointer store of the warehouse.
+        name: The principal of the login.
+        groups: The principals of its groups.
+        stated: The grants that the token of the login states.
+
+    Raises:
+        Forbidden: The login belongs to too many roles. None of them is left out, because a role may deny something.
+    """
+    grants = [*stated, *await store.grants(name)]
+    if groups:
+        grants += await store.grants_of_any(groups)
+    roles: dict[str, None] = {}
+    new_roles = _list_roles(grants)
+    while new_roles:
+        roles.update(dict.fromkeys(new_roles))
+        if len(roles) > GROUPS_MAX:
+            raise Forbidden(f"{name} belongs to more than {GROUPS_MAX} roles; an admin removes it from some of them")
+        granted = await store.grants_of_any(tuple(new_roles))
+        grants += granted
+        new_roles = [role for role in _list_roles(granted) if role not in roles]
+    return tuple(grants), (*groups, *roles)
+
+
+def _list_roles(grants: Sequence[Grant]) -> list[str]:
+    return list(dict.fromkeys(grant.role for grant in grants if grant.role.startswith(ROLE_PREFIX)))

@@ -1,0 +1,215 @@
+"""Routes by which tools such as Terraform declare tables and views. A repeat of a request changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.new_table import build_table_metadata
+from seamark.formats.iceberg.views.view import ViewMetadata
+from seamark.formats.iceberg.views.view_updates import LAST_ADDED, build_view_metadata
+from seamark.formats.protocol.wire import show
+from seamark.formats.runtime.errors import AlreadyExists, BadRequest, NoSuchTable, NoSuchView
+from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
+from seamark.metaserver.api.http.dispatch import Call, Route
+from seamark.metaserver.api.http.table_updates import commit_updates
+from seamark.metaserver.catalog.policies import SETTERS
+from seamark.metaserver.catalog.values import CreateTable, CreateView
+
+_OWN_PREFIX = "seamark."
+_Schema = Annotated[dict[str, Any], doc("A struct in Iceberg's JSON form.")]
+
+
+class DeclaredTable(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
+    """The declared state of a table."""
+
+    schema: _Schema
+    partition_spec: Annotated[dict[str, Any] | None, doc("A partition spec in Iceberg's JSON form.")] = None
+    write_order: Annotated[dict[str, Any] | None, doc("A sort order in Iceberg's JSON form.")] = None
+    location: Annotated[str | None, doc("The location of a new table. The default is below the namespace.")] = None
+    properties: Annotated[
+        dict[str, str], doc("Properties that the table has from now on. Other properties do not change.")
+    ] = {}
+
+
+class DeclaredView(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
+    """The declared state of a view."""
+
+    schema: _Schema
+    representations: Annotated[
+        list[dict[str, str]], doc("The SQL text in each dialect, as objects with `sql` and `dialect`.")
+    ]
+    default_namespace: Annotated[list[str], doc("The namespace of names without one in the SQL text.")]
+    default_catalog: str | None = None
+    properties: Annotated[
+        dict[str, str], doc("Properties that the view has from now on. Other properties do not change.")
+    ] = {}
+
+
+class DeclaredEntry(msgspec.Struct, frozen=True, rename="kebab"):
+    """A table or view after the request."""
+
+    uuid: str
+    metadata_location: str
+    properties: dict[str, str]
+
+
+@Route(
+    "PUT",
+    "/api/v1/tables/{namespace}/{table}",
+    "putTable",
+    "Creates a table, or sets the properties of an existing table with this schema; idempotent",
+    tags=("metadata",),
+    body_size=BodySize.MEDIUM,
+    answers=(
+        ResponseSpec(200, "The table", DeclaredEntry),
+        ResponseSpec(400, "The schema or a property is invalid"),
+        ResponseSpec(404, "The namespace does not exist"),
+        ResponseSpec(409, "The table has another schema or partition spec, or the name belongs to a view"),
+    ),
+).takes(DeclaredTable)
+async def put_table(call: Call, body: DeclaredTable) -> DeclaredEntry:
+    _check_properties(body.properties)
+    tables = call.components.catalog.tables
+    try:
+        loaded = await tables.load(call.namespace, call.name)
+    except NoSuchTable:
+        request = CreateTable(
+            call.name, body.schema, body.location, body.partition_spec, body.write_order, body.properties
+        )
+        try:
+            created = await tables.create(call.caller, call.namespace, request)
+        except AlreadyExists:  # A view has the name, or another request has created the table.
+            if not await tables.exists(call.namespace, call.name):
+                raise
+        else:
+            return _describe_table(created.entry.metadata_location if created.entry else "", created.metadata)
+        loaded = await tables.load(call.namespace, call.name)
+    _check_same(call, body, loaded.metadata)
+    await commit_updates(call, lambda metadata: _set_properties(body.properties, metadata.properties))
+    loaded = await tables.load(call.namespace, call.name)
+    assert loaded.entry is not None
+    return _describe_table(loaded.entry.metadata_location, loaded.metadata)
+
+
+def _check_same(call: Call, body: DeclaredTable, metadata: TableMetadata) -> None:
+    """Check that an existing table has the declared columns and partitions.
+
+    Raises:
+        AlreadyExists: It has others, or another location.
+    """
+    declared = build_table_metadata(
+        uuid=metadata.table_uuid or "",
+        location=metadata.location,
+        schema=body.schema,
+        partition_spec=body.partition_spec,
+        sort_order=body.write_order,
+        properties=body.properties,
+        now_ms=metadata.last_updated_ms,
+    )
+    name = show(call.namespace, call.name)
+    if not declared.current_schema.is_same_as(metadata.current_schema):
+        raise AlreadyExists(f"Table {name} exists with another schema; change its columns with an engine")
+    if declared.default_spec.fields != metadata.default_spec.fields:
+        raise AlreadyExists(f"Table {name} exists with another partition spec; change it with an engine")
+    if body.location is not None and body.location.rstrip("/") != metadata.location.rstrip("/"):
+        raise AlreadyExists(f"Table {name} exists at {metadata.location!r}; a table cannot move")
+
+
+@Route(
+    "PUT",
+    "/api/v1/views/{namespace}/{view}",
+    "putView",
+    "Creates a view, or replaces its text and sets its properties; idempotent",
+    tags=("metadata",),
+    body_size=BodySize.MEDIUM,
+    answers=(
+        ResponseSpec(200, "The view", DeclaredEntry),
+        ResponseSpec(400, "The schema, the text or a property is invalid"),
+        ResponseSpec(404, "The namespace does not exist"),
+        ResponseSpec(409, "The name belongs to a table, or concurrent changes conflicted in each attempt"),
+    ),
+).takes(DeclaredView)
+async def put_view(call: Call, body: DeclaredView) -> DeclaredEntry:
+    _check_properties(body.properties)
+    views = call.components.catalog.views
+    version: dict[str, Any] = {
+        "version-id": 1,
+        "timestamp-ms": call.components.clock.now_ms(),
+        "schema-id": LAST_ADDED,
+        "summary": {},
+        "representations": [{"type": "sql", **representation} for representation in body.representations],
+        "default-namespace": body.default_namespace,
+    }
+    version |= {} if body.default_catalog is None else {"default-catalog": body.default_catalog}
+    try:
+        loaded = await views.load(call.namespace, call.name)
+    except NoSuchView:
+        request = CreateView(call.name, body.schema, {**version, "schema-id": 0}, None, body.properties)
+        try:
+            created = await views.create(call.caller, call.namespace, request)
+        except AlreadyExists:  # A table has the name, or another request has created the view.
+            if not await views.exists(call.namespace, call.name):
+                raise
+        else:
+            return DeclaredEntry(created.entry.uuid, created.entry.metadata_location, _shown(created.metadata))
+        loaded = await views.load(call.namespace, call.name)
+    updates = _compute_view_updates(body, version, loaded.metadata)
+    if updates:
+        requirements = [{"type": "assert-view-uuid", "uuid": loaded.metadata.view_uuid}]
+        loaded = await views.replace(call.caller, call.namespace, call.name, requirements, updates)
+    return DeclaredEntry(loaded.entry.uuid, loaded.entry.metadata_location, _shown(loaded.metadata))
+
+
+def _compute_view_updates(body: DeclaredView, version: dict[str, Any], metadata: ViewMetadata) -> list[dict[str, Any]]:
+    """Return the updates that give a view its declared state; none if it has this state."""
+    declared = build_view_metadata(
+        uuid=metadata.view_uuid,
+        location=metadata.location,
+        schema=body.schema,
+        view_version={**version, "schema-id": 0},
+        properties=body.properties,
+        now_ms=version["timestamp-ms"],
+    )
+    updates = _set_properties(body.properties, metadata.properties)
+    current, wanted = metadata.current_version, declared.current_version
+    current_schema, wanted_schema = metadata.schema(current.schema_id), declared.schema(wanted.schema_id)
+    is_same = (
+        (current.representations, current.default_namespace, current.default_catalog)
+        == (wanted.representations, wanted.default_namespace, wanted.default_catalog)
+        and current_schema is not None
+        and wanted_schema is not None
+        and wanted_schema.is_same_as(current_schema)
+    )
+    if not is_same:
+        updates += [
+            {"action": "add-schema", "schema": body.schema},
+            {"action": "add-view-version", "view-version": version},
+            {"action": "set-current-view-version", "view-version-id": LAST_ADDED},
+        ]
+    return updates
+
+
+def _check_properties(properties: Mapping[str, str]) -> None:
+    own = next((name for name in properties if name.startswith(_OWN_PREFIX)), None)
+    if own is not None:
+        raise BadRequest(
+            f"The property {own[:80]!r} cannot be declared here: declare policies of table services with PUT …/policy, "
+            "and indexes with PUT …/indexes/{index}"
+        )
+
+
+def _set_properties(wanted: Mapping[str, str], present: Mapping[str, str]) -> list[dict[str, Any]]:
+    changed = {name: value for name, value in wanted.items() if present.get(name) != value}
+    return [{"action": "set-properties", "updates": changed}] if changed else []
+
+
+def _describe_table(location: str, metadata: TableMetadata) -> DeclaredEntry:
+    return DeclaredEntry(metadata.table_uuid or "", location, _shown(metadata))
+
+
+def _shown(metadata: TableMetadata | ViewMetadata) -> dict[str, str]:
+    return {name: value for name, value in metadata.properties.items() if name != SETTERS}

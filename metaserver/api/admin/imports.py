@@ -1,0 +1,81 @@
+"""Routes that import tables and views of other catalogs. A repeat of a request changes nothing."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from seamark.metaserver.api.http.describe import ResponseSpec, doc
+from seamark.metaserver.api.http.dispatch import Call, Check, Route
+from seamark.metaserver.store.model import Entry
+
+_INVALID = ResponseSpec(400, "The metadata file names a location that this warehouse or the entry may not have")
+_MISSING = ResponseSpec(404, "The metadata file or the namespace does not exist")
+_TAKEN = ResponseSpec(409, "The name refers to another metadata file, or the entry is live under another name")
+_MetadataLocation = Annotated[str, doc("The metadata file, which stays where it is.")]
+_DryRun = Annotated[bool, doc("Whether to check the import only. The namespace need not exist then.")]
+
+
+class ImportTableRequest(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
+    metadata_location: _MetadataLocation
+    dry_run: _DryRun = False
+
+
+class ImportViewRequest(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
+    metadata_location: _MetadataLocation
+    keep_owner: Annotated[
+        bool, doc("Whether the view may run with the rights of the user that its properties name.")
+    ] = False
+    dry_run: _DryRun = False
+
+
+class ImportAnswer(msgspec.Struct, frozen=True, rename="kebab"):
+    uuid: Annotated[str, doc("The UUID of the table or view.")]
+    metadata_location: str
+    is_new: Annotated[bool, doc("False if the name referred to this metadata file already.")]
+
+
+@Route(
+    "PUT",
+    "/api/v1/tables/{namespace}/{table}/import",
+    "importTable",
+    "Registers a table of another catalog, whose files are all in its own location; idempotent",
+    tags=("metadata",),
+    check=Check.CATALOG,
+    answers=(ResponseSpec(200, "The registered table", ImportAnswer), _INVALID, _MISSING, _TAKEN),
+).takes(ImportTableRequest)
+async def import_table(call: Call, body: ImportTableRequest) -> ImportAnswer:
+    imports = call.components.catalog.imports
+    return _describe(
+        *await imports.import_table(
+            call.caller, call.namespace, call.name, body.metadata_location, dry_run=body.dry_run
+        )
+    )
+
+
+@Route(
+    "PUT",
+    "/api/v1/views/{namespace}/{view}/import",
+    "importView",
+    "Registers a view of another catalog; idempotent",
+    tags=("metadata",),
+    check=Check.CATALOG,
+    answers=(ResponseSpec(200, "The registered view", ImportAnswer), _INVALID, _MISSING, _TAKEN),
+).takes(ImportViewRequest)
+async def import_view(call: Call, body: ImportViewRequest) -> ImportAnswer:
+    imports = call.components.catalog.imports
+    return _describe(
+        *await imports.import_view(
+            call.caller,
+            call.namespace,
+            call.name,
+            body.metadata_location,
+            keep_owner=body.keep_owner,
+            dry_run=body.dry_run,
+        )
+    )
+
+
+def _describe(entry: Entry, is_new: bool) -> ImportAnswer:
+    return ImportAnswer(entry.uuid, entry.metadata_location, is_new)

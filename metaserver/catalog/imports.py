@@ -1,0 +1,189 @@
+"""Imports: names for tables and views that another catalog has written.
+
+The metadata files stay where they are. An import does not trust them: a table may name only files in its own locations,
+and may not receive rights from its properties. An import can be repeated, and then changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.properties import check_client_properties
+from seamark.formats.iceberg.views.view import ViewMetadata
+from seamark.formats.protocol.wire import check_new_name, show
+from seamark.formats.runtime.errors import AlreadyExists, BadRequest, Corrupt
+from seamark.formats.storage.locations import Location, parse_location
+from seamark.metaserver.catalog.context import PATH_PROPERTIES, CatalogContext
+from seamark.metaserver.catalog.ownership.claims import claim
+from seamark.metaserver.catalog.ownership.own_files import ALLOWED_LOCATIONS
+from seamark.metaserver.catalog.ownership.owners import borrows_rights
+from seamark.metaserver.catalog.pointers import make_entry, table_uuid
+from seamark.metaserver.catalog.tables import Tables
+from seamark.metaserver.catalog.values import Caller
+from seamark.metaserver.catalog.views import Views
+from seamark.metaserver.objects.warehouse import Warehouse
+from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
+
+
+class Imports:
+    def __init__(self, context: CatalogContext, tables: Tables, views: Views) -> None:
+        self._context = context
+        self._tables = tables
+        self._views = views
+
+    async def import_table(
+        self, caller: Caller, namespace: NamespacePath, name: str, location: str, *, dry_run: bool
+    ) -> tuple[Entry, bool]:
+        """Register a table of another catalog, unless the name refers to this metadata file already.
+
+        Args:
+            location: The metadata file.
+            dry_run: Whether to check the table only. Its namespace need not exist.
+
+        Returns:
+            The entry, and whether it is new.
+
+        Raises:
+            AlreadyExists: The name refers to another metadata file, or the table is live under another name.
+            BadRequest: The metadata file, or a location in it, is outside the warehouse or the table's own locations.
+        """
+        existing = await self._find(EntryKind.TABLE, namespace, name, location)
+        if existing is not None:
+            return existing, False
+        metadata = await self._tables.check_registrable(location)
+        check_client_properties(await self._context.documents.read_stored_properties(location), "An imported table")
+        if ALLOWED_LOCATIONS in metadata.properties:
+            raise BadRequest(
+                f"The metadata file {location} has the property {ALLOWED_LOCATIONS}, which an import does not take "
+                "from another catalog; remove it there, and set it after the import"
+            )
+        check_table_locations(self._context.warehouse, metadata, location)
+        entry = make_entry(namespace, name, table_uuid(metadata), location, self._context.clock.now_ms())
+        await self._check_unnamed(entry)
+        if dry_run:
+            check_new_name(name, "table name")
+            await claim(self._context, caller, metadata, entry)
+            return entry, True
+        loaded = await self._tables.register(caller, namespace, name, location, overwrite=False)
+        return loaded.entry or entry, True
+
+    async def import_view(
+        self, caller: Caller, namespace: NamespacePath, name: str, location: str, *, keep_owner: bool, dry_run: bool
+    ) -> tuple[Entry, bool]:
+        """Register a view of another catalog, as `import_table` registers a table.
+
+        Args:
+            keep_owner: Whether the view may run with the rights of the user that its properties name.
+
+        Raises:
+            AlreadyExists, BadRequest: As for a table. Or the view runs with the rights of a user, and `keep_owner` is
+                false.
+        """
+        existing = await self._find(EntryKind.VIEW, namespace, name, location)
+        if existing is not None:
+            return existing, False
+        self._context.warehouse.check(location, "metadata-location")
+        try:
+            metadata = await self._context.documents.view(location)
+        except Corrupt as error:
+            raise BadRequest(f"Cannot import {location}: {error.message}") from None
+        check_client_properties(await self._context.documents.read_stored_properties(location), "An imported view")
+        check_view_locations(self._context.warehouse, metadata, location)
+        if borrows_rights(metadata) and not keep_owner:
+            raise BadRequest(
+                f"The view {show(namespace, name)} runs with the rights of the user in its properties, which is a user "
+                "of the other catalog; import it with keep-owner if this user is the same here"
+            )
+        entry = make_entry(namespace, name, metadata.view_uuid, location, self._context.clock.now_ms(), EntryKind.VIEW)
+        await self._check_unnamed(entry)
+        if dry_run:
+            check_new_name(name, "view name")
+            await claim(self._context, caller, metadata, entry)
+            return entry, True
+        return (await self._views.register(caller, namespace, name, location)).entry, True
+
+    async def _find(self, kind: EntryKind, namespace: NamespacePath, name: str, location: str) -> Entry | None:
+        """Return the entry if it refers to this metadata file, or None if the name is free.
+
+        Raises:
+            AlreadyExists: The name has another entry.
+        """
+        other_kind = EntryKind.VIEW if kind is EntryKind.TABLE else EntryKind.TABLE
+        if await self._context.store.entry(other_kind, namespace, name) is not None:
+            raise AlreadyExists(
+                f"{other_kind.value.capitalize()} with same name already exists: {show(namespace, name)}"
+            )
+        entry = await self._context.store.entry(kind, namespace, name)
+        if entry is not None and entry.metadata_location != location:
+            raise AlreadyExists(
+                f"{kind.value.capitalize()} {show(namespace, name)} exists with the metadata file "
+                f"{entry.metadata_location}; rename one of both, or drop the {kind.value} here and import it again"
+            )
+        return entry
+
+    async def _check_unnamed(self, entry: Entry) -> None:
+        names = await self._context.store.names_of(entry.uuid, dropped=False)
+        if names:
+            raise AlreadyExists(
+                f"The {entry.kind.value} {entry.uuid} of {entry.metadata_location} is live under another name, so it "
+                f"cannot become {show(entry.namespace, entry.name)}; import each {entry.kind.value} under one name"
+            )
+
+
+def check_table_locations(warehouse: Warehouse, metadata: TableMetadata, location: str) -> None:
+    """Check that a table of another catalog names only files in its own locations, and that these are in the warehouse.
+
+    Planning checks the files in its manifests.
+
+    Raises:
+        BadRequest: A location is elsewhere.
+    """
+    own_locations = _check_own_locations(warehouse, metadata, location)
+    for description, path in _list_files(metadata):
+        _check_inside(own_locations, path, description)
+
+
+def check_view_locations(warehouse: Warehouse, metadata: ViewMetadata, location: str) -> None:
+    """Check the locations of a view of another catalog, as `check_table_locations` checks those of a table."""
+    _check_own_locations(warehouse, metadata, location)
+
+
+def _check_own_locations(warehouse: Warehouse, metadata: TableMetadata | ViewMetadata, location: str) -> list[Location]:
+    """Return the locations in which the entry may name files.
+
+    Raises:
+        BadRequest: A location is outside the warehouse, or the metadata file is outside these locations.
+    """
+    own_locations = [warehouse.parse(metadata.location, "The location in the metadata file")]
+    own_locations += [
+        warehouse.parse(metadata.properties[name], f"The property {name}")
+        for name in PATH_PROPERTIES
+        if name in metadata.properties
+    ]
+    _check_inside(own_locations, location, "The metadata file")
+    return own_locations
+
+
+def _list_files(metadata: TableMetadata) -> Iterator[tuple[str, str]]:
+    """Yield a description and the path of each file that the metadata names."""
+    for entry in metadata.metadata_log:
+        yield "The earlier metadata file", entry.metadata_file
+    for snapshot in metadata.snapshots:
+        if snapshot.manifest_list is not None:
+            yield "The manifest list", snapshot.manifest_list
+        for path in snapshot.manifests or ():
+            yield "The manifest", path
+    for statistics in metadata.statistics:
+        yield "The statistics file", statistics.statistics_path
+    for partition_statistics in metadata.partition_statistics:
+        yield "The statistics file", partition_statistics.statistics_path
+
+
+def _check_inside(own_locations: list[Location], path: str, description: str) -> None:
+    parsed = parse_location(path, description)
+    if not any(location.holds(parsed) and location != parsed for location in own_locations):
+        raise BadRequest(
+            f"{description} {str(parsed)!r} is outside the table's own location {str(own_locations[0])!r}; an import "
+            "takes only tables and views whose files are below their location or their write.*.path folders"
+        )

@@ -1,0 +1,145 @@
+"""Estimates the seconds of statements from the times that engines have reported for statements of the same shapes.
+
+A statement takes a fixed time, a time for each byte, and a time for each file. These costs are fitted for each engine
+over the shapes of a table. A shape with reported times is slower or faster than the costs by a ratio, which a change of
+the layout keeps. Without any reported time, the costs are assumptions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from seamark.metaserver.history.shapes import QueryShape
+from seamark.metaserver.store.model import QueryShapeSums
+
+SCAN_BYTES_PER_S, OPEN_S = 200_000_000, 0.005
+"""The assumed speed of a scan, and the assumed time to open a file, for engines that report no times."""
+_SECONDS_MIN = 1e-9
+_PRIOR_STATEMENTS = 0.05
+"""The weight of the assumptions in a fit, as a number of statements."""
+_STATEMENTS_MAX = 1000
+"""A shape with more statements has the weight of this number, so that a single shape does not decide alone."""
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class EngineCosts:
+    """The costs of a statement in an engine, in seconds."""
+
+    fixed_s: float = 0.0
+    byte_s: float = 1 / SCAN_BYTES_PER_S
+    file_s: float = OPEN_S
+
+    def estimate(self, files: float, size_bytes: float) -> float:
+        return self.fixed_s + self.byte_s * size_bytes + self.file_s * files
+
+
+_ASSUMED = EngineCosts()
+
+
+@dataclass(frozen=True)
+class _TimedShape:
+    """The mean of the timed statements of a shape."""
+
+    fingerprint: str
+    statements: int
+    seconds: float
+    files: float
+    bytes: float
+
+
+@dataclass(frozen=True)
+class EngineTimes:
+    """The reported times of a table's statements.
+
+    Attributes:
+        costs: The fitted costs of the statements of each engine.
+        engines: The engine of each shape, by its fingerprint.
+        ratios: The mean reported time of each shape, divided by the time that the costs give for what it read. The
+            ratio has what the costs do not know of the shape, such as its joins and aggregates.
+    """
+
+    costs: Mapping[str, EngineCosts] = field(default_factory=dict)
+    engines: Mapping[str, str] = field(default_factory=dict)
+    ratios: Mapping[str, float] = field(default_factory=dict)
+
+    @staticmethod
+    def of(shapes: Iterable[QueryShapeSums]) -> EngineTimes:
+        """Return the times of the shapes of a table."""
+        engines: dict[str, str] = {}
+        timed_shapes: defaultdict[str, list[_TimedShape]] = defaultdict(list)
+        for sums in shapes:
+            shape = QueryShape.parse(sums.shape) if sums.shape else None
+            if shape is not None:
+                engines[sums.fingerprint] = shape.engine
+                if sums.sums.timed:
+                    timed_shapes[shape.engine].append(_average(sums))
+        costs = {engine: fit_costs(timed) for engine, timed in timed_shapes.items()}
+        ratios = {
+            timed.fingerprint: timed.seconds / max(costs[engine].estimate(timed.files, timed.bytes), _SECONDS_MIN)
+            for engine, of_engine in timed_shapes.items()
+            for timed in of_engine
+        }
+        return EngineTimes(costs, engines, ratios)
+
+    def estimate(self, fingerprint: str, files: float, size_bytes: float) -> float:
+        """Return the seconds of a statement of a shape that reads these files and bytes."""
+        costs = self.costs.get(self.engines.get(fingerprint, ""), _ASSUMED)
+        return costs.estimate(files, size_bytes) * self.ratios.get(fingerprint, 1.0)
+
+
+def _average(sums: QueryShapeSums) -> _TimedShape:
+    counts = sums.sums
+    return _TimedShape(
+        sums.fingerprint,
+        counts.timed,
+        max(counts.run_us, 1) / 1e6 / counts.timed,
+        counts.timed_files / counts.timed,
+        counts.timed_bytes / counts.timed,
+    )
+
+
+def fit_costs(shapes: Sequence[_TimedShape]) -> EngineCosts:
+    """Return the costs that fit the mean times of shapes best, with small relative errors.
+
+    The costs are not negative. With few shapes, the fit is close to the assumed costs for a byte and a file, and the
+    fixed time explains the rest.
+    """
+    # Each row is divided by its time, so that the errors are relative.
+    weights = np.array([math.sqrt(min(shape.statements, _STATEMENTS_MAX)) / shape.seconds for shape in shapes])
+    rows = np.array([[1.0, shape.bytes, shape.files] for shape in shapes])
+    times = np.array([shape.seconds for shape in shapes])
+    assumed = np.array([0.0, 1 / SCAN_BYTES_PER_S, OPEN_S])
+    # The prior has the errors of the costs relative to the assumptions.
+    prior = np.diag([0.0, _PRIOR_STATEMENTS / assumed[1], _PRIOR_STATEMENTS / assumed[2]])
+    matrix = np.concatenate([rows * weights[:, None], prior])
+    target = np.concatenate([times * weights, [0.0, _PRIOR_STATEMENTS, _PRIOR_STATEMENTS]])
+    fixed_s, byte_s, file_s = _solve_without_negatives(matrix, target)
+    return EngineCosts(fixed_s, byte_s, file_s)
+
+
+def _solve_without_negatives(matrix: Floats, target: Floats) -> tuple[float, float, float]:
+    """Return the solution of a least-squares problem with three unknowns that are not negative.
+
+    All subsets of the unknowns are tried, and the best solution without a negative value is returned.
+    """
+    scale = np.maximum(np.abs(matrix).max(axis=0), 1e-300)
+    best, best_error = np.zeros(3), math.inf
+    for chosen in ((0, 1, 2), (0, 1), (0, 2), (1, 2), (0,), (1,), (2,)):
+        columns = list(chosen)
+        solution = np.linalg.lstsq(matrix[:, columns] / scale[columns], target, rcond=None)[0]
+        if (solution < 0).any():
+            continue
+        values = np.zeros(3)
+        values[columns] = solution / scale[columns]
+        error = float(((matrix @ values - target) ** 2).sum())
+        if error < best_error:
+            best, best_error = values, error
+    return float(best[0]), float(best[1]), float(best[2])

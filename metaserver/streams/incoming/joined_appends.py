@@ -1,0 +1,165 @@
+"""Appends the rows of small requests to a table together.
+
+Most of the work for a request with few rows does not depend on their number: the arrays of the columns, the Arrow
+stream of a batch, and the entry of the log. So while as many appends to a table are in progress as its log writes
+at a time, the rows of further requests wait. They become one batch of the log, as appends that wait for the disk become
+one write. A request does not wait longer for this, because the log would not write its rows earlier.
+
+Each request has its own answer. If the batch is refused before it is stored, each request is appended alone. So a row
+that does not fit concerns only its own request, and the message has its number there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from seamark.formats.runtime.errors import BadRequest, CommitUnknown, TooLarge, TooManyRequests
+from seamark.metaserver.catalog.values import LoadedTable
+from seamark.metaserver.log.port import Acknowledgement, Position
+from seamark.metaserver.streams.appends import TableRows
+from seamark.metaserver.streams.incoming.prepared_rows import JoinedRows, RowPreparation
+
+_REQUEST_ROWS_MAX = 500
+"""The maximum number of rows of a request that joins a batch. A request with more rows saves little."""
+_JOINED_ROWS_MAX = 2_000
+"""The number of rows above which no further request joins a batch. They are prepared in some milliseconds."""
+_JOINED_BYTES_MAX = 1 << 20
+"""The size of the bodies above which no further request joins a batch."""
+_ALONE = (BadRequest, TooLarge, TooManyRequests)
+"""The errors that say that nothing is stored, and that may concern only some of the requests."""
+
+
+def can_join(preparation: RowPreparation, rows: JoinedRows) -> bool:
+    """Return whether the rows of a request may join a batch."""
+    return 0 < len(rows) <= _REQUEST_ROWS_MAX and preparation.accepts_joined_rows(rows)
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    """The rows of a request, and its answer."""
+
+    loaded: LoadedTable
+    preparation: RowPreparation
+    rows: JoinedRows
+    size_bytes: int
+    answer: asyncio.Future[Acknowledgement]
+
+
+class _TableQueue:
+    """The requests of one table that wait, and the number of appends in progress."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[_Request] = deque()
+        self.append_count = 0
+
+    def take_batch(self) -> list[_Request]:
+        """Remove and return the next requests whose rows become one batch."""
+        batch: list[_Request] = []
+        row_count = size_bytes = 0
+        while self.waiting and row_count < _JOINED_ROWS_MAX and size_bytes < _JOINED_BYTES_MAX:
+            request = self.waiting[0]
+            if batch and request.loaded.metadata is not batch[0].loaded.metadata:
+                break
+            self.waiting.popleft()
+            if not request.answer.done():  # The request was not cancelled.
+                batch.append(request)
+                row_count += len(request.rows)
+                size_bytes += request.size_bytes
+        return batch
+
+
+class JoinedAppends:
+    """Appends rows of concurrent requests together. An instance belongs to one event loop."""
+
+    def __init__(
+        self, append: Callable[[Sequence[TableRows], None], Awaitable[Acknowledgement]], *, appends_max: int
+    ) -> None:
+        """Create the appends.
+
+        Args:
+            append: Appends rows to the log, like `Streams.append`.
+            appends_max: The maximum number of appends of a table that are in progress.
+        """
+        self._append_rows = append
+        self._appends_max = appends_max
+        self._queues: dict[str, _TableQueue] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.request_count = 0
+        """The requests of which the rows are not durable yet."""
+
+    async def append(
+        self, loaded: LoadedTable, preparation: RowPreparation, rows: JoinedRows, size_bytes: int
+    ) -> Acknowledgement:
+        """Append the rows of a request. They are durable on return.
+
+        Args:
+            loaded: The table.
+            preparation: Prepares the rows; it accepts them as joined rows.
+            rows: The rows.
+            size_bytes: The size of the body.
+
+        Raises:
+            BadRequest: A row does not fit.
+            CommitUnknown: The log may have the rows or not.
+        """
+        assert loaded.entry is not None
+        uuid = loaded.entry.uuid
+        queue = self._queues.setdefault(uuid, _TableQueue())
+        request = _Request(loaded, preparation, rows, size_bytes, asyncio.get_running_loop().create_future())
+        queue.waiting.append(request)
+        self.request_count += 1
+        if queue.append_count < self._appends_max:
+            queue.append_count += 1
+            task = asyncio.create_task(self._run(uuid, queue), name=f"append {uuid}")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        try:
+            return await request.answer
+        finally:
+            self.request_count -= 1
+
+    async def _run(self, uuid: str, queue: _TableQueue) -> None:
+        """Append waiting rows until no request waits."""
+        try:
+            while batch := queue.take_batch():
+                await self._append(batch)
+        finally:
+            queue.append_count -= 1
+            if not queue.append_count:
+                del self._queues[uuid]
+
+    async def _append(self, batch: Sequence[_Request]) -> None:
+        """Append the rows of some requests together, and answer them."""
+        last = batch[-1]
+        try:
+            prepared = last.preparation.prepare_joined([request.rows for request in batch])
+            assert prepared.batches is not None
+            acknowledged = await self._append_rows([TableRows(last.loaded, prepared.batches)], None)
+        except _ALONE as error:
+            if len(batch) == 1:
+                _refuse(batch, error)
+            else:
+                await asyncio.gather(*(self._append([request]) for request in batch))
+            return
+        except Exception as error:  # noqa: BLE001  no request may wait for a task that has ended
+            _refuse(batch, error)
+            return
+        except BaseException:
+            _refuse(batch, CommitUnknown("The server stops while it stores the rows; they may be stored or not"))
+            raise
+        (position,) = acknowledged.positions
+        offset = position.offset
+        for request in batch:
+            end = offset + len(request.rows)
+            if not request.answer.done():
+                request.answer.set_result(Acknowledgement((Position(position.shard, offset, end),)))
+            offset = end
+
+
+def _refuse(batch: Sequence[_Request], error: Exception) -> None:
+    for request in batch:
+        if not request.answer.done():
+            request.answer.set_exception(error)

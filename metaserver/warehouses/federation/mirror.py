@@ -1,0 +1,264 @@
+"""Mirrors of the tables of another catalog: their names, and their metadata with own properties.
+
+A mirror of a table is a metadata file in the folder `_seamark` of the federated warehouse. It equals the metadata of
+the other catalog, except for the properties of Seamark, such as definitions of indexes. So nothing is written to the
+folders of the other catalog's tables. The pointer of the database refers to the mirror. A view needs no mirror.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from uuid import UUID
+
+from msgspec import structs
+
+from seamark.formats.iceberg.metadata.metadata import TableMetadata, with_previous_file
+from seamark.formats.iceberg.metadata.properties import METADATA_PATH
+from seamark.formats.iceberg.metadata.table_json import encode_table
+from seamark.formats.protocol.wire import show
+from seamark.formats.runtime.errors import (
+    AlreadyExists,
+    BadRequest,
+    CommitConflict,
+    Corrupt,
+    Forbidden,
+    NoSuchTable,
+    NoSuchView,
+    NotFound,
+    SeamarkError,
+)
+from seamark.formats.storage.locations import parse_location
+from seamark.metaserver.catalog.context import CatalogContext
+from seamark.metaserver.catalog.documents import compress
+from seamark.metaserver.catalog.imports import check_table_locations, check_view_locations
+from seamark.metaserver.catalog.ownership.claims import claim
+from seamark.metaserver.catalog.ownership.owners import borrows_rights
+from seamark.metaserver.catalog.pointers import make_entry, metadata_location, swap_of, table_uuid
+from seamark.metaserver.catalog.values import Caller
+from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
+from seamark.metaserver.store.operations import (
+    CreateEntry,
+    CreateNamespace,
+    DropEntry,
+    DropNamespace,
+    Operation,
+    ReleaseLocations,
+    RenameEntry,
+)
+from seamark.metaserver.store.port import PointerStore
+
+_FOLDER = "_seamark"
+_OWN_PREFIX = "seamark."
+_SOURCE = "seamark.federated-from"
+"""The property of a mirror with the metadata file of the other catalog."""
+_FILES_KEPT = 5
+"""The number of earlier mirrors of a table that are kept for requests that are running."""
+_CALLER = Caller(principal_name="federation", request_id="federation")
+_TRIES = 3
+_PAGE = 1000
+
+
+class Mirrors:
+    """The mirrors of one federated warehouse.
+
+    Args:
+        context: The services of the catalog.
+        store: The database of the warehouse, without the names of the other catalog.
+    """
+
+    def __init__(self, context: CatalogContext, store: PointerStore) -> None:
+        self._context = context
+        self._store = store
+
+    async def remove(self, kind: EntryKind, namespace: NamespacePath, name: str) -> None:
+        """Remove a name that the other catalog does not have."""
+        entry = await self._store.entry(kind, namespace, name)
+        if entry is not None:
+            with suppress(CommitConflict, NotFound):  # Another request has removed or changed it.
+                await self._store.transact(_drop(entry))
+
+    async def update(self, kind: EntryKind, namespace: NamespacePath, name: str, location: str) -> Entry:
+        """Return the entry for a name of the other catalog, after its mirror is current.
+
+        Args:
+            location: The metadata file to which the name refers in the other catalog.
+
+        Raises:
+            Forbidden: The metadata names files outside the warehouse, outside the table, or in another table.
+        """
+        for attempt in range(_TRIES):
+            entry = await self._store.entry(kind, namespace, name)
+            if entry is not None and await self._find_source(entry) == location:
+                return entry
+            try:
+                await self._write(kind, namespace, name, location, entry)
+            except (CommitConflict, AlreadyExists, NoSuchTable, NoSuchView):
+                # Another request has written the mirror, or commits a definition of an index.
+                if attempt == _TRIES - 1:
+                    raise
+            except (BadRequest, Corrupt) as error:
+                raise Forbidden(
+                    f"{show(namespace, name)} of the other catalog cannot be shown: {error.message}"
+                ) from None
+        entry = await self._store.entry(kind, namespace, name)
+        if entry is None:
+            raise CommitConflict(f"{show(namespace, name)} was renamed or dropped in the other catalog; try again")
+        return entry
+
+    async def _find_source(self, entry: Entry) -> str:
+        """Return the metadata file of the other catalog of which the entry is a mirror."""
+        if entry.kind is EntryKind.VIEW:
+            return entry.metadata_location
+        try:
+            mirror = await self._context.documents.table(entry.metadata_location)
+        except NotFound:  # The mirror was deleted.
+            return ""
+        return mirror.properties.get(_SOURCE, "")
+
+    async def _write(
+        self, kind: EntryKind, namespace: NamespacePath, name: str, location: str, entry: Entry | None
+    ) -> None:
+        """Let the name refer to a mirror of the metadata file, or for a view to the file itself."""
+        self._context.warehouse.check(location, "The metadata file")
+        for depth in range(1, len(namespace) + 1):
+            if await self._store.namespace(namespace[:depth]) is None:
+                with suppress(AlreadyExists):
+                    await self._store.transact([CreateNamespace(path=namespace[:depth], properties={})])
+        if kind is EntryKind.VIEW:
+            await self._write_view(namespace, name, location, entry)
+        else:
+            await self._write_table(namespace, name, location, entry)
+
+    async def _write_view(self, namespace: NamespacePath, name: str, location: str, entry: Entry | None) -> None:
+        view = await self._context.documents.view(location)
+        check_view_locations(self._context.warehouse, view, location)
+        if borrows_rights(view):
+            raise BadRequest("the view runs with the rights of a user of the other catalog")
+        new = make_entry(namespace, name, view.view_uuid, location, self._context.clock.now_ms(), EntryKind.VIEW)
+        former = await self._find_former(new, entry)
+        claimed = await claim(self._context, _CALLER, view, new, may_restore=former is None)
+        await self._context.transact([*_drop_replaced(new, entry), *_point(new, former), claimed])
+
+    async def _write_table(self, namespace: NamespacePath, name: str, location: str, entry: Entry | None) -> None:
+        metadata = await self._context.documents.peek(location)
+        check_table_locations(self._context.warehouse, metadata, location)
+        root = parse_location(f"{self._context.warehouse.uri}/{_FOLDER}")
+        if root.holds(parse_location(metadata.location)):
+            raise BadRequest(f"the table is in the folder {str(root)!r} of this server")
+        new = make_entry(namespace, name, _check_uuid(table_uuid(metadata)), "", self._context.clock.now_ms())
+        former = await self._find_former(new, entry)
+        before = None
+        if former is not None:
+            with suppress(NotFound):  # The mirror was deleted.
+                before = await self._context.documents.table(former.metadata_location)
+        mirror, unused_files = self._make_mirror(metadata, location, new.uuid, former, before)
+        document, suffix = compress("none", encode_table(mirror))
+        previous = None if former is None else former.metadata_location
+        file = metadata_location(self._context, mirror.location, mirror.properties, previous, suffix)
+        new = structs.replace(new, metadata_location=file)
+        claimed = await claim(self._context, _CALLER, mirror, new, may_restore=former is None)
+        operations = [*_drop_replaced(new, entry), *_point(new, former), claimed]
+        await self._context.create_and_transact(file, document, operations)
+        for unused_file in unused_files:
+            with suppress(SeamarkError):  # The file is small, and nothing reads it.
+                await self._context.objects.delete(unused_file)
+
+    def _make_mirror(
+        self, metadata: TableMetadata, location: str, uuid: str, former: Entry | None, before: TableMetadata | None
+    ) -> tuple[TableMetadata, list[str]]:
+        """Return the mirror, and the earlier mirrors that are no longer needed.
+
+        Args:
+            metadata: The metadata of the other catalog.
+            location: The file of this metadata.
+            uuid: The UUID of the table.
+            former: The entry of the last mirror.
+            before: The last mirror, whose properties of Seamark stay.
+        """
+        own_properties = {
+            name: value
+            for name, value in ({} if before is None else before.properties).items()
+            if name.startswith(_OWN_PREFIX)
+        }
+        properties = {name: value for name, value in metadata.properties.items() if not name.startswith(_OWN_PREFIX)}
+        folder = f"{self._context.warehouse.uri}/{_FOLDER}/{uuid}"
+        properties |= {**own_properties, METADATA_PATH: folder, _SOURCE: location}
+        mirror = structs.replace(metadata, table_uuid=uuid, properties=properties, metadata_log=())
+        if before is None or former is None:
+            return mirror, []
+        mirror = structs.replace(mirror, metadata_log=before.metadata_log)
+        return with_previous_file(mirror, former.metadata_location, before.last_updated_ms, _FILES_KEPT)
+
+    async def _find_former(self, new: Entry, entry: Entry | None) -> Entry | None:
+        """Return the entry of the same table or view, whose name may have changed in the other catalog."""
+        if entry is not None and entry.uuid == new.uuid:
+            return entry
+        entries = await self._store.entries_of(new.uuid)
+        return next((other for other in entries if other.kind is new.kind), None)
+
+
+def _check_uuid(uuid: str) -> str:
+    """Return the UUID of a table, which is a part of the folder of its mirrors.
+
+    Raises:
+        BadRequest: The text is not a UUID in its usual form.
+    """
+    with suppress(ValueError):
+        if str(UUID(uuid)) == uuid.lower():
+            return uuid
+    raise BadRequest(f"{uuid[:80]!r} is not a UUID")
+
+
+async def remove_mirrors(store: PointerStore) -> None:
+    """Remove all names from the database of a federated warehouse. The files of the mirrors stay."""
+    paths: list[NamespacePath] = []
+    parents: list[NamespacePath] = [()]
+    while parents:
+        parent = parents.pop()
+        after = None
+        while children := await store.namespaces(parent, after, _PAGE):
+            paths += children
+            parents += children
+            after = children[-1][-1]
+    for path in reversed(paths):
+        for kind in (EntryKind.TABLE, EntryKind.VIEW):
+            while entries := await store.entries(kind, path, None, _PAGE):
+                for entry in entries:
+                    await store.transact(_drop(entry))
+        await store.transact([DropNamespace(path=path)])
+
+
+def _drop(entry: Entry) -> list[Operation]:
+    """Return the operations that remove a name and its claims. The files belong to the other catalog."""
+    drop = DropEntry(
+        kind=entry.kind,
+        namespace=entry.namespace,
+        name=entry.name,
+        expected_location=entry.metadata_location,
+        uuid=entry.uuid,
+    )
+    return [drop, ReleaseLocations(uuid=entry.uuid)]
+
+
+def _drop_replaced(new: Entry, entry: Entry | None) -> list[Operation]:
+    """Return the operations that remove the table or view that had the name before, if it was a different entry."""
+    return [] if entry is None or entry.uuid == new.uuid else _drop(entry)
+
+
+def _point(new: Entry, former: Entry | None) -> list[Operation]:
+    """Return the operations that create the new entry, or rename the former entry and move its pointer."""
+    if former is None:
+        return [CreateEntry(entry=new)]
+    renamed = structs.replace(former, namespace=new.namespace, name=new.name)
+    operations: list[Operation] = [swap_of(renamed, new.metadata_location, new.updated_ms)]
+    if (former.namespace, former.name) != (new.namespace, new.name):
+        rename = RenameEntry(
+            kind=former.kind,
+            namespace=former.namespace,
+            name=former.name,
+            to_namespace=new.namespace,
+            to_name=new.name,
+            uuid=former.uuid,
+        )
+        operations.insert(0, rename)
+    return operations

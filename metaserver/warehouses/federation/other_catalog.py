@@ -1,0 +1,298 @@
+"""A client of the other catalog: it reads names, properties of namespaces, and locations of metadata files.
+
+Requests go to the URI of the settings only, which the operator has allowed: redirects are not followed, and the URI in
+the configuration of the other catalog does not count. An answer counts for `federation_fresh_s`. Then a conditional
+request asks whether it has changed, if the other catalog supports it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import quote, unquote, urlencode
+
+import aiohttp
+import msgspec
+from yarl import URL
+
+from seamark.cache.single_flight import SingleFlight
+from seamark.formats.protocol.wire import NAMESPACE_SEPARATOR
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.errors import RetryLater
+from seamark.formats.runtime.tls import build_client_context
+from seamark.metaserver.settings.settings import Settings
+from seamark.metaserver.store.model import EntryKind, NamespacePath
+
+_TIMEOUT = aiohttp.ClientTimeout(total=30, sock_connect=5)
+_ANSWER_BYTES_MAX = 256 << 20
+_ANSWERS_MAX = 20_000
+"""The maximum number of answers that are kept."""
+_NAMES_MAX = 200_000
+"""The maximum number of names in one listing."""
+_PAGE_SIZE = 1000
+_TOKEN_MARGIN_S = 30.0
+_SHOWN_CHARACTERS_MAX = 200
+T = TypeVar("T")
+
+
+class _Config(msgspec.Struct):
+    defaults: dict[str, Any] = {}
+    overrides: dict[str, Any] = {}
+
+
+class _Token(msgspec.Struct):
+    access_token: str
+    expires_in: float | None = None
+
+
+class _NamespacePage(msgspec.Struct, rename="kebab"):
+    namespaces: list[NamespacePath] = []
+    next_page_token: str | None = None
+
+
+class _Identifier(msgspec.Struct):
+    name: str
+
+
+class _EntryPage(msgspec.Struct, rename="kebab"):
+    identifiers: list[_Identifier] = []
+    next_page_token: str | None = None
+
+
+class _Namespace(msgspec.Struct):
+    properties: dict[str, str] | None = None
+
+
+class _Loaded(msgspec.Struct, rename="kebab"):
+    metadata_location: str | None = None
+
+
+class _Answer(NamedTuple):
+    status: int
+    body: bytes
+    etag: str
+
+
+class _Kept(NamedTuple):
+    value: Any
+    etag: str
+    read_s: float
+
+
+class OtherCatalog:
+    """The catalog whose tables a federated warehouse shows. An instance belongs to one event loop.
+
+    Each method raises RetryLater if the other catalog does not answer, or refuses the login.
+    """
+
+    def __init__(self, settings: Settings, clock: Clock, session: aiohttp.ClientSession) -> None:
+        self._uri = settings.federation_uri.rstrip("/")
+        self._settings = settings
+        self._clock = clock
+        self._session = session
+        self._root = ""
+        self._separator = NAMESPACE_SEPARATOR
+        self._token, self._token_end_s = settings.federation_token, float("inf")
+        self._token_lock = asyncio.Lock()
+        self._answers: OrderedDict[Hashable, _Kept] = OrderedDict()
+        self._flights: SingleFlight[Hashable, Any] = SingleFlight()
+
+    @property
+    def uri(self) -> str:
+        return self._uri
+
+    async def find_namespace(self, path: NamespacePath) -> dict[str, str] | None:
+        """Return the properties of a namespace, or None if it does not exist."""
+
+        async def read(_: _Kept | None) -> _Kept:
+            answer = await self._get(f"/namespaces/{self._encode(path)}")
+            found = None if answer.status == 404 else self._decode(answer, _Namespace).properties or {}
+            return self._keep(found)
+
+        properties: dict[str, str] | None = await self._read(("namespace", path), read)
+        return properties
+
+    async def list_namespaces(self, parent: NamespacePath) -> list[NamespacePath]:
+        """Return the namespaces directly below a namespace, in code-point order of their last level."""
+
+        async def read(_: _Kept | None) -> _Kept:
+            query = {"parent": self._separator.join(parent)} if parent else {}
+            paths = [
+                path
+                async for answer in self._list("/namespaces", query)
+                for path in self._decode(answer, _NamespacePage).namespaces
+            ]
+            children = {path for path in paths if path[:-1] == parent and path[-1:] and path[-1]}
+            return self._keep(sorted(children, key=lambda path: path[-1]))
+
+        children: list[NamespacePath] = await self._read(("namespaces", parent), read)
+        return children
+
+    async def list_entries(self, kind: EntryKind, namespace: NamespacePath) -> list[str]:
+        """Return the names of the tables or views of a namespace, in code-point order."""
+
+        async def read(_: _Kept | None) -> _Kept:
+            path = f"/namespaces/{self._encode(namespace)}/{kind.value}s"
+            names = {
+                identifier.name
+                async for answer in self._list(path, {})
+                for identifier in self._decode(answer, _EntryPage).identifiers
+            }
+            return self._keep(sorted(names))
+
+        names: list[str] = await self._read(("entries", kind, namespace), read)
+        return names
+
+    async def find_entry(self, kind: EntryKind, namespace: NamespacePath, name: str) -> str | None:
+        """Return the location of the metadata file of a table or view, or None if it does not exist."""
+
+        async def read(kept: _Kept | None) -> _Kept:
+            path = f"/namespaces/{self._encode(namespace)}/{kind.value}s/{quote(name, safe='')}"
+            query = {"snapshots": "refs"} if kind is EntryKind.TABLE else {}
+            answer = await self._get(path, query, "" if kept is None else kept.etag)
+            if answer.status == 304 and kept is not None:
+                return self._keep(kept.value, kept.etag)
+            if answer.status == 404:
+                return self._keep(None)
+            location = self._decode(answer, _Loaded).metadata_location
+            if not location:
+                raise RetryLater(f"The catalog {self._uri} does not say where the metadata file of {name} is")
+            return self._keep(location, answer.etag)
+
+        location: str | None = await self._read(("entry", kind, namespace, name), read)
+        return location
+
+    async def _read(self, key: Hashable, read: Callable[[_Kept | None], Awaitable[_Kept]]) -> Any:
+        """Return a kept answer that is fresh, or read it again."""
+
+        async def refresh() -> Any:
+            kept = await read(self._answers.get(key))
+            self._answers[key] = kept
+            self._answers.move_to_end(key)
+            while len(self._answers) > _ANSWERS_MAX:
+                self._answers.popitem(last=False)
+            return kept.value
+
+        kept = self._answers.get(key)
+        if kept is not None and self._clock.monotonic() - kept.read_s < self._settings.federation_fresh_s:
+            return kept.value
+        return await self._flights.run(key, refresh)
+
+    def _keep(self, value: Any, etag: str = "") -> _Kept:
+        return _Kept(value, etag, self._clock.monotonic())
+
+    async def _list(self, path: str, query: Mapping[str, str]) -> AsyncIterator[_Answer]:
+        """Yield the pages of a listing; none if the namespace does not exist."""
+        token, count = "", 0
+        while count < _NAMES_MAX:
+            answer = await self._get(path, {**query, "pageSize": str(_PAGE_SIZE), "pageToken": token})
+            if answer.status == 404:
+                return
+            yield answer
+            token = self._decode(answer, _NextPage).next_page_token or ""
+            if not token:
+                return
+            count += _PAGE_SIZE
+        raise RetryLater(f"The catalog {self._uri} lists more than {_NAMES_MAX:,} names in one namespace")
+
+    async def _get(self, path: str, query: Mapping[str, str] | None = None, etag: str = "") -> _Answer:
+        await self._configure()
+        headers = {"If-None-Match": etag} if etag else {}
+        answer = await self._send("GET", f"{self._root}{path}", query or {}, headers)
+        if answer.status not in (200, 304, 404):
+            raise self._make_error(answer)
+        return answer
+
+    async def _configure(self) -> None:
+        """Read the prefix of the routes, once."""
+        if self._root:
+            return
+        warehouse = self._settings.federation_warehouse
+        answer = await self._send("GET", "/v1/config", {"warehouse": warehouse} if warehouse else {}, {})
+        if answer.status != 200:
+            raise self._make_error(answer)
+        config = self._decode(answer, _Config)
+        properties = {**config.defaults, **config.overrides}
+        self._separator = unquote(str(properties.get("namespace-separator") or NAMESPACE_SEPARATOR))
+        prefix = str(properties.get("prefix") or "")
+        self._root = f"/v1/{quote(prefix, safe='/')}" if prefix else "/v1"
+
+    async def _send(self, method: str, path: str, query: Mapping[str, str], headers: dict[str, str]) -> _Answer:
+        for attempt in range(2):
+            token = await self._find_token()
+            login = {"Authorization": f"Bearer {token}"} if token else {}
+            answer = await self._request(method, f"{path}?{urlencode(query)}", {**headers, **login})
+            if answer.status not in (401, 419) or not self._settings.federation_credential or attempt:
+                return answer
+            self._token_end_s = 0.0
+        raise AssertionError("the loop returns")
+
+    async def _request(self, method: str, path: str, headers: dict[str, str], data: bytes | None = None) -> _Answer:
+        url = URL(f"{self._uri}{path}", encoded=True)
+        try:
+            async with self._session.request(method, url, headers=headers, data=data, allow_redirects=False) as answer:
+                chunks, size = [], 0
+                async for chunk in answer.content.iter_any():
+                    size += len(chunk)
+                    if size > _ANSWER_BYTES_MAX:
+                        raise RetryLater(
+                            f"An answer of the catalog {self._uri} has more than {_ANSWER_BYTES_MAX:,} bytes"
+                        )
+                    chunks.append(chunk)
+                return _Answer(answer.status, b"".join(chunks), answer.headers.get("ETag", ""))
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            reason = str(error) or type(error).__name__
+            raise RetryLater(
+                f"The catalog {self._uri} of this warehouse does not answer ({reason[:_SHOWN_CHARACTERS_MAX]})"
+            ) from None
+
+    async def _find_token(self) -> str:
+        """Return the token of the settings, or a token for the credential of the settings."""
+        if not self._settings.federation_credential:
+            return self._token
+        async with self._token_lock:
+            if self._token and self._clock.monotonic() < self._token_end_s:
+                return self._token
+            client_id, _, secret = self._settings.federation_credential.rpartition(":")
+            form = {"grant_type": "client_credentials", "client_id": client_id, "client_secret": secret}
+            if self._settings.federation_scope:
+                form["scope"] = self._settings.federation_scope
+            headers = {"Content-Type": "application/x-www-form-urlencoded"}
+            answer = await self._request("POST", "/v1/oauth/tokens", headers, urlencode(form).encode())
+            if answer.status != 200:
+                raise self._make_error(answer)
+            token = self._decode(answer, _Token)
+            self._token = token.access_token
+            lifetime_s = float("inf") if token.expires_in is None else token.expires_in - _TOKEN_MARGIN_S
+            self._token_end_s = self._clock.monotonic() + lifetime_s
+            return self._token
+
+    def _make_error(self, answer: _Answer) -> RetryLater:
+        # The answer may repeat the login, so the message does not quote it.
+        login = "; check the login in its credentials" if answer.status in (401, 403, 419) else "; try again"
+        return RetryLater(f"The catalog {self._uri} of this warehouse answers {answer.status}{login}")
+
+    def _decode(self, answer: _Answer, type_: type[T]) -> T:
+        try:
+            return from_json(answer.body, type_)
+        except msgspec.MsgspecError:
+            raise RetryLater(f"The catalog {self._uri} of this warehouse sent an answer that is not valid") from None
+
+    def _encode(self, path: NamespacePath) -> str:
+        return quote(self._separator, safe="").join(quote(level, safe="") for level in path)
+
+
+class _NextPage(msgspec.Struct, rename="kebab"):
+    next_page_token: str | None = None
+
+
+@asynccontextmanager
+async def open_other_catalog(settings: Settings, clock: Clock) -> AsyncIterator[OtherCatalog]:
+    """Open the connections to the catalog in `federation_uri`."""
+    connector = aiohttp.TCPConnector(ssl=build_client_context() or True, limit=32)
+    async with aiohttp.ClientSession(connector=connector, timeout=_TIMEOUT, auto_decompress=True) as session:
+        yield OtherCatalog(settings, clock, session)

@@ -1,0 +1,247 @@
+"""The matrix of principals, objects and operations: each decision equals that of a model with sets of names."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import pytest
+
+from seamark.metaserver.access.authorizer import RULES, GrantAuthorizer, decide
+from seamark.metaserver.access.principal import Principal
+from seamark.metaserver.access.rights.decisions import Securable, list_visible_children, sees, select_read_grants
+from seamark.metaserver.access.rights.privileges import ROLE_BITS
+from seamark.metaserver.store.model import Grant, NamespacePath
+from tests.seeds import examples
+
+PRIVILEGES = ("browse", "plan", "read", "maintain", "write", "create", "drop", "manage-grants")
+INCLUDED = {
+    "browse": {"browse"},
+    "plan": {"plan", "browse"},
+    "read": {"read", "plan", "browse"},
+    "maintain": {"maintain", "plan", "browse"},
+    "write": {"write", "read", "maintain", "plan", "browse"},
+    "create": {"create", "browse"},
+    "drop": {"drop", "browse"},
+    "manage-grants": {"manage-grants", "browse"},
+    "reader": {"read", "plan", "browse"},
+    "writer": {"write", "read", "maintain", "plan", "browse", "create", "drop"},
+    "admin": set(PRIVILEGES),
+    "owner": set(PRIVILEGES),
+}
+"""The privileges of each privilege and role, as the documentation states them."""
+NEEDED = {
+    "loadTable loadView loadFunction tableExists viewExists loadNamespaceMetadata listTimeline listTableTimeline"
+    " listDropped listIndexes loadIndex loadIndexBuild loadTableHealth loadTablePolicy listRunningJobs"
+    " listRunningTableJobs loadStream listStreams loadStreamPosition loadStreamTopic": {"browse"},
+    "planTableScan fetchPlanningResult cancelPlanning fetchScanTasks reportMetrics listTableMetrics listFiles"
+    " listColumnStats loadColumnLayout listPartitions explain explainQuery makePlanTable renewPlanTable"
+    " leasePlanSnapshots recordStatementTime": {"plan"},
+    "loadCredentials signRequest readRows getRows lookupKeys selectRows readCubeGroups makeCubePlan loadQueryHistory"
+    " listQueryHistory adviseTable listIndexBuildFiles runStatement cancelStatement aggregate": {"read"},
+    "expireSnapshots removeOrphanFiles rewriteManifests putTablePolicy putIndex dropIndex startIndexBuild"
+    " registerIndexFiles finishIndexBuild quarantineIndexFile rebuildIndexRegistry listUnheldFiles recordIndexAudit"
+    " pauseStream resumeStream drainStream recordAppliedAdvice applyAdvice takeAdviceStep finishAdviceStep adviseTtl"
+    " takeRewriteLease": {"maintain"},
+    "updateTable commitTransaction commitChange replaceView updateProperties flushRows appendRows appendRowsToTables": {
+        "write"
+    },
+    "createNamespace createTable createView undrop": {"create"},
+    "putNamespace putFunction putTable putView": {"create", "write"},
+    "makePlanView": {"create", "read"},
+    "dropNamespace dropTable dropView dropFunction unregisterTable": {"drop"},
+    "renameTable renameView": {"drop", "write"},
+    "purgeDropped": {"drop", "manage-grants"},
+    "addGrant removeGrant": {"manage-grants"},
+}
+"""The privileges that each operation needs on its object."""
+NEEDED_EVERYWHERE = {
+    "registerTable registerView importTable importView": {"create", "write"},
+    "listAudit": {"manage-grants"},
+}
+NEEDED_ON_SERVER = {
+    "createToken revokeToken listTokens": {"manage-grants"},
+    "listReplicas listWarehouses loadWarehouse": {"browse"},
+    "createWarehouse": {"create"},
+    "putWarehouse": {"create", "write"},
+    "dropWarehouse": {"drop"},
+}
+LISTINGS = ("listTables", "listViews", "listFunctions")
+OPEN_OPERATIONS = ("getConfig", "metrics", "listGrants", "loadSqlState")
+SEEN_OPERATIONS = ("listNamespaces", "namespaceExists")
+
+SERVER = Securable((), "server")
+CATALOG = Securable()
+OBJECTS: dict[Securable, list[Securable]] = {SERVER: [], CATALOG: [SERVER]}
+"""The objects, each with the objects that contain it."""
+for _path in (("a",), ("b",), ("a", "x")):
+    OBJECTS[Securable(_path)] = [SERVER, CATALOG, *(Securable(_path[:depth]) for depth in range(1, len(_path)))]
+for _path, _kind, _name in (
+    (("a",), "table", "t"),
+    (("a",), "view", "v"),
+    (("a",), "function", "t"),
+    (("a", "x"), "table", "t"),
+    (("b",), "table", "t"),
+):
+    OBJECTS[Securable(_path, _kind, _name)] = [*OBJECTS[Securable(_path)], Securable(_path)]
+
+
+class Right(NamedTuple):
+    name: str
+    securable: Securable
+    deny: bool = False
+
+    def as_grant(self) -> Grant:
+        return Grant("p", self.name, *self.securable, deny=self.deny)
+
+
+class Model:
+    """The privileges of a principal on each object, as sets of names."""
+
+    def __init__(self, rights: Iterable[Right]) -> None:
+        self.rights = list(rights)
+        self.held = {securable: self._find_held(securable) for securable in OBJECTS}
+        self.denied = {
+            privilege
+            for right in self.rights
+            if right.deny
+            for privilege in PRIVILEGES
+            if right.name in INCLUDED[privilege]
+        }
+
+    def _find_held(self, securable: Securable) -> set[str]:
+        allowed: set[str] = set()
+        denied: set[str] = set()
+        for right in self.rights:
+            is_above = right.securable == securable or right.securable in OBJECTS[securable]
+            if not is_above and not (securable == SERVER and right == Right("admin", CATALOG)):
+                continue
+            if right.deny:
+                denied |= {privilege for privilege in PRIVILEGES if right.name in INCLUDED[privilege]}
+            else:
+                allowed |= INCLUDED[right.name]
+        return allowed - denied
+
+    def sees(self, path: NamespacePath) -> bool:
+        """Whether the principal may browse the namespace, or an object of a grant in it."""
+        return "browse" in self.held[Securable(path)] or any(
+            "browse" in self.held[right.securable]
+            for right in self.rights
+            if not right.deny and right.securable != SERVER and right.securable.namespace[: len(path)] == path
+        )
+
+    def may(self, operation: str, securable: Securable) -> bool:
+        if operation in OPEN_OPERATIONS:
+            return True
+        if operation in SEEN_OPERATIONS:
+            return not securable.namespace or self.sees(securable.namespace)
+        if operation in LISTINGS:
+            return "browse" in self.held[securable] or any(
+                "browse" in self.held[right.securable]
+                for right in self.rights
+                if right.securable.name and not right.deny and right.securable.namespace == securable.namespace
+            )
+        for names, needed in NEEDED.items():
+            if operation in names.split():
+                return needed <= self.held[securable]
+        for names, needed in NEEDED_EVERYWHERE.items():
+            if operation in names.split():
+                return needed <= self.held[CATALOG] and needed <= self.held[securable] and not needed & self.denied
+        (needed,) = (needed for names, needed in NEEDED_ON_SERVER.items() if operation in names.split())
+        return needed <= self.held[SERVER]
+
+
+def make_principals() -> list[list[Right]]:
+    """Return principals with one right, principals with an admin's rights and one denial, and random principals."""
+    single = [[Right(name, securable)] for name in INCLUDED for securable in OBJECTS]
+    denied = [
+        [Right("admin", above), Right(name, securable, deny=True)]
+        for name, securable in itertools.product(PRIVILEGES, OBJECTS)
+        for above in (SERVER, CATALOG)
+    ]
+    rng = random.Random(43)
+    mixed = [
+        [
+            Right(rng.choice(PRIVILEGES), rng.choice(list(OBJECTS)), deny=True)
+            if rng.random() < 0.3
+            else Right(rng.choice(list(INCLUDED)), rng.choice(list(OBJECTS)))
+            for _ in range(rng.randint(0, 6))
+        ]
+        for _ in range(examples(2000, 100))
+    ]
+    return single + rng.sample(denied, examples(len(denied), 60)) + mixed
+
+
+PRINCIPALS = make_principals()
+
+
+def test_each_cell_of_principals_objects_and_operations_equals_the_model() -> None:
+    for rights in PRINCIPALS:
+        model, grants = Model(rights), [right.as_grant() for right in rights]
+        for operation, securable in itertools.product(RULES, OBJECTS):
+            if operation in LISTINGS and (securable.name or securable == SERVER):
+                continue
+            if operation in SEEN_OPERATIONS and securable == SERVER:
+                continue
+            assert decide(grants, operation, securable) is model.may(operation, securable), (
+                rights,
+                operation,
+                securable,
+            )
+
+
+def test_each_operation_has_its_privileges_in_the_model() -> None:
+    groups = (*NEEDED, *NEEDED_EVERYWHERE, *NEEDED_ON_SERVER)
+    names = [name for names in groups for name in names.split()]
+    names += [*LISTINGS, *OPEN_OPERATIONS, *SEEN_OPERATIONS]
+    assert sorted(names) == sorted(RULES)
+
+
+def test_listings_have_the_namespaces_that_the_model_sees() -> None:
+    for rights in PRINCIPALS:
+        model, grants = Model(rights), [right.as_grant() for right in rights]
+        for securable in OBJECTS:
+            path = securable.namespace
+            if securable.name or not path:
+                continue
+            assert sees(grants, path) is model.sees(path), (rights, path)
+            names = list_visible_children(grants, path[:-1])
+            assert (names is None or path[-1] in names) >= model.sees(path), (rights, path)
+
+
+async def test_listed_entries_are_those_that_may_be_loaded() -> None:
+    authorizer = GrantAuthorizer(None)
+    entries = [securable for securable in OBJECTS if securable.name]
+    for rights in PRINCIPALS:
+        principal = Principal("p", tuple(right.as_grant() for right in rights))
+        expected = [Model(rights).may("loadTable", entry) for entry in entries]
+        assert await authorizer.allows_each(principal, "loadTable", entries) == expected
+        for entry, is_allowed in zip(entries, expected, strict=True):
+            if authorizer.is_uniform(principal, "loadTable", entry.namespace):
+                assert is_allowed, (rights, entry)
+
+
+def test_token_of_a_statement_reads_what_its_caller_may_read_and_nothing_else() -> None:
+    for rights in PRINCIPALS:
+        grants = [right.as_grant() for right in rights]
+        reduced = select_read_grants(grants)
+        assert len(reduced) <= len(grants)
+        for securable in OBJECTS:
+            if securable != SERVER:
+                assert decide(reduced, "readRows", securable) is decide(grants, "readRows", securable), (
+                    rights,
+                    reduced,
+                )
+
+
+@pytest.mark.parametrize("operation", ["updateTable", "dropTable", "addGrant", "createTable"])
+async def test_statement_of_an_owner_may_not_change_anything(operation: str) -> None:
+    grant = Grant("p", "owner", ("a",))
+    statement = Principal("p", (grant,), bits_max=ROLE_BITS["reader"])
+    authorizer = GrantAuthorizer(None)
+    assert await authorizer.allows(statement, "readRows", Securable(("a",), "table", "t"))
+    assert not await authorizer.allows(statement, operation, Securable(("a",), "table", "t"))
+    assert await authorizer.allows_each(statement, operation, [Securable(("a",))]) == [False]
+    assert not await authorizer.allows_somewhere(statement, operation)

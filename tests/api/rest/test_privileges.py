@@ -1,0 +1,220 @@
+"""Tests of privileges over HTTP: on tables and views, denials, roles of the operator, owners, and plans."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seamark.formats.runtime.clock import SystemClock
+from seamark.metaserver.access.tokens import create_token
+from seamark.metaserver.store.model import Grant
+from seamark.metaserver.store.open import open_store
+from seamark.metaserver.store.operations import SaveGrant
+from tests.api.client import SCHEMA, VIEW_VERSION, Api, set_properties
+from tests.api.rest.test_permissions import House
+from tests.server.rig import running
+
+GRANTS = (
+    Grant("root", "admin"),
+    Grant("lister", "browse", ("db",)),
+    Grant("planner", "plan", ("db",)),
+    Grant("reader", "read", ("db",)),
+    Grant("keeper", "maintain", ("db",)),
+    Grant("writer", "write", ("db",)),
+    Grant("maker", "create", ("db",)),
+    Grant("dropper", "drop", ("db",)),
+    Grant("steward", "manage-grants", ("db",)),
+    Grant("guest", "read", ("db",), "table", "t"),
+    Grant("barred", "writer", ("db",)),
+    Grant("barred", "browse", ("db",), "table", "t", deny=True),
+    Grant("analyst", "role:analysts"),
+    Grant("role:analysts", "read", ("db",), "table", "t"),
+)
+TABLE = "/v1/namespaces/db/tables/t"
+OPERATIONS: dict[str, tuple[str, str, Any]] = {
+    "load": ("GET", TABLE, None),
+    "probe": ("HEAD", TABLE, None),
+    "plan": ("POST", f"{TABLE}/plan", {}),
+    "credentials": ("GET", f"{TABLE}/credentials", None),
+    "policy": ("PUT", "/api/v1/tables/db/t/policy", {"properties": {}}),
+    "commit": ("POST", TABLE, set_properties(x="1")),
+    "create": ("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA}),
+    "grant": (
+        "PUT",
+        "/api/v1/grants",
+        {"principal": "nobody", "privilege": "browse", "namespace": ["db"], "table": "t", "deny": True},
+    ),
+    "drop": ("DELETE", TABLE, None),
+}
+ALLOWED = {
+    "lister": {"load", "probe"},
+    "planner": {"load", "probe", "plan"},
+    "reader": {"load", "probe", "plan", "credentials"},
+    "guest": {"load", "probe", "plan", "credentials"},
+    "analyst": {"load", "probe", "plan", "credentials"},
+    "keeper": {"load", "probe", "plan", "policy"},
+    "writer": {"load", "probe", "plan", "credentials", "policy", "commit"},
+    "maker": {"load", "probe", "create"},
+    "steward": {"load", "probe", "grant"},
+    "dropper": {"load", "probe", "drop"},
+    "barred": {"create"},
+    "nobody": set(),
+}
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncIterator[House]:
+    secrets, clock = {}, SystemClock()
+    async with open_store(f"sqlite:///{tmp_path}/seamark.db", clock=clock, queue_limit=10) as store:
+        for name in ("root", *ALLOWED):
+            secrets[name] = await create_token(store, clock, name, None, None)
+        await store.transact([SaveGrant(grant) for grant in GRANTS])
+    async with running(tmp_path, auth="token") as server:
+        house = House(Api(server), secrets)
+        view = {"name": "v", "schema": SCHEMA, "view-version": VIEW_VERSION}
+        assert (await house("root", "POST", "/v1/namespaces/db/views", view)).status == 200
+        for name in ("t", "u"):
+            body = {"name": name, "schema": SCHEMA}
+            assert (await house("root", "POST", "/v1/namespaces/db/tables", body)).status == 200
+        yield house
+
+
+async def list_names(house: House, principal: str, kind: str = "tables") -> list[str]:
+    answer = await house(principal, "GET", f"/v1/namespaces/db/{kind}")
+    assert answer.status == 200, answer.raw
+    return [identifier["name"] for identifier in answer.json["identifiers"]]
+
+
+async def test_each_operation_needs_its_privilege(house: House) -> None:
+    for operation, (method, path, body) in OPERATIONS.items():
+        principals = sorted(ALLOWED, key=lambda name: operation in ALLOWED[name])  # A drop comes last.
+        for principal in principals:
+            status = (await house(principal, method, path, body)).status
+            is_hidden = principal == "barred" and operation not in ("create", "grant")
+            refused = 404 if is_hidden else 403
+            cell = (principal, operation, status)
+            if operation in ALLOWED[principal]:
+                assert status in (200, 204, 409), cell
+            else:
+                assert status == refused, cell
+
+
+async def test_hidden_table_is_left_out_of_listings_and_is_not_found(house: House) -> None:
+    assert await list_names(house, "barred") == ["u"]
+    assert await list_names(house, "guest") == ["t"]
+    assert await list_names(house, "guest", "views") == []
+    assert await list_names(house, "lister") == ["t", "u"]
+    for name in ("u", "none"):
+        answer = await house("guest", "GET", f"/v1/namespaces/db/tables/{name}")
+        assert answer.error == (404, "NoSuchTableException", f"Table does not exist: db.{name}")
+    assert (await house("guest", "GET", "/v1/namespaces/db/views/v")).error[:2] == (404, "NoSuchViewException")
+    assert (await house("guest", "GET", "/v1/namespaces")).json["namespaces"] == [["db"]]
+    for path in ("/api/v1/timeline", "/api/v1/tables/db/t/timeline"):
+        assert (await house("barred", "GET", path)).status in (403, 404)
+    await house("root", "PUT", "/api/v1/grants", {"principal": "barred", "privilege": "browse"})
+    instants = (await house("barred", "GET", "/api/v1/timeline")).json["instants"]
+    assert {instant["name"] for instant in instants} == {"u", "v"}
+
+
+async def test_plan_without_the_privilege_to_read_has_neither_keys_nor_signatures(tmp_path: Path) -> None:
+    secrets, clock = {}, SystemClock()
+    async with open_store(f"sqlite:///{tmp_path}/seamark.db", clock=clock, queue_limit=10) as store:
+        for name in ("root", "planner", "reader", "lister"):
+            grants = [grant for grant in GRANTS if grant.principal == name]
+            secrets[name] = await create_token(store, clock, name, None, grants)
+    storage: dict[str, Any] = {"warehouse": "s3://lake/wh", "s3_folder": str(tmp_path / "objects")}
+    async with running(tmp_path, auth="token", s3_client_access="gateway", gateway_port=1, **storage) as server:
+        house = House(Api(server), secrets)
+        body = {"name": "t", "schema": SCHEMA}
+        assert (await house("root", "POST", "/v1/namespaces/db/tables", body)).status == 200
+        tags = {}
+        for principal, has_keys in (("reader", True), ("planner", False), ("lister", False)):
+            loaded = await house(principal, "GET", TABLE)
+            assert ("s3.secret-access-key" in loaded.json["config"]) is has_keys
+            assert ("storage-credentials" in loaded.json) is has_keys
+            tags[principal] = loaded.headers["ETag"]
+            status = 200 if has_keys else 403
+            assert (await house(principal, "GET", f"{TABLE}/credentials")).status == status
+            uri = {"region": "r", "uri": "http://s3/lake/wh/db/t/x", "method": "GET", "headers": {}}
+            assert ((await house(principal, "POST", f"{TABLE}/sign", uri)).status == 403) is not has_keys
+        reused = await house("planner", "GET", TABLE, headers={"If-None-Match": tags["reader"]})
+        assert reused.status == 200
+        # The answer of one principal is never the cached answer of the other.
+        for principal in ("planner", "reader", "planner"):
+            plan = await house(principal, "POST", f"{TABLE}/plan", {})
+            assert plan.json["status"] == "completed"
+            assert "storage-credentials" not in plan.json
+
+
+async def test_creator_owns_its_table_until_it_is_dropped(house: House) -> None:
+    body = {"name": "mine", "schema": SCHEMA}
+    assert (await house("maker", "POST", "/v1/namespaces/db/tables", body)).status == 200
+    mine = "/v1/namespaces/db/tables/mine"
+    assert (await house("maker", "POST", mine, set_properties(x="1"))).status == 200
+    share = {"principal": "guest", "privilege": "read", "namespace": ["db"], "table": "mine"}
+    assert (await house("maker", "PUT", "/api/v1/grants", share)).status == 204
+    assert await list_names(house, "guest") == ["mine", "t"]
+    for other in ("t", "u"):
+        assert (await house("maker", "POST", f"/v1/namespaces/db/tables/{other}", set_properties(x="1"))).status == 403
+    assert (await house("maker", "DELETE", mine)).status == 204
+    assert (await house("root", "POST", "/v1/namespaces/db/tables", body)).status == 200
+    assert (await house("maker", "POST", mine, set_properties(x="2"))).status == 403
+    assert (await house("guest", "GET", mine)).status == 404
+
+
+async def test_rights_follow_a_table_to_its_new_name_and_back_from_a_drop(house: House) -> None:
+    rename = {"source": {"namespace": ["db"], "name": "t"}, "destination": {"namespace": ["db"], "name": "moved"}}
+    for principal in ("dropper", "maker", "guest"):
+        assert (await house(principal, "POST", "/v1/tables/rename", rename)).status == 403
+    assert (await house("root", "POST", "/v1/tables/rename", rename)).status == 204
+    assert (await house("guest", "GET", "/v1/namespaces/db/tables/moved")).status == 200
+    assert (await house("guest", "GET", TABLE)).status == 404
+    assert (await house("barred", "GET", "/v1/namespaces/db/tables/moved")).status == 404
+    assert (await house("root", "DELETE", "/v1/namespaces/db/tables/moved")).status == 204
+    assert not [grant for grant in await house.api.server.components.store.grants(None) if grant.name]
+    dropped = (await house("root", "GET", "/api/v1/dropped?namespace=db")).json["dropped"][0]["id"]
+    assert (await house("root", "POST", f"/api/v1/dropped/{dropped}/undrop", {"name": "back"})).status == 200
+    assert (await house("guest", "GET", "/v1/namespaces/db/tables/back")).status == 200
+    assert (await house("barred", "GET", "/v1/namespaces/db/tables/back")).status == 404
+
+
+async def test_only_an_admin_of_the_server_changes_the_members_of_a_role(house: House) -> None:
+    member = {"principal": "guest", "role": "role:analysts"}
+    whole = {"principal": "steward", "privilege": "manage-grants"}
+    assert (await house("root", "PUT", "/api/v1/grants", whole)).status == 204
+    assert (await house("steward", "PUT", "/api/v1/grants", member)).status == 403
+    assert (await house("steward", "PUT", "/api/v1/grants", {**whole, "server": True})).status == 403
+    assert (await house("root", "PUT", "/api/v1/grants", member)).status == 204
+    assert (await house("root", "DELETE", "/api/v1/grants?principal=analyst&role=role:analysts")).status == 204
+    assert (await house("analyst", "GET", TABLE)).status == 403
+    nested = {"principal": "role:analysts", "role": "role:everyone"}
+    assert (await house("root", "PUT", "/api/v1/grants", nested)).status == 204
+    circle = {"principal": "role:everyone", "role": "role:analysts"}
+    assert (await house("root", "PUT", "/api/v1/grants", circle)).status == 204
+    everyone = {"principal": "role:everyone", "privilege": "browse", "namespace": ["db"]}
+    assert (await house("root", "PUT", "/api/v1/grants", everyone)).status == 204
+    assert await list_names(house, "guest") == ["t", "u"]
+
+
+@pytest.mark.parametrize(
+    "grant",
+    [
+        {"role": "reader", "privilege": "read"},
+        {},
+        {"privilege": "reader"},
+        {"role": "read"},
+        {"role": "reader", "deny": True},
+        {"privilege": "read", "table": "t"},
+        {"privilege": "read", "namespace": ["db"], "table": "t", "view": "v"},
+        {"privilege": "read", "namespace": ["db"], "server": True},
+        {"role": "role:", "namespace": []},
+        {"role": "role:analysts", "namespace": ["db"]},
+        {"role": "role:analysts", "deny": True},
+    ],
+)
+async def test_contradictory_grant_is_rejected(grant: dict[str, Any], house: House) -> None:
+    answer = await house("root", "PUT", "/api/v1/grants", {"principal": "ann", **grant})
+    assert answer.error[0] == 400, answer.raw

@@ -1,0 +1,1 @@
+"""Tests of imports from other catalogs, exports to them, and federated warehouses."""

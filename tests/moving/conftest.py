@@ -1,0 +1,46 @@
+"""Two servers: tables move from the one to the other, which may read the warehouse of both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from seamark.connector.client.indexes import IndexClient
+from tests.connector.server_thread import ServerThread
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Path:
+    """Return the folder of the warehouse from which tables move."""
+    folder = tmp_path / "lake"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def origin(tmp_path: Path, lake: Path) -> Iterator[IndexClient]:
+    """Return a client of the server from which tables move."""
+    with _serving(tmp_path / "origin", lake.as_uri()) as client:
+        yield client
+
+
+@pytest.fixture
+def target(tmp_path: Path, lake: Path) -> Iterator[IndexClient]:
+    """Return a client of the server to which tables move."""
+    home = tmp_path / "target"
+    with _serving(home, (home / "warehouse").as_uri(), allowed_locations=(lake.as_uri(),)) as client:
+        yield client
+
+
+@contextmanager
+def _serving(home: Path, warehouse: str, **settings: object) -> Iterator[IndexClient]:
+    home.mkdir()
+    server = ServerThread(home, warehouse=warehouse, services_workers=0, **settings)
+    server.start()
+    client = IndexClient(server.url)
+    yield client
+    client.close()
+    server.stop()

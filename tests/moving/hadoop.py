@@ -1,0 +1,58 @@
+"""Writes tables as Iceberg's Hadoop catalog lays them out: `v1.metadata.json` and `version-hint.text`."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import fastavro
+
+from seamark.connector.client.indexes import IndexClient
+
+
+def write_hadoop_table(
+    client: IndexClient, table: str, folder: Path, *, version: int = 1, has_scheme: bool = True
+) -> None:
+    """Write a copy of a table of a server as a table of a Hadoop catalog.
+
+    Args:
+        folder: The folder of the new table.
+        has_scheme: Whether the locations in its files begin with `file:`.
+    """
+    loaded = client.load_table(table, history=True)
+    old_folder = Path(loaded.location.removeprefix("file://"))
+    shutil.copytree(old_folder, folder, ignore=shutil.ignore_patterns("*.metadata.json"), dirs_exist_ok=True)
+    location = f"file://{folder}" if has_scheme else str(folder)
+    manifests = sorted((folder / "metadata").glob("*.avro"))
+    # Manifest lists contain the lengths of the manifests.
+    manifests.sort(key=lambda path: b'"manifest_path"' in path.read_bytes())
+    for path in manifests:
+        _replace_locations(path, loaded.location, location)
+    metadata = json.loads(loaded.metadata.replace(loaded.location.encode(), location.encode()))
+    metadata["metadata-log"] = []
+    (folder / "metadata" / f"v{version}.metadata.json").write_text(json.dumps(metadata))
+    (folder / "metadata" / "version-hint.text").write_text(str(version))
+
+
+def _replace_locations(path: Path, old: str, new: str) -> None:
+    with path.open("rb") as file:
+        reader = fastavro.reader(file)
+        records = [_replace_in_record(record, old, new) for record in reader]
+        schema, header = reader.writer_schema, reader.metadata
+    output = io.BytesIO()
+    kept_header = {name: value for name, value in header.items() if not name.startswith("avro.")}
+    fastavro.writer(output, schema, records, metadata=kept_header)
+    path.write_bytes(output.getvalue())
+
+
+def _replace_in_record(value: Any, old: str, new: str) -> Any:
+    if isinstance(value, dict):
+        replaced = {name: _replace_in_record(part, old, new) for name, part in value.items()}
+        if "manifest_length" in replaced:
+            manifest = Path(replaced["manifest_path"].removeprefix("file://"))
+            replaced["manifest_length"] = manifest.stat().st_size
+        return replaced
+    return value.replace(old, new) if isinstance(value, str) else value

@@ -1,0 +1,300 @@
+"""A warehouse that shows the tables of another catalog."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seamark.connector.client.catalog import (
+    create_namespace,
+    create_table,
+    drop_table,
+    load_view,
+    namespace_properties,
+    rename_table,
+)
+from seamark.connector.client.errors import AccessDenied, InvalidRequest, NoSuchResource, Refused, Unavailable
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.warehouses import (
+    change_warehouse,
+    create_warehouse,
+    drop_warehouse,
+    load_warehouse,
+    make_warehouse_url,
+)
+from seamark.connector.index.builds import InProcessWorkers, build
+from seamark.connector.read.scans import scan
+from tests.api.client import SCHEMA, VIEW_VERSION
+from tests.connector.server_thread import ServerThread
+from tests.moving.random_names import fill_with_odd_names
+from tests.moving.test_import import COLUMNS, append_ids, import_all
+
+
+@dataclass
+class Federation:
+    """A catalog with tables, and clients of the server that shows them and of its federated warehouse."""
+
+    origin: IndexClient
+    server: IndexClient
+    shown: IndexClient
+
+
+@pytest.fixture
+def federation(origin: IndexClient, lake: Path, tmp_path: Path) -> Iterator[Federation]:
+    home = tmp_path / "server"
+    home.mkdir()
+    server = ServerThread(
+        home,
+        warehouse=(home / "warehouse").as_uri(),
+        services_workers=0,
+        warehouse_roots=(tmp_path.as_uri(),),
+        warehouse_endpoints=(origin.url,),
+    )
+    server.start()
+    client = IndexClient(server.url)
+    settings = {"federation_uri": origin.url, "federation_fresh_s": 0}
+    create_warehouse(client, "other", lake.as_uri(), settings, {})
+    create_namespace(origin, "shop", {"owner": "ann"})
+    create_table(origin, "shop.orders", COLUMNS, properties={"a": "b"})
+    append_ids(origin, "shop.orders", 1, 2)
+    shown = IndexClient(make_warehouse_url(server.url, "other"))
+    yield Federation(origin, client, shown)
+    shown.close()
+    client.close()
+    server.stop()
+
+
+def read_ids(client: IndexClient, table: str = "shop.orders", where: str | None = None) -> list[int]:
+    return sorted(scan(client, table, where=where).to_arrow().column("id").to_pylist())
+
+
+def list_names(client: IndexClient) -> dict[tuple[str, ...], Any]:
+    """Return the tables of each namespace, with its properties."""
+    return {
+        namespace: (sorted(client.tables(namespace)), namespace_properties(client, namespace))
+        for namespace in client.namespaces()
+    }
+
+
+def list_files(folder: Path) -> set[str]:
+    """Return the files outside the folder of the federated warehouse."""
+    paths = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return {str(path) for path in paths if path.parts[0] != "_seamark"}
+
+
+def test_federated_warehouse_shows_the_names_and_rows_of_the_other_catalog(federation: Federation) -> None:
+    fill_with_odd_names(federation.origin, 5, namespaces=6, entries=12)
+    assert list_names(federation.shown) == list_names(federation.origin)
+    assert read_ids(federation.shown) == [1, 2]
+    assert federation.shown.explain("shop.orders", "id > 100").files == 0
+    with pytest.raises(NoSuchResource):
+        federation.shown.load_table("shop.none")
+
+
+def test_each_read_sees_the_commits_renames_and_drops_of_the_other_catalog(federation: Federation) -> None:
+    origin, shown = federation.origin, federation.shown
+    for number in range(3, 10):
+        append_ids(origin, "shop.orders", number)
+        assert read_ids(shown) == list(range(1, number + 1))
+    rename_table(origin, "shop.orders", "shop.sales")
+    assert read_ids(shown, "shop.sales") == list(range(1, 10))
+    with pytest.raises(NoSuchResource):
+        shown.load_table("shop.orders")
+    create_table(origin, "shop.orders", COLUMNS, properties={})
+    assert read_ids(shown) == []
+    drop_table(origin, "shop.sales")
+    with pytest.raises(NoSuchResource):
+        shown.load_table("shop.sales")
+
+
+def test_views_are_shown_except_those_with_the_rights_of_a_user(federation: Federation) -> None:
+    origin, shown = federation.origin, federation.shown
+    for name, properties in (("plain", {}), ("owned", {"trino.run-as-owner": "ann"})):
+        body = {"name": name, "schema": SCHEMA, "view-version": VIEW_VERSION, "properties": properties}
+        origin._request_json("POST", "/v1/namespaces/shop/views", body=body)
+    assert load_view(shown, "shop.plain") == load_view(origin, "shop.plain")
+    updates = [{"action": "set-properties", "updates": {"p": "1"}}]
+    origin._request_json("POST", "/v1/namespaces/shop/views/plain", body={"requirements": [], "updates": updates})
+    assert load_view(shown, "shop.plain")["properties"]["p"] == "1"
+    with pytest.raises(AccessDenied, match="rights of a user"):
+        load_view(shown, "shop.owned")
+
+
+def test_indexes_are_beside_the_tables_and_follow_their_commits(federation: Federation, lake: Path) -> None:
+    origin, shown = federation.origin, federation.shown
+    for number in range(3, 6):
+        append_ids(origin, "shop.orders", number)
+    files, metadata = list_files(lake), origin.load_table("shop.orders", history=True).metadata
+    shown.put_index("shop.orders", "by_id", kind="bloom", columns=["id"])
+    build(shown, "shop.orders", "by_id", InProcessWorkers())
+    explanation = shown.explain("shop.orders", "id = 4")
+    assert [index["name"] for index in explanation.indexes] == ["by_id"]
+    append_ids(origin, "shop.orders", 6)
+    assert read_ids(shown, where="id = 4") == [4]
+    assert read_ids(shown, where="id = 6") == [6]
+    assert [index.name for index in shown.indexes("shop.orders")] == ["by_id"]
+    rename_table(origin, "shop.orders", "shop.sales")
+    assert [index.name for index in shown.indexes("shop.sales")] == ["by_id"]
+    written = {path for path in list_files(lake) - files if "_seamark" in path}
+    assert written == set()
+    assert b"by_id" not in metadata + origin.load_table("shop.sales", history=True).metadata
+
+
+def test_changes_are_refused_with_the_address_of_the_other_catalog(federation: Federation) -> None:
+    shown = federation.shown
+    table = "/v1/namespaces/shop/tables/orders"
+    changes: tuple[tuple[str, str, Any], ...] = (
+        ("POST", "/v1/namespaces", {"namespace": ["new"]}),
+        ("DELETE", "/v1/namespaces/shop", None),
+        ("POST", "/v1/namespaces/shop/tables", {"name": "t", "schema": COLUMNS}),
+        ("POST", table, {"requirements": [], "updates": []}),
+        ("DELETE", f"{table}?purgeRequested=true", None),
+        ("POST", "/v1/tables/rename", {"source": {}, "destination": {}}),
+        ("POST", "/v1/transactions/commit", {"table-changes": []}),
+        ("PUT", "/api/v1/tables/shop/orders/import", {"metadata-location": "file:///x"}),
+        ("POST", "/api/v1/tables/shop/orders/rows", [{"id": 1}]),
+        ("POST", "/api/v1/tables/shop/orders/expire-snapshots", {"older-than-ms": 1}),
+    )
+    for method, path, body in changes:
+        with pytest.raises(Refused, match=f"{federation.origin.url} and is read-only") as refusal:
+            shown._request(method, path, {}, None if body is None else json.dumps(body).encode(), repeatable=False)
+        assert refusal.value.status == 406, (method, path)
+    assert read_ids(shown) == [1, 2]
+
+
+def test_warehouse_of_a_catalog_that_does_not_answer_says_so(federation: Federation, tmp_path: Path) -> None:
+    shown = IndexClient(federation.shown.url, retries=0)
+    url = federation.origin.url
+    define = federation.server._request_json
+    settings = {"federation_uri": url, "federation_fresh_s": 0, "federation_warehouse": "none"}
+    define("PUT", "/api/v1/warehouses/other", body={"settings": settings})
+    with pytest.raises(Unavailable, match=f"The catalog {url} of this warehouse answers"):
+        shown.load_table("shop.orders")
+    with pytest.raises(Unavailable, match=f"The catalog {url} of this warehouse answers"):
+        list(shown.namespaces())
+
+
+def test_other_catalog_must_be_allowed_by_the_operator(federation: Federation, tmp_path: Path) -> None:
+    for uri in ("http://127.0.0.1:1", "http://169.254.169.254/latest", f"{federation.origin.url}/v1"):
+        with pytest.raises(InvalidRequest, match="warehouse_endpoints"):
+            create_warehouse(federation.server, "evil", (tmp_path / "evil").as_uri(), {"federation_uri": uri}, {})
+
+
+def test_drop_of_a_federated_warehouse_leaves_the_files_of_the_other_catalog(
+    federation: Federation, lake: Path
+) -> None:
+    server = federation.server
+    assert read_ids(federation.shown) == [1, 2]
+    files = list_files(lake)
+    with pytest.raises(InvalidRequest, match="cannot begin or cease"):
+        change_warehouse(server, "other", {}, None)
+    drop_warehouse(server, "other")
+    assert list_files(lake) == files
+    create_warehouse(server, "lake", lake.as_uri(), {}, {})
+    moved = IndexClient(make_warehouse_url(server.url, "lake"))
+    assert import_all(moved, federation.origin.url)["shop.orders"] == "imported"
+    assert read_ids(moved) == [1, 2]
+    moved.close()
+
+
+def test_token_of_the_other_catalog_is_sent_and_never_shown(federation: Federation, tmp_path: Path) -> None:
+    server = federation.server
+    settings = {"federation_uri": federation.origin.url, "federation_fresh_s": 0}
+    changed = change_warehouse(server, "other", settings, {"federation_token": "a-secret-token"})
+    assert changed["has-credentials"]
+    assert "a-secret-token" not in json.dumps(changed) + json.dumps(load_warehouse(server, "other"))
+    database = b"".join(path.read_bytes() for path in (tmp_path / "server").glob("seamark.db*"))
+    assert b"a-secret-token" not in database
+    # The other server has no logins, so it accepts each token.
+    assert read_ids(federation.shown) == [1, 2]
+
+
+class ListedTable:
+    """A REST catalog with one table, whose metadata file each test chooses."""
+
+    def __init__(self) -> None:
+        self.location = ""
+        catalog = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                path = self.path.partition("?")[0]
+                body: Any = {"defaults": {}, "overrides": {"uri": "http://169.254.169.254/"}}
+                if path.startswith("/v1/namespaces"):
+                    body = {"metadata-location": catalog.location, "metadata": {}}
+                elif path != "/v1/config":
+                    self.send_error(404)
+                    return
+                data = json.dumps(body).encode()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, format: str, *args: Any) -> None: ...
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+def test_metadata_that_names_other_places_is_not_shown(tmp_path: Path, origin: IndexClient, lake: Path) -> None:
+    create_namespace(origin, "shop", {})
+    create_table(origin, "shop.orders", COLUMNS, properties={})
+    metadata = json.loads(origin.load_table("shop.orders").metadata)
+    catalog, home, folder = ListedTable(), tmp_path / "server", lake / "evil"
+    home.mkdir()
+    server = ServerThread(
+        home,
+        warehouse=(home / "warehouse").as_uri(),
+        services_workers=0,
+        warehouse_roots=(tmp_path.as_uri(),),
+        warehouse_endpoints=(catalog.url,),
+    )
+    server.start()
+    client = IndexClient(server.url)
+    create_warehouse(client, "other", lake.as_uri(), {"federation_uri": catalog.url, "federation_fresh_s": 0}, {})
+    shown = IndexClient(make_warehouse_url(server.url, "other"))
+    outside = (home / "warehouse" / "t").as_uri()
+    changes: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"location": outside}, "outside the warehouse"),
+        ({"metadata-log": [{"timestamp-ms": 1, "metadata-file": f"{outside}/v1.metadata.json"}]}, "earlier metadata"),
+        ({"location": lake.as_uri()}, "root of all tables"),
+        ({"location": f"{lake.as_uri()}/_seamark/x"}, "outside the table's own location"),
+        ({"table-uuid": "../../x"}, "not a UUID"),
+        ({"properties": {"write.data.path": outside}}, "The property write.data.path"),
+    )
+    for number, (change, reason) in enumerate(changes):
+        path = folder / "metadata" / f"0000{number}-a.metadata.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        own = {"location": folder.as_uri(), "table-uuid": str(uuid.uuid4()), "metadata-log": []}
+        path.write_text(json.dumps(metadata | own | change))
+        catalog.location = path.as_uri()
+        with pytest.raises(AccessDenied, match=re.escape(reason)):
+            shown.load_table("shop.orders")
+    catalog.location = f"{outside}/metadata/v1.metadata.json"
+    with pytest.raises(AccessDenied, match="outside the warehouse"):
+        shown.load_table("shop.orders")
+    path.write_text(json.dumps(metadata | own))
+    catalog.location = f"{path.as_uri()[: -len('.metadata.json')]}b.metadata.json"
+    path.rename(catalog.location.removeprefix("file://"))
+    assert shown.load_table("shop.orders").location == folder.as_uri()
+    shown.close()
+    client.close()
+    server.stop()
+    catalog.close()

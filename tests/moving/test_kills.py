@@ -1,0 +1,45 @@
+"""An import that is killed at any point continues, and the catalogs are equal afterwards."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from pathlib import Path
+
+import pytest
+
+from seamark.connector.client.indexes import IndexClient
+from tests.moving.random_names import fill_with_odd_names, list_catalog
+from tests.moving.test_import import run_import
+from tests.seeds import examples, first_seed, quick
+from tests.services.command import SEAMARK
+from tests.services.fork_server import fork
+from tests.waits import block_until
+
+ENTRIES = examples(400, 30)
+
+
+@pytest.mark.parametrize("seed", quick(range(first_seed(), first_seed() + 5), 1))
+def test_killed_import_of_a_random_catalog_continues(
+    seed: int, origin: IndexClient, target: IndexClient, tmp_path: Path
+) -> None:
+    fill_with_odd_names(origin, seed, namespaces=ENTRIES // 6, entries=ENTRIES)
+    rng = random.Random(seed)
+    command = [SEAMARK, "import", origin.url, "--url", target.url, "--parallel", "2"]
+
+    def count_entries() -> int:
+        return sum(1 for namespace in target.namespaces() for _ in target.tables(namespace))
+
+    for _ in range(examples(4, 1)):
+        killed_at = rng.randrange(count_entries(), ENTRIES // 2)
+        with (tmp_path / "killed.log").open("ab") as log:
+            process = fork(command, dict(os.environ), None, log.fileno(), log.fileno())
+            assert process is not None, "the fork server is enabled for tests"
+            block_until(lambda: count_entries() >= killed_at or process.poll() is not None)  # noqa: B023
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(30)
+    result = run_import(target, origin.url)
+    assert result.exit_code == 0, result.output
+    assert list_catalog(target) == list_catalog(origin)

@@ -1,0 +1,172 @@
+"""Tests of requests that are appended together: each has its own answer, and the rows that it would have alone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from seamark.connector.client.catalog import create_table
+from seamark.connector.client.client import SeamarkClient
+from seamark.formats.runtime.errors import CommitUnknown
+from seamark.metaserver.log.port import Batch, Shard
+from seamark.metaserver.log.segments import SegmentLog
+from seamark.metaserver.streams.stream_properties import ENABLED
+from tests.streams.test_rows_over_http import ARROW, LINES, Stream, create, encode_arrow, streaming
+from tests.streams.test_rows_over_http import stream as stream
+from tests.waits import until
+
+REQUESTS = 40
+
+
+@pytest.fixture
+def held_appends(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Hold each append to the log until the test sets the event, so that later requests wait for the first."""
+    may_append = asyncio.Event()
+    append = SegmentLog.append
+
+    async def append_later(log: SegmentLog, batches: Mapping[Shard, Batch], producer: Any = None) -> Any:
+        await may_append.wait()
+        return await append(log, batches, producer)
+
+    monkeypatch.setattr(SegmentLog, "append", append_later)
+    return may_append
+
+
+async def send_together(
+    stream: Stream, held_appends: asyncio.Event, requests: Sequence[Any], waiting: int | None = None
+) -> list[tuple[int, Any]]:
+    """Send requests at the same time; return their answers.
+
+    Args:
+        stream: The server.
+        held_appends: Set when `waiting` requests, by default all, wait for the log or for an earlier append.
+        requests: The requests.
+        waiting: The number of requests that wait.
+    """
+    sent = [asyncio.create_task(request()) for request in requests]
+    await wait_for_requests(stream, len(requests) if waiting is None else waiting)
+    held_appends.set()
+    return list(await asyncio.gather(*sent))
+
+
+async def wait_for_requests(stream: Stream, count: int) -> None:
+    """Wait until so many requests that may be joined have no answer."""
+    joined = stream.server.components.streams.joined_appends
+    await until(lambda: joined.request_count == count)
+
+
+async def read_log(stream: Stream) -> list[list[int]]:
+    """Return the ids in the log, as a list for each batch."""
+    components = stream.server.components
+    entry = await components.catalog.tables.entry(("db",), "t")
+    metadata = await components.catalog.documents.table(entry.metadata_location)
+    log = await components.streams.open_log(entry, metadata)
+    records = await log.read(Shard(entry.uuid, 0), 0, limit_bytes=1 << 30)
+    payloads = [pa.ipc.open_stream(record.batch.payload).read_all() for record in records]
+    return [payload.column("id").to_pylist() for payload in payloads]
+
+
+async def test_each_of_the_joined_requests_gets_the_offsets_of_its_rows(
+    stream: Stream, held_appends: asyncio.Event
+) -> None:
+    rows = [[{"id": 100 * number + place} for place in range(number % 5 + 1)] for number in range(REQUESTS)]
+    answers = await send_together(
+        stream, held_appends, [partial(stream.send, json.dumps(part).encode()) for part in rows]
+    )
+    batches = await read_log(stream)
+    assert len(batches) < REQUESTS / 2
+    ids = [row for batch in batches for row in batch]
+    for part, (status, answer) in zip(rows, answers, strict=True):
+        (position,) = answer["positions"]
+        assert (status, answer["rows"], answer["duplicate"]) == (200, len(part), False)
+        assert ids[position["offset"] : position["end"]] == [row["id"] for row in part]
+    assert sorted(ids) == sorted(row["id"] for part in rows for row in part)
+    assert await stream.ids() == sorted(ids)
+
+
+async def test_a_request_that_does_not_fit_is_refused_alone(stream: Stream, held_appends: asyncio.Event) -> None:
+    bodies = [[{"id": 1}], [{"id": 2}], [{"id": 3}, {"id": "x"}], [{"id": 4}], [{"name": "no id"}], [{"id": 5}]]
+    requests = [partial(stream.send, json.dumps(body).encode()) for body in bodies]
+    answers = await send_together(stream, held_appends, requests, waiting=4)
+    assert [status for status, _ in answers] == [200, 200, 400, 200, 400, 200]
+    assert 'Row 1, column id: the value "x" is not a valid long' in answers[2][1]["error"]["message"]
+    assert "column id is required" in answers[4][1]["error"]["message"]
+    assert await stream.ids() == [1, 2, 4, 5]
+
+
+async def test_json_and_arrow_requests_of_all_forms_are_appended_together(
+    stream: Stream, held_appends: asyncio.Event
+) -> None:
+    requests = [
+        partial(stream.send, b'[{"id": 1, "name": "a"}]'),
+        partial(stream.send, b'{"id": 2}\n{"id": 3, "day": "2026-01-31"}\n', LINES),
+        partial(stream.send, encode_arrow(id=[4, 5], name=["d", None]), ARROW),
+        partial(stream.send, encode_arrow(id=pa.array([6], pa.int32())), ARROW),
+        partial(stream.send, encode_arrow(id=[7], name=pa.array(["g"]).dictionary_encode()), ARROW),
+        partial(stream.send, encode_arrow(id=[], name=pa.array([], pa.string())), ARROW),
+        partial(stream.send, b"[]"),
+        partial(stream.send, b'[{"id": 8}]', query="?producer=p&sequence=0"),
+    ]
+    answers = await send_together(stream, held_appends, requests, waiting=4)
+    assert [(status, answer["rows"]) for status, answer in answers] == [
+        *((200, rows) for rows in (1, 2, 2, 1, 1, 0, 0, 1))
+    ]
+    assert await stream.ids() == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert await stream.ids("name = 'd'") == [4]
+    assert await stream.ids("day = '2026-01-31'") == [3]
+
+
+async def test_a_column_that_a_request_leaves_out_has_its_default(tmp_path: Path, held_appends: asyncio.Event) -> None:
+    """The same column is null in rows of a request that has it in other rows."""
+    town = {"id": 2, "name": "town", "required": False, "type": "string", "write-default": "Rome"}
+    schema = {"type": "struct", "fields": [{"id": 1, "name": "id", "required": True, "type": "long"}, town]}
+    properties = {ENABLED: "true", "format-version": "3"}
+    async with streaming(tmp_path) as stream:
+        client = SeamarkClient(stream.server.url)
+        await asyncio.to_thread(create_table, client, ("db", "t"), schema, properties=properties)
+        bodies = [[{"id": 1}], [{"id": 2, "town": "Bern"}, {"id": 3}], [{"id": 4}], [{"id": 5, "town": None}]]
+        requests = [partial(stream.send, json.dumps(body).encode()) for body in bodies]
+        answers = await send_together(stream, held_appends, requests)
+        assert [status for status, _ in answers] == [200] * 4
+        assert await stream.ids("town = 'Rome'") == [1, 4]
+        assert await stream.ids("town is null") == [3, 5]
+
+
+async def test_rows_of_a_keyed_table_replace_each_other_within_a_batch(
+    tmp_path: Path, held_appends: asyncio.Event
+) -> None:
+    async with streaming(tmp_path) as stream:
+        await create(stream, properties={"seamark.stream.key": "id"})
+        bodies = [[{"id": 1, "name": "a"}], [{"id": 2, "name": "b"}], [{"id": 1, "name": "c"}]]
+        for number, body in enumerate(bodies, 1):
+            sent = asyncio.create_task(stream.send(json.dumps(body).encode()))
+            await wait_for_requests(stream, number)
+        held_appends.set()
+        assert (await sent)[0] == 200
+        await stream.send(b'[{"id": 2, "_op": "delete"}]')
+        for _ in range(2):
+            assert await stream.ids("name = 'c'") == await stream.ids() == [1]
+            await stream.flush()
+
+
+async def test_an_unknown_outcome_is_the_answer_to_all_joined_requests(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_fail = asyncio.Event()
+
+    async def fail(*arguments: Any) -> Any:
+        await may_fail.wait()
+        raise CommitUnknown("The disk failed")
+
+    monkeypatch.setattr(SegmentLog, "append", fail)
+    requests = [partial(stream.send, json.dumps([{"id": number}]).encode()) for number in range(5)]
+    for status, answer in await send_together(stream, may_fail, requests):
+        assert (status, answer["error"]["type"]) == (500, "CommitStateUnknownException")
+        assert "a repeat can store them twice" in answer["error"]["message"]
