@@ -280,7 +280,7 @@ class KnownTable:
     cube_metadata: TableMetadata | None = field(default=None, kw_only=True)
     """The metadata of a table that may have cubes, or None."""
     fields: tuple[tuple[int, str, str], ...] = field(default=(), kw_only=True)
-    """The id, name and type of each column of a primitive type."""
+    """The id, name and type of each column. The type of a nested column is `NESTED`."""
 
     def snapshot_of(self, ref: str | None) -> int | None:
         """Return the snapshot of a branch or tag, or the current snapshot if `ref` is None.
@@ -554,7 +554,7 @@ class Seamark:
             *(_read_total(snapshot, name) for name in ("total-files-size", "total-data-files")),
             refs={name: ref.snapshot_id for name, ref in metadata.refs.items()},
             cube_metadata=cube_metadata,
-            fields=tuple((one.id, one.name, one.type) for one in schema.fields if isinstance(one.type, str)),
+            fields=tuple((one.id, one.name, _plain_type(one.type)) for one in schema.fields),
         )
         if version:
             size = _BYTES_PER_COLUMN * (1 + len(schema.fields) + len(metadata.refs))
@@ -614,6 +614,11 @@ class Seamark:
         return answer.headers.get("ETag", ""), raw
 
 
+def _plain_type(kind: Any) -> str:
+    """Return a type of the table metadata, or `NESTED`."""
+    return kind if isinstance(kind, str) else NESTED
+
+
 def column_types(fields: Sequence[tuple[str, Any]]) -> dict[str, str] | None:
     """Return the types of columns by their lower-case names, with the fields of structs as `struct.field`.
 
@@ -622,7 +627,7 @@ def column_types(fields: Sequence[tuple[str, Any]]) -> dict[str, str] | None:
     Args:
         fields: The names and types in the form of the table metadata.
     """
-    columns = {name.lower(): kind if isinstance(kind, str) else NESTED for name, kind in fields}
+    columns = {name.lower(): _plain_type(kind) for name, kind in fields}
     if len(columns) != len(fields):
         return None
     if not any("." in name for name in columns):

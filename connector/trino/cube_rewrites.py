@@ -21,21 +21,15 @@ from sqlglot import exp
 from seamark.connector.analysis.lexer import UnsupportedStatement
 from seamark.connector.analysis.scans import ParsedQuery, find_scans, parse_query
 from seamark.connector.analysis.statement_cache import StatementReader, StatementText
-from seamark.connector.cubes.attributes import list_sources
 from seamark.connector.cubes.dialects import TRINO, NotFromCube
 from seamark.connector.cubes.plans import CubeScan, cube_table_of, find_doubt, scan_cube
-from seamark.connector.cubes.stars import Star, StarTable
+from seamark.connector.cubes.star_scans import StarScan, find_group_condition, translate_star
 from seamark.connector.cubes.statements import CubeStatement, translate_statement
 from seamark.connector.plans.async_client import CubePlanRequest, KnownTable, Seamark
 from seamark.connector.plans.joins import PlannedScan
 from seamark.connector.plans.quotes import quote_name
 from seamark.connector.trino.cube_values import count_characters, write_values
-from seamark.formats.iceberg.expressions.binding import bind
-from seamark.formats.iceberg.expressions.comparisons import resolve_literals
-from seamark.formats.iceberg.expressions.expression import TRUE, Bound, Expression, all_of
-from seamark.formats.iceberg.types.schema import Field, Schema
-from seamark.formats.index.keys.group_conditions import rename_condition
-from seamark.formats.runtime.errors import RequestError
+from seamark.formats.iceberg.expressions.expression import Expression
 
 GROUPS_MAX = 10_000
 """The maximum number of groups in a statement."""
@@ -78,49 +72,22 @@ def translate_scans(
         NotFromCube: The statement does not follow from a cube.
     """
     if len(scans) > 1:
-        return _translate_star(text, scans, tables, floats=floats)
+        star_scans = [_to_star_scan(text, *each) for each in zip(scans, tables, strict=True)]
+        query = _parse(text)
+
+        def find_start(node: exp.Table) -> int:
+            return query.text.offsets[int(node.parts[0].meta["start"])]
+
+        return translate_star(query.tree, star_scans, find_start, TRINO, floats=floats)
     cubes = cube_table_of(tables[0], truncates_in_utc=True)
     if cubes is None:
         raise NotFromCube("the table has no cube")
     return 0, translate_statement(_parse(text).tree, cubes, TRINO, floats=floats)
 
 
-def _translate_star(
-    text: StatementText, scans: Sequence[PlannedScan], tables: Sequence[KnownTable], *, floats: bool
-) -> tuple[int, CubeStatement]:
-    query = _parse(text)
-    starts = [
-        query.text.offsets[int(source.parts[0].meta["start"])] if isinstance(source, exp.Table) else -1
-        for source in list_sources(query.tree)
-    ]
-    numbers = {planned.scan.start: number for number, planned in enumerate(scans)}
-    if sorted(starts) != sorted(numbers):
-        raise NotFromCube("it is not one SELECT of tables")
-    order = [numbers[start] for start in starts]
-    reasons = []
-    for number in sorted(order, key=lambda each: -tables[each].size_bytes):
-        cubes = cube_table_of(tables[number], truncates_in_utc=True)
-        if cubes is None:
-            continue
-        if any(scans[other].scan.is_past for other in order if other != number):
-            raise NotFromCube("it reads a dimension table at a snapshot")
-        star = Star([_to_star_table(text, scans[each], tables[each]) for each in order], order.index(number))
-        try:
-            return number, translate_statement(query.tree, cubes, TRINO, floats=floats, star=star)
-        except NotFromCube as why:
-            reasons.append(str(why))
-    raise NotFromCube("; ".join(reasons) or "no table has a cube")
-
-
-def _to_star_table(text: StatementText, planned: PlannedScan, table: KnownTable) -> StarTable:
+def _to_star_scan(text: StatementText, planned: PlannedScan, table: KnownTable) -> StarScan:
     name = text.text[planned.scan.start : planned.scan.end]
-    relation = f"{name} FOR VERSION AS OF {table.snapshot_id}"
-    return StarTable(planned.table, table.snapshot_id, _make_schema(table), relation)
-
-
-def _make_schema(table: KnownTable) -> Schema:
-    """Return the columns of a table that have a primitive type."""
-    return Schema(tuple(Field(field_id, name, False, kind) for field_id, name, kind in table.fields))
+    return StarScan(planned.scan, planned.table, table, f"{name} FOR VERSION AS OF {table.snapshot_id}")
 
 
 def _parse(text: StatementText) -> ParsedQuery:
@@ -182,7 +149,7 @@ async def rewrite_over_cube(
         scan.snapshot_id,
         scan.ref,
         groups_max=GROUPS_MAX,
-        group_filter=all_of(*(_find_group_condition(statement, *dimension) for dimension in dimensions)),
+        group_filter=find_group_condition(statement, [_to_star_scan(text, *each) for each in dimensions]),
     )
     answer = await scan_cube(client, statement, request, table)
     version = "" if scan.version_span is None else text.text[slice(*scan.version_span)]
@@ -213,25 +180,6 @@ def _write_rights_check(text: StatementText, columns: Sequence[tuple[PlannedScan
         tables.append(f"{text.text[planned.scan.start : planned.scan.end]} AS t{number}")
         listed += [f"t{number}.{quote_name(name)}" for name in sorted(names)]
     return f"SELECT {', '.join(listed) or '1'} FROM {', '.join(tables)} WHERE FALSE"  # noqa: S608
-
-
-def _find_group_condition(statement: CubeStatement, planned: PlannedScan, table: KnownTable) -> Expression:
-    """Return a condition on groups that is true for each group whose row of a dimension table the query needs."""
-    schema = _make_schema(table)
-    attributes = next((join.attributes for join in statement.joins if join.table == planned.table), {})
-    names = {field.id: field.name for field in schema.fields}
-
-    def find_number(predicate: Bound) -> int | None:
-        column = attributes.get(names[predicate.column_id])
-        return None if column is None else int(column[1:])
-
-    if planned.scan.filter is None:
-        return TRUE
-    try:
-        condition = resolve_literals(planned.scan.filter, schema, ())
-        return rename_condition(bind(condition, schema, (), case_sensitive=False), find_number)
-    except RequestError:  # The condition is on a column of another type, such as a field of a struct.
-        return TRUE
 
 
 def _find_filter(name: str, text: StatementText, table: KnownTable, alias: str, condition: str) -> Expression | None:

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
-from sqlglot import Dialect
+from sqlglot import Dialect, exp
 from sqlglot.errors import SqlglotError
 
 from seamark.connector.cubes.dialects import SPARK, NotFromCube
 from seamark.connector.cubes.plans import cube_table_of
+from seamark.connector.cubes.star_scans import StarScan, translate_star
 from seamark.connector.cubes.statements import CubeStatement, translate_statement
-from seamark.connector.plans.async_client import KnownTable
 from seamark.connector.plans.quotes import backquote
 from seamark.connector.plans.zones import is_utc
 from seamark.formats.iceberg.expressions.sql_parser import parse_statements
@@ -29,15 +30,23 @@ _UNCLEAR = re.compile(r"\\|\btry_|\bdiv\b|\$\{|:", re.IGNORECASE)
 """Matches texts that sqlglot may read in another way than Spark: escapes, TRY_CAST, integer division and parameters."""
 
 
-def translate_text(spark: SparkSession, text: str, table: KnownTable, *, floats: bool) -> CubeStatement:
-    """Translate a query over a cube of its only table.
+def translate_text(
+    spark: SparkSession, text: str, scans: Sequence[StarScan], *, floats: bool
+) -> tuple[int, CubeStatement]:
+    """Translate a query over a cube of its only table, or a star join over a cube of one of its tables.
+
+    Args:
+        spark: The session.
+        text: The query.
+        scans: The scans of the query.
+        floats: See `translate_statement`.
+
+    Returns:
+        The number of the scan whose table has the cube, and the translation.
 
     Raises:
-        NotFromCube: The query does not follow from a cube of the table.
+        NotFromCube: The query does not follow from a cube.
     """
-    cubes = cube_table_of(table, truncates_in_utc=True)
-    if cubes is None:
-        raise NotFromCube("the table has no cube")
     if not is_utc(str(spark.conf.get("spark.sql.session.timeZone"))):
         raise NotFromCube("the time zone of the session is not UTC")
     if str(spark.conf.get("spark.sql.ansi.enabled")).lower() != "true":
@@ -50,7 +59,16 @@ def translate_text(spark: SparkSession, text: str, table: KnownTable, *, floats:
         raise NotFromCube("its syntax is not supported") from None
     if len(trees) != 1 or trees[0] is None:
         raise NotFromCube("it is not a single query")
-    return translate_statement(trees[0], cubes, SPARK, floats=floats)
+    if len(scans) > 1:
+        return translate_star(trees[0], scans, _find_start, SPARK, floats=floats)
+    cubes = cube_table_of(scans[0].table, truncates_in_utc=True)
+    if cubes is None:
+        raise NotFromCube("the table has no cube")
+    return 0, translate_statement(trees[0], cubes, SPARK, floats=floats)
+
+
+def _find_start(node: exp.Table) -> int:
+    return int(node.parts[0].meta["start"])
 
 
 @dataclass(frozen=True)

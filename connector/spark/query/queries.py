@@ -32,6 +32,7 @@ from seamark.connector.analysis.algebra.relations import Table
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import ClientError
 from seamark.connector.cubes.plans import CUBE_FAILURES, explain_failure, find_doubt, scan_cube
+from seamark.connector.cubes.star_scans import StarScan, find_group_condition
 from seamark.connector.cubes.summaries import EXACT, OFF, CubeSummary, check_cube_use
 from seamark.connector.jobs.statements import parse_statement
 from seamark.connector.plans import joins as joining
@@ -133,8 +134,8 @@ def sql(
     `ALTER TABLE … MERGE FILES` and `ALTER TABLE … PARTITION (…) DROP COLUMNS (…)` of a Seamark table run as Spark jobs.
     The DataFrame then has the counts of the job.
 
-    With `cubes="on"`, an aggregate query of one table reads groups of a cube, if it follows from the cube. With
-    `exact`, it uses no sums of floats, and no averages.
+    With `cubes="on"`, an aggregate query of one table, or a star join, reads groups of a cube, if it follows from the
+    cube. With `exact`, it uses no sums of floats, and no averages.
 
     Raises:
         ValueError: `cubes` has another value.
@@ -325,10 +326,12 @@ class _Query:
         self, references: Sequence[ReferencePosition], scans: Mapping[int, Scan]
     ) -> RewrittenQuery | CubeSummary | None:
         """Return a query over a cube, or why no cube is used, or None if the query has no table with a cube."""
-        if self._cubes == OFF or self._is_write or self._args or len(references) != 1 or len(scans) != 1:
+        if self._cubes == OFF or self._is_write or self._args or len(references) != len(scans):
             return None
-        ((mark, scan),) = scans.items()
-        table = self._tables[mark]
+        tables = [self._tables[mark] for mark in scans]
+        if len({table.catalog for table in tables}) != 1:
+            return None
+        table = tables[0]
         uri, token = self._read_setting(table.catalog, "uri"), self._read_setting(table.catalog, "token") or None
 
         async def ask() -> RewrittenQuery | None:
@@ -336,10 +339,18 @@ class _Query:
                 asyncio.timeout(BUDGET_S),
                 open_seamark(uri, token=token, lease_s=self._lease_s) as seamark,
             ):
-                state = await seamark.columns(table.name)
-                if state is None or state.cube_metadata is None:
+                star_scans = []
+                for each, scan in zip(tables, scans.values(), strict=True):
+                    state = await seamark.columns(each.name)
+                    if state is None:
+                        return None
+                    relation = f"{self._text[scan.start : scan.end]} VERSION AS OF {state.snapshot_id}"
+                    star_scans.append(StarScan(scan, each.name, state, relation))
+                if all(star_scan.table.cube_metadata is None for star_scan in star_scans):
                     return None
-                statement = translate_text(self._spark, self._text, state, floats=self._cubes != EXACT)
+                number, statement = translate_text(self._spark, self._text, star_scans, floats=self._cubes != EXACT)
+                facts, table = star_scans.pop(number), tables[number]
+                scan, state = facts.scan, facts.table
                 request = CubePlanRequest(
                     table.name,
                     statement.cube.id,
@@ -348,6 +359,7 @@ class _Query:
                     find_doubt(statement, partial(self._find_filter_of, self._text[scan.start : scan.end])),
                     snapshot_id=scan.snapshot_id,
                     ref=scan.ref,
+                    group_filter=find_group_condition(statement, star_scans),
                 )
                 answer = await scan_cube(seamark, statement, request, state)
                 name = None if answer.name is None else (table.catalog, *table.name[:-1], answer.name)

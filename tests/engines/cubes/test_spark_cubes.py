@@ -18,6 +18,7 @@ from seamark.spark import sql
 from tests.connector.lake import open_catalog
 from tests.connector.sql.comparing import to_comparable_value
 from tests.connector.sql.test_cubes import RandomAggregates, World
+from tests.connector.sql.test_star_joins import StarSchema
 from tests.seeds import examples, first_seed
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
@@ -82,3 +83,24 @@ def test_random_queries_return_the_same_rows_from_cubes(spark: SparkSession, tmp
                 counts[compare(spark, text)] += 1
     assert counts["invalid"] < counts.total() / 8, counts
     assert counts["cube"] + counts["cube and rows"] > counts.total() / 8, counts
+
+
+def test_random_star_joins_return_the_same_rows_from_attributes(spark: SparkSession, tmp_path: Path) -> None:
+    counts = Counter[str]()
+    with Seamark(tmp_path) as server, closing(IndexClient(server.base_url)) as client:
+        catalog = new_catalog(spark, server.base_url)
+        served: Any = type("Served", (), {"url": server.base_url})
+        for seed in range(first_seed(), first_seed() + examples(20, 2)):
+            name = f"stars{seed}"
+            star = StarSchema(served, client, random.Random(seed), name)
+            star.append_facts(60)
+            star.pin_attributes()
+            star.append_facts(40)
+            for number in range(30):
+                if number == 20:
+                    star.change_dimension()
+                text = star.query().replace(f"{name}.", f"{catalog}.{name}.")
+                if "sum(DISTINCT" not in text:  # Spark fails while it adds texts.
+                    counts[compare(spark, text)] += 1
+    assert counts["invalid"] < counts.total() / 8, counts
+    assert counts["cube and rows"] > 2, counts

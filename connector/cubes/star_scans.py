@@ -1,0 +1,118 @@
+"""Translates a star join whose tables the analysis of a statement has found, for the engines that plan by scans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from sqlglot import exp
+
+from seamark.connector.cubes.attributes import list_sources
+from seamark.connector.cubes.dialects import CubeDialect, NotFromCube
+from seamark.connector.cubes.plans import cube_table_of
+from seamark.connector.cubes.stars import Star, StarTable
+from seamark.connector.cubes.statements import CubeStatement, translate_statement
+from seamark.connector.plans.async_client import KnownTable, Name
+from seamark.connector.plans.scan import Scan
+from seamark.formats.iceberg.expressions.binding import bind
+from seamark.formats.iceberg.expressions.comparisons import resolve_literals
+from seamark.formats.iceberg.expressions.expression import TRUE, Bound, Expression, all_of
+from seamark.formats.iceberg.types.schema import Field, Schema
+from seamark.formats.index.keys.group_conditions import rename_condition
+from seamark.formats.runtime.errors import RequestError
+
+
+@dataclass(frozen=True)
+class StarScan:
+    """A scan of a star join.
+
+    Attributes:
+        name: The name of the table in Seamark.
+        table: The current state of the table.
+        relation: The table at its current snapshot, in the engine's SQL.
+    """
+
+    scan: Scan
+    name: Name
+    table: KnownTable
+    relation: str
+
+    @property
+    def schema(self) -> Schema:
+        """The columns of the table. All nested types are one type, which no attribute has."""
+        return Schema(tuple(Field(field_id, name, False, kind) for field_id, name, kind in self.table.fields))
+
+
+def translate_star(
+    tree: exp.Expr,
+    scans: Sequence[StarScan],
+    find_start: Callable[[exp.Table], int],
+    dialect: CubeDialect,
+    *,
+    floats: bool,
+) -> tuple[int, CubeStatement]:
+    """Translate a star join over a cube of one of its tables. Cubes of the largest table are first.
+
+    Args:
+        tree: The query, in the engine's dialect.
+        scans: The scans of the query.
+        find_start: Returns the position in the statement at which a reference to a table begins.
+        dialect: The engine.
+        floats: See `translate_statement`.
+
+    Returns:
+        The number of the scan whose table has the cube, and the translation.
+
+    Raises:
+        NotFromCube: The statement does not follow from a cube.
+    """
+    starts = [find_start(source) if isinstance(source, exp.Table) else -1 for source in list_sources(tree)]
+    numbers = {star_scan.scan.start: number for number, star_scan in enumerate(scans)}
+    if sorted(starts) != sorted(numbers):
+        raise NotFromCube("it is not one SELECT of tables")
+    order = [numbers[start] for start in starts]
+    tables = [
+        StarTable(scans[number].name, scans[number].table.snapshot_id, scans[number].schema, scans[number].relation)
+        for number in order
+    ]
+    reasons = []
+    for number in sorted(order, key=lambda each: -scans[each].table.size_bytes):
+        cubes = cube_table_of(scans[number].table, truncates_in_utc=True)
+        if cubes is None:
+            continue
+        if any(scans[other].scan.is_past for other in order if other != number):
+            raise NotFromCube("it reads a dimension table at a snapshot")
+        try:
+            star = Star(tables, order.index(number))
+            return number, translate_statement(tree, cubes, dialect, floats=floats, star=star)
+        except NotFromCube as why:
+            reasons.append(str(why))
+    raise NotFromCube("; ".join(reasons) or "no table has a cube")
+
+
+def find_group_condition(statement: CubeStatement, scans: Sequence[StarScan]) -> Expression:
+    """Return a condition that is true for each group that the query needs.
+
+    Args:
+        statement: The translation of the query.
+        scans: The scans of dimension tables. Their filters are true for all needed rows.
+    """
+    return all_of(*(_find_condition(statement, star_scan) for star_scan in scans))
+
+
+def _find_condition(statement: CubeStatement, star_scan: StarScan) -> Expression:
+    schema = star_scan.schema
+    attributes = next((join.attributes for join in statement.joins if join.table == star_scan.name), {})
+    names = {field.id: field.name for field in schema.fields}
+
+    def find_number(predicate: Bound) -> int | None:
+        column = attributes.get(names.get(predicate.column_id, ""))
+        return None if column is None else int(column[1:])
+
+    if star_scan.scan.filter is None:
+        return TRUE
+    try:
+        condition = resolve_literals(star_scan.scan.filter, schema, ())
+        return rename_condition(bind(condition, schema, (), case_sensitive=False), find_number)
+    except RequestError:  # The condition is on a column of another type, such as a field of a struct.
+        return TRUE
