@@ -222,7 +222,7 @@ class KeyedWorld(World):
         required = [append for append in self.appended if append.acknowledged and append.uuid == uuid]
         tables = self.make_tables()
 
-        async def refuse_plan() -> tuple[Mapping[str, frozenset[int]], FreshRows]:
+        async def plan_fresh() -> tuple[Mapping[str, frozenset[int]], FreshRows]:
             await self.wait_while_paused(process)
             for _ in range(5):
                 table = await self.table(process, uuid)
@@ -240,7 +240,7 @@ class KeyedWorld(World):
                     return files, fresh
             raise RetryLater("each attempt to read the table met another flush")
 
-        files, fresh = await self.call(process, refuse_plan)
+        files, fresh = await self.call(process, plan_fresh)
         await self._check_durable(uuid, fresh.offsets)
         reader = (asyncio.current_task(), process.number, uuid)
         last_offsets = self._offsets.get(reader, {})
