@@ -22,15 +22,15 @@ _RSA = [RSAKey.generate_key(2048, {"kid": f"rsa-{number}"}) for number in range(
 """Created once, because RSA keys take time."""
 
 
-def rsa_key(number: int = 0) -> RSAKey:
+def get_rsa_key(number: int = 0) -> RSAKey:
     return _RSA[number]
 
 
-def ec_key(kid: str = "ec") -> ECKey:
+def generate_ec_key(kid: str = "ec") -> ECKey:
     return ECKey.generate_key("P-256", {"kid": kid})
 
 
-def okp_key(kid: str = "okp") -> OKPKey:
+def generate_okp_key(kid: str = "okp") -> OKPKey:
     return OKPKey.generate_key("Ed25519", {"kid": kid})
 
 
@@ -74,7 +74,7 @@ class LocalIssuer:
     async def _answer_moved_keys(self, request: web.Request) -> web.Response:
         return web.json_response({"keys": self.published})
 
-    async def _keys(self, request: web.Request) -> web.StreamResponse:
+    async def _answer_keys(self, request: web.Request) -> web.StreamResponse:
         self.fetches += 1
         if self.broken is not None:
             return web.Response(
@@ -84,11 +84,11 @@ class LocalIssuer:
 
 
 @asynccontextmanager
-async def local_issuer(clock: Clock) -> AsyncIterator[LocalIssuer]:
+async def run_issuer(clock: Clock) -> AsyncIterator[LocalIssuer]:
     issuer = LocalIssuer(clock)
     app = web.Application()
     app.router.add_get("/.well-known/openid-configuration", issuer._discover)
-    app.router.add_get("/keys", issuer._keys)
+    app.router.add_get("/keys", issuer._answer_keys)
     app.router.add_get("/moved", issuer._answer_moved_keys)
     async with TestServer(app, host="127.0.0.1") as server:
         issuer.url = str(server.make_url("")).rstrip("/")

@@ -49,7 +49,7 @@ def failing_store(store: PointerStore, monkeypatch: pytest.MonkeyPatch) -> Any:
     return FailingStore(store)
 
 
-async def record(audit: AuditLog, operation: str = "createTable", status: int = 200, **options: Any) -> None:
+async def record_operation(audit: AuditLog, operation: str = "createTable", status: int = 200, **options: Any) -> None:
     fields: dict[str, Any] = {
         "principal_name": "ann",
         "resource": "/v1/x",
@@ -66,13 +66,13 @@ async def list_records(store: PointerStore) -> list[AuditRecord]:
 
 async def test_changes_and_refusals_are_recorded_and_reads_are_not(store: PointerStore, clock: SimulatedClock) -> None:
     async with open_audit(store, clock) as audit:
-        await record(audit, "createTable", 200)
-        await record(audit, "updateTable", 409, kind="commit_conflict")
-        await record(audit, "loadTable", 200)
-        await record(audit, "loadTable", 404, kind="no_such_table")
-        await record(audit, "loadTable", 403, kind="forbidden")
-        await record(audit, "listTables", 401, principal_name="anonymous", remote=None)
-        await record(audit, "dropTable", 500)
+        await record_operation(audit, "createTable", 200)
+        await record_operation(audit, "updateTable", 409, kind="commit_conflict")
+        await record_operation(audit, "loadTable", 200)
+        await record_operation(audit, "loadTable", 404, kind="no_such_table")
+        await record_operation(audit, "loadTable", 403, kind="forbidden")
+        await record_operation(audit, "listTables", 401, principal_name="anonymous", remote=None)
+        await record_operation(audit, "dropTable", 500)
     assert [
         (item.action, item.outcome, item.status, item.principal_name, item.remote) for item in await list_records(store)
     ] == [
@@ -87,7 +87,7 @@ async def test_changes_and_refusals_are_recorded_and_reads_are_not(store: Pointe
 
 async def test_reads_are_recorded_if_the_setting_enables_it(store: PointerStore, clock: SimulatedClock) -> None:
     async with open_audit(store, clock, reads=True) as audit:
-        await record(audit, "loadTable", 200)
+        await record_operation(audit, "loadTable", 200)
     assert [item.action for item in await list_records(store)] == ["loadTable"]
 
 
@@ -95,7 +95,7 @@ async def test_audit_records_are_written_in_batches(failing_store: Any, clock: S
     failing_store.gate.clear()
     async with open_audit(failing_store, clock, batch=10) as audit:
         for number in range(35):
-            await record(audit, request_id=str(number))
+            await record_operation(audit, request_id=str(number))
         assert audit.waiting == 35
         failing_store.gate.set()
         await audit.flush()
@@ -111,11 +111,11 @@ async def test_changes_and_refusals_wait_for_space_and_reads_are_dropped(
 ) -> None:
     failing_store.gate.clear()
     async with open_audit(failing_store, clock, reads=True, capacity=5, batch=5) as audit:
-        waiters = [asyncio.create_task(record(audit, "createTable")) for _ in range(30)]
-        waiters += [asyncio.create_task(record(audit, "loadTable", 403)) for _ in range(30)]
+        waiters = [asyncio.create_task(record_operation(audit, "createTable")) for _ in range(30)]
+        waiters += [asyncio.create_task(record_operation(audit, "loadTable", 403)) for _ in range(30)]
         await asyncio.sleep(0.05)
         assert 0 < sum(waiter.done() for waiter in waiters) <= 10
-        await asyncio.wait_for(record(audit, "loadTable", 200), 60)
+        await asyncio.wait_for(record_operation(audit, "loadTable", 200), 60)
         assert audit.dropped == 1
         failing_store.gate.set()
         await asyncio.gather(*waiters)
@@ -127,7 +127,7 @@ async def test_failing_database_loses_and_duplicates_no_audit_record(failing_sto
     failing_store.failures = ["before", "after", "before", "after", "after"]
     async with open_audit(failing_store, clock, batch=3) as audit:
         for number in range(9):
-            await record(audit, request_id=str(number))
+            await record_operation(audit, request_id=str(number))
     assert [item.request_id for item in await list_records(failing_store.store)] == [str(number) for number in range(9)]
     assert audit.dropped == 0
 
@@ -137,14 +137,14 @@ async def test_closing_has_a_time_limit_and_reports_lost_records(failing_store: 
     with structlog.testing.capture_logs() as logs:
         async with open_audit(failing_store, clock, batch=4, close_timeout_s=0.05) as audit:
             for _ in range(7):
-                await record(audit)
+                await record_operation(audit)
     assert audit.dropped == 7
     assert [log["records"] for log in logs] == [7]
 
 
 async def test_any_text_of_a_request_can_be_recorded(store: PointerStore, clock: SimulatedClock) -> None:
     async with open_audit(store, clock) as audit:
-        await record(audit, resource="/v1/\x00\udcff\ud800é" + "x" * 5000, principal_name="\x00")
+        await record_operation(audit, resource="/v1/\x00\udcff\ud800é" + "x" * 5000, principal_name="\x00")
     [entry] = await list_records(store)
     assert entry.resource.startswith("/v1/\ufffd??é")
     assert len(entry.resource) == 1024
@@ -155,10 +155,10 @@ async def test_first_refusals_of_an_unknown_client_are_recorded_and_the_rest_is_
 ) -> None:
     async with open_audit(store, clock) as audit:
         for number in range(5000):
-            await record(
+            await record_operation(
                 audit, "loadTable", 401, principal_name="anonymous", remote="10.0.0.9", resource=f"/v1/{number:01000}"
             )
-        await record(audit, "loadTable", 401, principal_name="anonymous", remote="10.0.0.8")
+        await record_operation(audit, "loadTable", 401, principal_name="anonymous", remote="10.0.0.8")
     records = await list_records(store)
     address_records = [item for item in records if item.remote == "10.0.0.9"]
     written_theirs = [their for their in address_records if their.action == "loadTable"]
@@ -173,7 +173,7 @@ async def test_limit_of_recorded_refusals_restarts_each_minute(store: PointerSto
     async with open_audit(store, clock) as audit:
         for _ in range(3):
             for _ in range(100):
-                await record(audit, "loadTable", 401, principal_name="anonymous")
+                await record_operation(audit, "loadTable", 401, principal_name="anonymous")
             clock.advance(61_000)
     actions = [item.action for item in await list_records(store)]
     assert (actions.count("loadTable"), actions.count(REFUSED)) == (60, 3)
@@ -184,7 +184,7 @@ async def test_unknown_clients_of_a_thousand_addresses_share_a_limit(
 ) -> None:
     async with open_audit(store, clock) as audit:
         for number in range(30_000):
-            await record(audit, "loadTable", 401, principal_name="anonymous", remote=f"2001:db8::{number:x}")
+            await record_operation(audit, "loadTable", 401, principal_name="anonymous", remote=f"2001:db8::{number:x}")
     records = await list_records(store)
     assert len(records) < 5000
     total = sum(int(item.resource.split()[0]) for item in records if item.action == REFUSED)
@@ -198,9 +198,11 @@ async def test_actions_of_principals_are_recorded_during_a_flood_of_refusals(
     async with open_audit(failing_store, clock, capacity=5, batch=5) as audit:
         for number in range(1000):
             await asyncio.wait_for(
-                record(audit, "loadTable", 401, principal_name="anonymous", remote=f"10.0.{number}.1"), 60
+                record_operation(audit, "loadTable", 401, principal_name="anonymous", remote=f"10.0.{number}.1"), 60
             )
-        acts = [asyncio.create_task(record(audit, "createTable", 200, principal_name="ann")) for _ in range(700)]
+        acts = [
+            asyncio.create_task(record_operation(audit, "createTable", 200, principal_name="ann")) for _ in range(700)
+        ]
         await asyncio.sleep(0)
         failing_store.gate.set()
         await asyncio.gather(*acts)
@@ -212,8 +214,8 @@ async def test_refusals_of_a_principal_are_limited_and_the_rest_is_counted(
 ) -> None:
     async with open_audit(store, clock) as audit:
         for _ in range(3000):
-            await record(audit, "dropTable", 403, principal_name="rita", kind="forbidden")
-            await record(audit, "dropTable", 409, principal_name="rita", kind="commit_conflict")
+            await record_operation(audit, "dropTable", 403, principal_name="rita", kind="forbidden")
+            await record_operation(audit, "dropTable", 409, principal_name="rita", kind="commit_conflict")
     records = await list_records(store)
     assert sum(item.status == 409 for item in records) == 3000
     denied = [item for item in records if item.status == 403]

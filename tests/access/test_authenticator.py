@@ -22,7 +22,7 @@ from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import RemoveGrant, SaveGrant
 from seamark.metaserver.store.port import PointerStore
-from tests.access.issuer import forge_token, local_issuer, rsa_key
+from tests.access.issuer import forge_token, get_rsa_key, run_issuer
 from tests.access.keyrings import make_fixed_keyring
 
 MakeAuthenticator = Callable[..., Any]
@@ -260,20 +260,20 @@ async def test_each_mode_accepts_only_its_own_kinds_of_login(
     make_authenticator: MakeAuthenticator, store: PointerStore, clock: SimulatedClock
 ) -> None:
     secret = await create_token(store, clock, "ann", None, None)
-    async with local_issuer(clock) as issuer:
-        issuer.publish(rsa_key())
+    async with run_issuer(clock) as issuer:
+        issuer.publish(get_rsa_key())
         options = {"oidc_issuer": issuer.url, "oidc_audience": "seamark-test"}
         tokens, oidc = await make_authenticator(), await make_authenticator(auth="oidc", **options)
         both_methods = await make_authenticator(auth="token+oidc", **options)
         issued_token, _ = tokens.issuer.issue((await tokens.login(secret)).token)
-        foreign = issuer.token(rsa_key())
+        foreign = issuer.token(get_rsa_key())
         await check_rejected(tokens, foreign, "only its own")
         await check_rejected(oidc, secret, "only tokens of its OIDC issuer")
         await check_rejected(oidc, issued_token, "only tokens of its OIDC issuer")
         for secret_text, name in ((secret, "ann"), (issued_token, "ann"), (foreign, "oidc:ann")):
             assert (await both_methods.authenticate(build_bearer_headers(secret_text), None)).name == name
         # Our issuer's name with its own key: such a token is not ours to accept.
-        await check_rejected(both_methods, issuer.token(rsa_key(), iss=ISSUER), "signed with HS256")
+        await check_rejected(both_methods, issuer.token(get_rsa_key(), iss=ISSUER), "signed with HS256")
 
 
 @pytest.mark.parametrize(("behind_s", "believed"), [(1, True), (30, True), (31, False)])

@@ -67,7 +67,7 @@ LEAST_ROLES = {
 grants = st.lists(st.builds(Grant, st.just("p"), st.sampled_from([*ROLES, "root"]), st.sampled_from(PATHS)), max_size=4)
 
 
-def rights(grants: list[Grant]) -> set[tuple[str, NamespacePath]]:
+def list_rights(grants: list[Grant]) -> set[tuple[str, NamespacePath]]:
     """Return the model: every (role, namespace) that the grants give, written out one by one."""
     all_of_them = set()
     for grant in grants:
@@ -84,7 +84,7 @@ def rights(grants: list[Grant]) -> set[tuple[str, NamespacePath]]:
 def test_grants_of_the_three_roles_allow_what_they_allowed_before_privileges(
     user_grants: list[Grant], operation: str, namespace: NamespacePath
 ) -> None:
-    rule, model = RULES[operation], rights(user_grants)
+    rule, model = RULES[operation], list_rights(user_grants)
     if rule.scope is Scope.LOGIN:
         expected = True
     elif rule.scope is Scope.SEEN:
@@ -113,7 +113,7 @@ async def test_refusal_is_an_error_exactly_if_the_operation_is_not_allowed() -> 
 def test_namespace_is_visible_exactly_if_a_grant_is_on_its_path(
     user_grants: list[Grant], namespace: NamespacePath
 ) -> None:
-    model = rights(user_grants)
+    model = list_rights(user_grants)
     expected = any(("reader", path) in model and path[: len(namespace)] == namespace for path in PATHS)
     assert decisions.sees(user_grants, namespace) is expected
 

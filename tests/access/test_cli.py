@@ -26,7 +26,7 @@ def run_seamark(home: Path, *arguments: str) -> Result:
     return completed
 
 
-def who_is(home: Path, secret: str) -> Principal:
+def authenticate_secret(home: Path, secret: str) -> Principal:
     async def ask() -> Principal:
         settings, clock = Settings(home=home, auth="token"), SystemClock()
         async with (
@@ -51,7 +51,7 @@ def test_first_admin_can_be_created_in_a_new_home(tmp_path: Path) -> None:
     completed = run_seamark(home, "token", "create", "admin", "--role", "admin")
     assert completed.exit_code == 0
     secret = completed.stdout.strip()  # Alone on standard output, for scripts
-    assert who_is(home, secret) == Principal("admin", (Grant("admin", "admin"),), "token")
+    assert authenticate_secret(home, secret) == Principal("admin", (Grant("admin", "admin"),), "token")
     assert "admin on the whole catalog" in completed.stderr
     assert secret not in completed.stderr
     note = f"The database {home / 'seamark.db'} is new. If a server runs already, it has another one: name its --home"
@@ -88,7 +88,7 @@ def test_role_can_be_limited_to_namespaces_and_a_time(tmp_path: Path) -> None:
     options = ("--role", "writer", "--namespace", "a.b", "--namespace", r"c\.d", "--expires-in", "3d")
     secret = run_seamark(tmp_path, "token", "create", "ann", *options).stdout.strip()
     grants = (Grant("ann", "writer", ("a", "b")), Grant("ann", "writer", ("c.d",)))
-    assert who_is(tmp_path, secret).grants == grants
+    assert authenticate_secret(tmp_path, secret).grants == grants
     stdout = run_seamark(tmp_path, "token", "list").stdout
     assert "ann" in stdout
     assert "live" in stdout
@@ -103,14 +103,14 @@ def test_token_of_a_file_is_created_once_and_a_revoked_one_stays_revoked(tmp_pat
     home = tmp_path / "home"
     create = ("token", "create", "ann", "--role", "writer", "--from-file", str(file))
     assert run_seamark(home, *create).stdout == "Created ann\n"
-    assert who_is(home, secret).grants == (Grant("ann", "writer", ()),)
+    assert authenticate_secret(home, secret).grants == (Grant("ann", "writer", ()),)
     run_seamark(home, "grant", "remove", "ann", "writer")
     assert run_seamark(home, *create).stdout == "The token ann exists; nothing changed\n"
-    assert who_is(home, secret).grants == ()
+    assert authenticate_secret(home, secret).grants == ()
     run_seamark(home, "token", "revoke", "ann")
     assert json.loads(run_seamark(home, *create, "--json").stdout) == {"name": "ann", "created": False}
     with pytest.raises(Unauthenticated):
-        who_is(home, secret)
+        authenticate_secret(home, secret)
     file.write_text(f"smk_{'b' * 43}")
     assert run_seamark(home, *create).exit_code == 0
     other = run_seamark(home, "token", "create", "bob", "--from-file", str(file))
@@ -138,9 +138,9 @@ def test_revoked_token_is_rejected_and_can_be_replaced(tmp_path: Path) -> None:
     assert run_seamark(tmp_path, "token", "create", "ann").exit_code == 1
     assert run_seamark(tmp_path, "token", "revoke", "ann").exit_code == 0
     with pytest.raises(Exception, match="revoked"):
-        who_is(tmp_path, old_token)
+        authenticate_secret(tmp_path, old_token)
     new_token = run_seamark(tmp_path, "token", "create", "ann").stdout.strip()
-    assert who_is(tmp_path, new_token).grants == (Grant("ann", "reader"),)
+    assert authenticate_secret(tmp_path, new_token).grants == (Grant("ann", "reader"),)
 
 
 def test_grants_are_added_and_removed(tmp_path: Path) -> None:

@@ -25,22 +25,22 @@ from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.operations import SaveGrant
 from seamark.metaserver.store.port import GROUPS_MAX, PointerStore
-from tests.access.issuer import AUDIENCE, LocalIssuer, ec_key, local_issuer, rsa_key
+from tests.access.issuer import AUDIENCE, LocalIssuer, generate_ec_key, get_rsa_key, run_issuer
 from tests.access.keyrings import make_fixed_keyring
 from tests.services.authority import Authority
 
 
 @pytest.fixture
 async def first(clock: SimulatedClock) -> AsyncIterator[LocalIssuer]:
-    async with local_issuer(clock) as issuer:
-        issuer.publish(rsa_key())
+    async with run_issuer(clock) as issuer:
+        issuer.publish(get_rsa_key())
         yield issuer
 
 
 @pytest.fixture
 async def second(clock: SimulatedClock) -> AsyncIterator[LocalIssuer]:
-    async with local_issuer(clock) as issuer:
-        issuer.publish(rsa_key(1))
+    async with run_issuer(clock) as issuer:
+        issuer.publish(get_rsa_key(1))
         yield issuer
 
 
@@ -76,8 +76,8 @@ async def test_same_subject_of_two_issuers_is_two_principals(
 ) -> None:
     fleet.file.write_text(build_issuer_table(second.url))
     authenticator = await fleet.open(first.settings(oidc_issuers_file=str(fleet.file)))
-    assert (await log_in(authenticator, first.token(rsa_key()))).name == "oidc:ann"
-    assert (await log_in(authenticator, second.token(rsa_key(1)))).name == "corp:ann"
+    assert (await log_in(authenticator, first.token(get_rsa_key()))).name == "oidc:ann"
+    assert (await log_in(authenticator, second.token(get_rsa_key(1)))).name == "corp:ann"
 
 
 async def test_keys_of_one_issuer_do_not_sign_for_another(
@@ -85,12 +85,12 @@ async def test_keys_of_one_issuer_do_not_sign_for_another(
 ) -> None:
     fleet.file.write_text(build_issuer_table(second.url))
     authenticator = await fleet.open(first.settings(oidc_issuers_file=str(fleet.file)))
-    for issuer, foreign_key in ((first, rsa_key(1)), (second, rsa_key())):
+    for issuer, foreign_key in ((first, get_rsa_key(1)), (second, get_rsa_key())):
         for kid in ("rsa-0", "rsa-1"):
             with pytest.raises(Unauthenticated):
                 await log_in(authenticator, issuer.token(foreign_key, header={"kid": kid}))
     with pytest.raises(Unauthenticated, match="not from the issuer"):
-        await log_in(authenticator, first.token(rsa_key(), iss="https://unknown.example"))
+        await log_in(authenticator, first.token(get_rsa_key(), iss="https://unknown.example"))
 
 
 async def test_unavailable_issuer_does_not_delay_users_of_another(
@@ -100,8 +100,8 @@ async def test_unavailable_issuer_does_not_delay_users_of_another(
     fleet.file.write_text(build_issuer_table(removed_url))
     authenticator = await fleet.open(first.settings(oidc_issuers_file=str(fleet.file)))
     with pytest.raises(RetryLater):
-        await log_in(authenticator, first.token(rsa_key(), iss=removed_url))
-    assert (await log_in(authenticator, first.token(rsa_key()))).name == "oidc:ann"
+        await log_in(authenticator, first.token(get_rsa_key(), iss=removed_url))
+    assert (await log_in(authenticator, first.token(get_rsa_key()))).name == "oidc:ann"
 
 
 async def test_members_have_the_grants_of_their_groups(fleet: Fleet, first: LocalIssuer, store: PointerStore) -> None:
@@ -114,30 +114,30 @@ async def test_members_have_the_grants_of_their_groups(fleet: Fleet, first: Loca
     )
     authenticator = await fleet.open(first.settings(oidc_groups_claim="groups"))
 
-    async def grants_of(groups: object, **claims: object) -> tuple[Grant, ...]:
-        return (await log_in(authenticator, first.token(rsa_key(), groups=groups, **claims))).grants
+    async def list_grants(groups: object, **claims: object) -> tuple[Grant, ...]:
+        return (await log_in(authenticator, first.token(get_rsa_key(), groups=groups, **claims))).grants
 
-    assert await grants_of(["data engineers", "others", 7, None, "a\nb", ""]) == (engineers,)
-    assert await grants_of("data engineers") == (engineers,)
+    assert await list_grants(["data engineers", "others", 7, None, "a\nb", ""]) == (engineers,)
+    assert await list_grants("data engineers") == (engineers,)
     for empty_groups in (None, {}, 7, [["admins"]], {"admins": True}):
-        assert await grants_of(empty_groups) == ()
+        assert await list_grants(empty_groups) == ()
     for subject in ("group:admins", "-group:admins", "oidc-group:admins", "admins"):
-        assert await grants_of([], sub=subject) == ()
-    assert await grants_of(["oidc-group:admins", ":admins"]) == ()
+        assert await list_grants([], sub=subject) == ()
+    assert await list_grants(["oidc-group:admins", ":admins"]) == ()
     own_grant = Grant("oidc:ann", "reader", ("other",))
     await store.transact([SaveGrant(own_grant)])
-    assert await grants_of(["data engineers"]) == (own_grant, engineers)
+    assert await list_grants(["data engineers"]) == (own_grant, engineers)
     without_claim = await fleet.open(first.settings())
-    assert (await log_in(without_claim, first.token(rsa_key(), groups=["admins"]))).grants == (own_grant,)
+    assert (await log_in(without_claim, first.token(get_rsa_key(), groups=["admins"]))).grants == (own_grant,)
 
 
 async def test_groups_beyond_the_limit_are_ignored(fleet: Fleet, first: LocalIssuer, store: PointerStore) -> None:
     await store.transact([SaveGrant(Grant(f"oidc-group:{name}", "reader")) for name in ("g0", "last")])
     authenticator = await fleet.open(first.settings(oidc_groups_claim="groups"))
     groups = [f"g{number}" for number in range(GROUPS_MAX)]
-    principal = await log_in(authenticator, first.token(rsa_key(), groups=[*groups, "last"]))
+    principal = await log_in(authenticator, first.token(get_rsa_key(), groups=[*groups, "last"]))
     assert principal.grants == (Grant("oidc-group:g0", "reader"),)
-    principal = await log_in(authenticator, first.token(rsa_key(), groups=[*groups[1:], "last"]))
+    principal = await log_in(authenticator, first.token(get_rsa_key(), groups=[*groups[1:], "last"]))
     assert principal.grants == (Grant("oidc-group:last", "reader"),)
 
 
@@ -145,7 +145,7 @@ async def test_service_account_of_kubernetes_logs_in(
     fleet: Fleet, store: PointerStore, clock: SimulatedClock, tmp_path: Path
 ) -> None:
     """The issuer has the shape of a cluster's: a private authority, and keys that only a bearer token can read."""
-    authority, key = Authority(tmp_path), ec_key("cluster")
+    authority, key = Authority(tmp_path), generate_ec_key("cluster")
     authority.issue("cluster")
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(authority.certificate, authority.key)
@@ -160,7 +160,7 @@ async def test_service_account_of_kubernetes_logs_in(
 
     app = web.Application(middlewares=[require_token])
     app.router.add_get("/.well-known/openid-configuration", cluster._discover)
-    app.router.add_get("/keys", cluster._keys)
+    app.router.add_get("/keys", cluster._answer_keys)
     server = TestServer(app, host="127.0.0.1", scheme="https")
     await server.start_server(ssl=tls)
     try:
@@ -198,14 +198,14 @@ async def test_rights_end_with_the_issuer(fleet: Fleet, store: PointerStore, clo
     """Keys and jobs act for a subject without a token of it."""
     await store.transact([SaveGrant(Grant("corp:ann", "reader"))])
 
-    async def why_lost(*tables: str) -> str | None:
+    async def find_lost_reason(*tables: str) -> str | None:
         fleet.file.write_text("".join(tables) or build_issuer_table("https://else.example", "other"))
         settings = Settings(auth="oidc", oidc_issuers_file=str(fleet.file))
         return await StandingRights(store, clock, settings).why_lost("corp:ann", "updateTable", Securable(("shop",)))
 
-    assert await why_lost() == "the server no longer accepts this kind of login"
-    assert await why_lost(build_issuer_table("https://corp.example")) == "its rights were withdrawn"
-    assert await why_lost(build_issuer_table("https://corp.example", groups_claim="groups")) is None
+    assert await find_lost_reason() == "the server no longer accepts this kind of login"
+    assert await find_lost_reason(build_issuer_table("https://corp.example")) == "its rights were withdrawn"
+    assert await find_lost_reason(build_issuer_table("https://corp.example", groups_claim="groups")) is None
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ async def test_access_token_outlives_the_rotation_of_its_key(
     tmp_path: Path, store: PointerStore, clock: SimulatedClock
 ) -> None:
     settings = build_settings(tmp_path, signing_key_rotation_s=3600, oauth_token_ttl_s=3 * DAY_S)
-    token = (await _tokens(store, clock))[0]
+    token = (await _list_tokens(store, clock))[0]
     async with open_keyring(settings, store, clock) as keyring:
         issuer = Issuer(keyring, clock, ttl_s=settings.oauth_token_ttl_s, leeway_s=0)
         issued_token, _ = issuer.issue(token)
@@ -228,6 +228,6 @@ def test_changed_page_token_or_one_of_another_server_is_rejected() -> None:
         PageTokens(make_fixed_keyring(b"o"), SimulatedClock(1)).decode(token)
 
 
-async def _tokens(store: PointerStore, clock: SimulatedClock) -> list[Any]:
+async def _list_tokens(store: PointerStore, clock: SimulatedClock) -> list[Any]:
     await create_token(store, clock, "ann", None, None)
     return await store.tokens()

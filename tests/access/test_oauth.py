@@ -16,7 +16,7 @@ from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.access.tokens import create_token, revoke_token
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
-from tests.access.issuer import AUDIENCE, local_issuer, rsa_key
+from tests.access.issuer import AUDIENCE, get_rsa_key, run_issuer
 from tests.server.rig import OffsetClock, RunningServer, build_settings, running
 
 EXCHANGE = "urn:ietf:params:oauth:grant-type:token-exchange"
@@ -39,7 +39,7 @@ async def server(tmp_path: Path, secrets: dict[str, str]) -> AsyncIterator[Runni
         yield first_server
 
 
-def basic(credential: str) -> dict[str, str]:
+def build_basic_header(credential: str) -> dict[str, str]:
     return {"Authorization": "Basic " + base64.b64encode(credential.encode()).decode()}
 
 
@@ -71,11 +71,11 @@ async def test_client_credentials_return_a_token(server: RunningServer, secrets:
     if way == "form":
         form |= {"client_id": "ann", "client_secret": secrets["ann"]}
     elif way == "basic":
-        headers = basic(f"ann:{secrets['ann']}")
+        headers = build_basic_header(f"ann:{secrets['ann']}")
     elif way == "secret only":
         form |= {"client_secret": secrets["ann"]}
     else:
-        headers = basic(secrets["ann"])
+        headers = build_basic_header(secrets["ann"])
     status, body = await ask(server, form, headers)
     assert status == 200
     assert (body["token_type"], body["expires_in"], body["issued_token_type"]) == ("bearer", 600, ACCESS_TOKEN)
@@ -118,12 +118,12 @@ async def test_expired_token_is_refreshed_only_with_its_holders_credentials(
         assert await find_principal(server, expired) is None
         status, body = await ask(server, make_scoped_exchange(expired))
         assert (status, body["error"]) == (400, "invalid_grant")
-        status, body = await ask(server, make_scoped_exchange(expired), basic(f"ann:{secrets['ann']}"))
+        status, body = await ask(server, make_scoped_exchange(expired), build_basic_header(f"ann:{secrets['ann']}"))
         assert status == 200
         assert await find_principal(server, body["access_token"]) == "ann"
-        status, body = await ask(server, make_scoped_exchange(expired), basic(f"bob:{secrets['bob']}"))
+        status, body = await ask(server, make_scoped_exchange(expired), build_basic_header(f"bob:{secrets['bob']}"))
         assert (status, body["error"]) == (400, "invalid_grant")
-        status, body = await ask(server, make_scoped_exchange(expired), basic("ann:smk_wrong"))
+        status, body = await ask(server, make_scoped_exchange(expired), build_basic_header("ann:smk_wrong"))
         assert (status, body["error"]) == (401, "invalid_client")
 
 
@@ -153,7 +153,7 @@ async def test_errors_have_oauths_form(server: RunningServer) -> None:
 async def test_secret_under_another_name_is_rejected(server: RunningServer, secrets: dict[str, str]) -> None:
     form = {"grant_type": "client_credentials", "client_id": "bob", "client_secret": secrets["ann"]}
     assert (await ask(server, form))[0] == 401
-    status, body = await ask(server, form | {"client_id": "ann"}, basic(f"bob:{secrets['bob']}"))
+    status, body = await ask(server, form | {"client_id": "ann"}, build_basic_header(f"bob:{secrets['bob']}"))
     assert (status, body["error"]) == (400, "invalid_request")
 
 
@@ -195,15 +195,15 @@ async def test_server_without_logins_issues_a_token_on_request(tmp_path: Path) -
 
 
 async def test_token_of_the_oidc_issuer_is_returned_with_its_remaining_time(tmp_path: Path) -> None:
-    async with local_issuer(SystemClock()) as issuer:
-        issuer.publish(rsa_key())
+    async with run_issuer(SystemClock()) as issuer:
+        issuer.publish(get_rsa_key())
         options: dict[str, Any] = {"oidc_issuer": issuer.url, "oidc_audience": AUDIENCE}
         async with running(tmp_path, auth="oidc", **options) as server:
-            token = issuer.token(rsa_key())
+            token = issuer.token(get_rsa_key())
             status, body = await ask(server, exchange(token))
             assert (status, body["access_token"]) == (200, token)
             assert 200 < body["expires_in"] <= 300
-            status, body = await ask(server, exchange(issuer.token(rsa_key(), aud="x")))
+            status, body = await ask(server, exchange(issuer.token(get_rsa_key(), aud="x")))
             assert (status, body["error"]) == (400, "invalid_grant")
 
 
@@ -242,7 +242,7 @@ async def test_access_token_alone_does_not_extend_a_login(tmp_path: Path, secret
         status, answer = await ask(server, exchange(token), {"Authorization": f"Bearer {token}"})
         assert (status, answer["error"]) == (400, "invalid_grant")
         # With the secret, which Java clients then send too, the same token gives a full new one.
-        status, answer = await ask(server, exchange(token), basic(f"ann:{secrets['ann']}"))
+        status, answer = await ask(server, exchange(token), build_basic_header(f"ann:{secrets['ann']}"))
         assert (status, answer["expires_in"]) == (200, 3600)
 
 

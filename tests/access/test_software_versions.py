@@ -29,11 +29,11 @@ def test_each_streamed_answer_names_the_server() -> None:
 async def test_answers_name_the_server_without_a_version(tmp_path: Path) -> None:
     async with running(tmp_path) as server:
         for path in ("/healthz", "/readyz", "/v1/config", "/none", "/metrics", "/api/v1/openapi.json", "/console/"):
-            assert await _server_of(server, path) == "seamark", path
+            assert await _read_server_header(server, path) == "seamark", path
         async with server.http.get(f"{server.url}/api/v1/timeline", headers={"Accept": "text/event-stream"}) as stream:
             assert (stream.status, stream.headers["Server"]) == (200, "seamark")
 
 
-async def _server_of(server: RunningServer, path: str) -> str:
+async def _read_server_header(server: RunningServer, path: str) -> str:
     async with server.http.get(server.url + path, allow_redirects=False) as answer:
         return str(answer.headers["Server"])

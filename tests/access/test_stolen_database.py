@@ -37,13 +37,13 @@ def test_token_signed_with_any_content_of_a_database_copy_is_rejected(
     session = requests.Session()
     server = start_seamark(flags=("--auth", "token"), env={"SEAMARK_ENCRYPTION_KEY": ""})
 
-    def status(token: str) -> int:
+    def request_status(token: str) -> int:
         url = f"{server.base_url}/api/v1/tokens"
         return session.get(url, headers={"Authorization": f"Bearer {token}"}, timeout=30).status_code
 
     form = {"grant_type": "client_credentials", "client_secret": secret}
     real = requests.post(f"{server.base_url}/v1/oauth/tokens", data=form, timeout=30).json()["access_token"]
-    assert status(real) == 200
+    assert request_status(real) == 200
     with sqlite3.connect(f"file:{server.home / 'seamark.db'}?mode=ro", uri=True) as copy:
         stored_bytes = [bytes(row[0]) for row in copy.execute("SELECT value FROM secrets")]
         digest = copy.execute("SELECT digest FROM tokens WHERE name = 'root'").fetchone()[0]
@@ -56,4 +56,4 @@ def test_token_signed_with_any_content_of_a_database_copy_is_rejected(
     candidates = [value[start : start + 32] for value in stored_bytes for start in range(max(1, len(value) - 31))]
     for key in [*stored_bytes, *candidates]:
         for header in ({"alg": "HS256", "kid": kid}, {"alg": "HS256", "kid": "seamark"}):
-            assert status(jwt.encode(header, claims, OctKey.import_key(key))) == 401
+            assert request_status(jwt.encode(header, claims, OctKey.import_key(key))) == 401

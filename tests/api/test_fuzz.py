@@ -58,9 +58,9 @@ def _load_specification() -> dict[str, Any]:
 
 def _list_operations(spec: dict[str, Any]) -> list[Any]:
     schema = schemathesis.openapi.from_dict(spec)
-    actual = [result.ok() for result in schema.get_all_operations() if not isinstance(result, Err)]
-    assert len(actual) == sum(len(set(path) - {"parameters"}) for path in spec["paths"].values())
-    return [pytest.param(one, id=f"{one.method.upper()} {one.path}") for one in actual]
+    operations = [result.ok() for result in schema.get_all_operations() if not isinstance(result, Err)]
+    assert len(operations) == sum(len(set(path) - {"parameters"}) for path in spec["paths"].values())
+    return [pytest.param(operation, id=f"{operation.method.upper()} {operation.path}") for operation in operations]
 
 
 STANDARD = _list_operations(_load_specification())

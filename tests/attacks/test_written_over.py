@@ -57,7 +57,7 @@ async def _create_attackers_table(world: World) -> str:
     return str(answer["metadata"]["location"])
 
 
-async def _try(world: World, way: str, own_location: str) -> Answer:
+async def _send_overwrite(world: World, way: str, own_location: str) -> Answer:
     method, path, body = OVERWRITES[way]
     return await world.ask("mallory", method, path, json.loads(json.dumps(body).replace("OWN", own_location)))
 
@@ -107,7 +107,7 @@ async def test_forged_metadata_causes_no_write_or_listing_elsewhere(
         for path in (f"{NAMES}/tables/t", f"{NAMES}/views/v"):
             await _overwrite(world, path, location=world.hints[kind][0])
         world.touched.clear()
-        answer = await _try(world, way, own_location)
+        answer = await _send_overwrite(world, way, own_location)
         assert answer.error[:2] == (403, "ForbiddenException"), answer.raw
         assert not world.list_touched_of_victim()
         assert await world.fingerprint() == before
@@ -118,7 +118,7 @@ async def test_same_requests_work_with_unchanged_metadata(tmp_path: Path, way: s
     async with open_world(tmp_path, random.Random(8)) as world:
         own_location = await _create_attackers_table(world)
         world.server.components.catalog.documents.cache.clear()
-        answer = await _try(world, way, own_location)
+        answer = await _send_overwrite(world, way, own_location)
         assert answer.status < 300, answer.raw
 
 

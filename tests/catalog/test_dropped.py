@@ -149,7 +149,7 @@ async def test_interrupted_purge_is_finished_later(tmp_path: Path) -> None:
             await self._objects.delete(location)
 
     with pytest.raises(KeyboardInterrupt):
-        await _die(tmp_path / "a", DyingObjects)
+        await _die_while_purging(tmp_path / "a", DyingObjects)
     async with open_rig(tmp_path / "a", drop_retention_s=0) as rig:
         assert await rig.files() != set()
         assert await rig.catalog.dropped.purge_expired() == 1
@@ -157,7 +157,7 @@ async def test_interrupted_purge_is_finished_later(tmp_path: Path) -> None:
         assert await rig.catalog.dropped.purge_expired() == 0
 
 
-async def _die(home: Path, jam: Any) -> None:
+async def _die_while_purging(home: Path, jam: Any) -> None:
     async with open_rig(home, drop_retention_s=0) as rig:
         await _create_filled_table(rig, "t")
         await rig.catalog.tables.drop(CALLER, DB, "t", purge=True)

@@ -44,7 +44,7 @@ def list_faults(findings: list[CheckResult]) -> list[str]:
     return [finding.fix for finding in findings if finding.is_fault]
 
 
-def test_running_server_passes_and_a_stopped_one_is_a_fault_with_its_fix(tmp_path: Path) -> None:
+def test_doctor_finds_a_stopped_server_and_says_how_to_start_it(tmp_path: Path) -> None:
     with Seamark(tmp_path / "home") as server:
         code, actual = examine("--home", str(server.home))
         assert code == 0

@@ -26,7 +26,7 @@ async def create_indexes(stream: Stream) -> None:
             assert answer.status in (200, 201), await answer.text()
 
 
-async def coverage(stream: Stream) -> dict[str, tuple[int, int]]:
+async def read_coverage(stream: Stream) -> dict[str, tuple[int, int]]:
     """Return the number of covered and of live data files for each index."""
     counts = {}
     for name in INDEXES:
@@ -48,7 +48,7 @@ async def test_plans_use_the_indexes_of_a_flush_at_once(stream: Stream) -> None:
     for first in (0, 10, 20):
         await stream.post(*({"id": 3 * number + first % 7, "name": f"n{first}"} for number in range(5)))
         await stream.flush()
-    assert await coverage(stream) == dict.fromkeys(INDEXES, (3, 3))
+    assert await read_coverage(stream) == dict.fromkeys(INDEXES, (3, 3))
 
     def count_files(where: str) -> int:
         return len(list(stream.catalog.load_table("db.t").scan(row_filter=where).plan_files()))
@@ -66,7 +66,7 @@ async def test_flush_does_not_fail_with_its_index_files(stream: Stream, monkeypa
     monkeypatch.setattr(stream.server.components.streams.row_files, "encode_index_files", fail)
     await stream.post({"id": 1}, {"id": 2})
     assert await stream.flush() == 2
-    assert await coverage(stream) == dict.fromkeys(INDEXES, (0, 1))
+    assert await read_coverage(stream) == dict.fromkeys(INDEXES, (0, 1))
     assert await stream.ids("id = 2") == [2]
 
 
@@ -87,7 +87,7 @@ async def test_filters_and_gets_of_random_flushes_equal_a_dictionary_of_the_rows
             del expected[ids[0]]
             if rng.random() < 0.7:
                 await stream.flush()
-                covered = await coverage(stream)
+                covered = await read_coverage(stream)
                 assert all(files == live for files, live in covered.values()), (round_number, covered)
             name, key = f"n{rng.randrange(4)}", rng.randrange(30)
             assert await stream.ids(f"name = '{name}'") == sorted(key for key in expected if expected[key] == name)

@@ -53,7 +53,7 @@ def query_rows(url: str, statement: str) -> list[tuple[Any, ...]]:
     return sorted(zip(*(column.to_pylist() for column in rows.columns), strict=True))
 
 
-def duckdb_rows(url: str, statement: str) -> list[tuple[Any, ...]]:
+def query_duckdb_rows(url: str, statement: str) -> list[tuple[Any, ...]]:
     con = seamark.duckdb.connect(url)
     try:
         relation = seamark.duckdb.sql(con, statement)
@@ -62,7 +62,7 @@ def duckdb_rows(url: str, statement: str) -> list[tuple[Any, ...]]:
         con.close()
 
 
-def client_planned_ids(url: str) -> list[int]:
+def read_client_planned_ids(url: str) -> list[int]:
     """Return the ids that an engine reads if it plans its scans itself and sends the header for fresh rows."""
     with RestCatalog("fresh", uri=url, **FRESH) as catalog:
         return sorted(catalog.load_table("db.t").scan().to_arrow().column("id").to_pylist())
@@ -77,9 +77,9 @@ async def test_all_readers_return_rows_before_their_flush(stream: Stream) -> Non
         assert scan_ids(url, where="name = 'b'") == [2]
         assert query_rows(url, "SELECT count(*), max(id) FROM db.t") == [(3, 3)]
         assert query_rows(url, join) == [(1,), (3,)]
-        assert duckdb_rows(url, "SELECT id FROM sea.db.t WHERE name = 'b'") == [(2,)]
-        assert duckdb_rows(url, "SELECT id FROM sea.db.t") == [(1,), (2,), (3,)]
-        assert duckdb_rows(url, join.replace("db.t", "sea.db.t")) == [(1,), (3,)]
+        assert query_duckdb_rows(url, "SELECT id FROM sea.db.t WHERE name = 'b'") == [(2,)]
+        assert query_duckdb_rows(url, "SELECT id FROM sea.db.t") == [(1,), (2,), (3,)]
+        assert query_duckdb_rows(url, join.replace("db.t", "sea.db.t")) == [(1,), (3,)]
         client = SeamarkClient(url).reading_fresh_rows()
         assert client.explain(TABLE, "id > 1").records == 2
         name = client.plan_table(TABLE, "id >= 0").name
@@ -162,8 +162,8 @@ async def test_an_append_of_a_catalog_that_reads_waiting_rows_adds_only_its_rows
     await stream.post({"id": 4})
     await asyncio.to_thread(append, 11)
     assert await stream.ids() == [1, 2, 3, 4, 10, 11]
-    await asyncio.to_thread(duckdb_rows, url, "INSERT INTO sea.db.t VALUES (12, 'd', NULL)")
-    assert await asyncio.to_thread(client_planned_ids, url) == [1, 2, 3, 4, 10, 11, 12]
+    await asyncio.to_thread(query_duckdb_rows, url, "INSERT INTO sea.db.t VALUES (12, 'd', NULL)")
+    assert await asyncio.to_thread(read_client_planned_ids, url) == [1, 2, 3, 4, 10, 11, 12]
     await stream.flush()
     assert await stream.ids() == [1, 2, 3, 4, 10, 11, 12]
 
@@ -185,12 +185,12 @@ async def test_a_removal_by_a_catalog_that_reads_waiting_rows_is_refused_and_suc
 async def test_a_transaction_over_several_tables_flushes_rows_before_their_key_changes(stream: Stream) -> None:
     await asyncio.to_thread(stream.catalog.create_table, "db.u", SCHEMA)
 
-    def change(name: str, updates: dict[str, str]) -> dict[str, Any]:
+    def build_change(name: str, updates: dict[str, str]) -> dict[str, Any]:
         identifier = {"namespace": ["db"], "name": name}
         update = {"action": "set-properties", "updates": updates}
         return {"identifier": identifier, "requirements": [], "updates": [update]}
 
-    body = {"table-changes": [change("t", {KEY: "id"}), change("u", {"a": "b"})]}
+    body = {"table-changes": [build_change("t", {KEY: "id"}), build_change("u", {"a": "b"})]}
     url = f"{stream.server.url}/v1/transactions/commit"
     async with stream.server.http.post(url, json=body) as answer:
         assert answer.status == 204, await answer.text()
@@ -236,11 +236,11 @@ READERS: dict[str, Callable[[str], list[int]]] = {
     "sql with a join": lambda url: [
         number for (number,) in query_rows(url, "SELECT a.id FROM db.t a JOIN db.t b ON a.id = b.id WHERE b.id >= 0")
     ],
-    "duckdb": lambda url: [number for (number,) in duckdb_rows(url, "SELECT id FROM sea.db.t")],
+    "duckdb": lambda url: [number for (number,) in query_duckdb_rows(url, "SELECT id FROM sea.db.t")],
     "duckdb with plans": lambda url: [
-        number for (number,) in duckdb_rows(url, "SELECT id FROM sea.db.t WHERE id >= 0 AND name IN ('a', 'b')")
+        number for (number,) in query_duckdb_rows(url, "SELECT id FROM sea.db.t WHERE id >= 0 AND name IN ('a', 'b')")
     ],
-    "a client that plans": client_planned_ids,
+    "a client that plans": read_client_planned_ids,
 }
 
 
@@ -253,10 +253,10 @@ async def test_random_changes_leave_every_reader_with_the_rows_of_the_model(tmp_
         await create(stream, properties={"format-version": rng.choice(["2", "3"])})
         url, client = stream.server.url, SeamarkClient(stream.server.url)
 
-        def rows_of(numbers: list[int]) -> list[dict[str, Any]]:
+        def build_rows(numbers: list[int]) -> list[dict[str, Any]]:
             return [{"id": each, "name": "ab"[each % 2]} for each in numbers]
 
-        def change(action: str) -> None:
+        def build_change(action: str) -> None:
             nonlocal flushed, waiting_ids
             if action == "append":
                 table = pa.table({"id": pa.array(numbers, pa.int64()), "name": ["ab"[each % 2] for each in numbers]})
@@ -289,7 +289,7 @@ async def test_random_changes_leave_every_reader_with_the_rows_of_the_model(tmp_
             numbers = list(range(number + 1, number + 1 + rng.randint(1, 9)))
             number = numbers[-1]
             if action == "post" or not (flushed or waiting_ids):
-                await stream.post(*rows_of(numbers))
+                await stream.post(*build_rows(numbers))
                 waiting_ids |= set(numbers)
                 if not flushed:
                     await stream.flush()
@@ -299,7 +299,7 @@ async def test_random_changes_leave_every_reader_with_the_rows_of_the_model(tmp_
                     await stream.flush()
                 flushed, waiting_ids = flushed | waiting_ids, set()
             else:
-                await asyncio.to_thread(change, action)
+                await asyncio.to_thread(build_change, action)
             opened_table = await asyncio.to_thread(open_table, client, TABLE, At())
             if opened_table.snapshot_id is not None:
                 states.setdefault(opened_table.snapshot_id, set(flushed))

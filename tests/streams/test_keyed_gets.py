@@ -54,20 +54,20 @@ async def stream(tmp_path: Path) -> AsyncIterator[Stream]:
         yield stream
 
 
-async def request(stream: Stream, body: Any, **headers: str) -> tuple[int, Any]:
+async def post_keys(stream: Stream, body: Any, **headers: str) -> tuple[int, Any]:
     url = f"{stream.server.url}/api/v1/tables/db/t/rows/get"
     async with stream.server.http.post(url, json=body, headers=headers) as answer:
         return answer.status, await answer.json()
 
 
 async def get(stream: Stream, *keys: Any, **body: Any) -> Any:
-    status, answer = await request(stream, {"keys": list(keys), **body})
+    status, answer = await post_keys(stream, {"keys": list(keys), **body})
     assert status == 200, answer
     return answer
 
 
 async def refuse(stream: Stream, body: Any, status: int = 400) -> str:
-    refusal, answer = await request(stream, body)
+    refusal, answer = await post_keys(stream, body)
     assert refusal == status, answer
     return str(answer["error"]["message"])
 

@@ -99,11 +99,11 @@ def locate_rows_of_an_earlier_pointer(patch: pytest.MonkeyPatch) -> None:
     store = StreamTable.store_deletes
     earlier: dict[StreamTable, object] = {}
 
-    async def stale(table: StreamTable, keyed, entry, metadata, *, fresh: bool):
+    async def store_stale(table: StreamTable, keyed, entry, metadata, *, fresh: bool):
         last_metadata, earlier[table] = earlier.get(table, metadata), metadata
         return await store(table, keyed, entry, last_metadata if fresh else metadata, fresh=fresh)
 
-    patch.setattr(StreamTable, "store_deletes", stale)
+    patch.setattr(StreamTable, "store_deletes", store_stale)
 
 
 def forget_the_last_append(patch: pytest.MonkeyPatch) -> None:

@@ -60,11 +60,11 @@ async def stream(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterato
 async def read(stream: Stream, where: str | None = None) -> dict[int, str]:
     """Return the names by id that stock PyIceberg reads."""
 
-    def scan() -> pa.Table:
+    def scan_table() -> pa.Table:
         options = {"row_filter": where} if where else {}
         return stream.catalog.load_table("db.t").scan(**options).to_arrow()
 
-    rows = (await asyncio.to_thread(scan)).to_pylist()
+    rows = (await asyncio.to_thread(scan_table)).to_pylist()
     names = {row["id"]: row["name"] for row in rows}
     assert len(names) == len(rows), "a key has several rows"
     return names
@@ -123,7 +123,7 @@ async def test_named_fresh_snapshot_keeps_the_rows_that_later_rows_replace(strea
     def load(**plans: str) -> Table:
         return RestCatalog("fresh", uri=stream.server.url, **FRESH, **plans).load_table("db.t")
 
-    def scan(table: Table) -> dict[int, str]:
+    def scan_table(table: Table) -> dict[int, str]:
         rows = table.scan(snapshot_id=table.metadata.current_snapshot_id).to_arrow().to_pylist()
         assert len({row["id"] for row in rows}) == len(rows)
         return {row["id"]: row["name"] for row in rows}
@@ -136,10 +136,10 @@ async def test_named_fresh_snapshot_keeps_the_rows_that_later_rows_replace(strea
     tables = [await asyncio.to_thread(load), await asyncio.to_thread(load, **{"rest-scan-planning-enabled": "true"})]
     for change in ({"id": 2, "name": "e"}, {"id": 1, "_op": "delete"}):
         await stream.post(change)
-        assert [await asyncio.to_thread(scan, table) for table in tables] == [{1: "d", 2: "b"}] * 2
+        assert [await asyncio.to_thread(scan_table, table) for table in tables] == [{1: "d", 2: "b"}] * 2
         await stream.flush()
-        assert [await asyncio.to_thread(scan, table) for table in tables] == [{1: "d", 2: "b"}] * 2
-    assert await asyncio.to_thread(lambda: scan(load())) == {2: "e"}
+        assert [await asyncio.to_thread(scan_table, table) for table in tables] == [{1: "d", 2: "b"}] * 2
+    assert await asyncio.to_thread(lambda: scan_table(load())) == {2: "e"}
 
 
 async def test_append_on_a_fresh_snapshot_with_deletes_adds_only_its_rows(tmp_path: Path) -> None:
@@ -168,20 +168,20 @@ async def send_changes(stream: Stream, *messages: Any, query: str = "?envelope=d
     return answer
 
 
-def change(op: str, before: Any = None, after: Any = None) -> dict[str, Any]:
+def build_change(op: str, before: Any = None, after: Any = None) -> dict[str, Any]:
     return {"op": op, "before": before, "after": after, "source": {"table": "t"}, "ts_ms": 1}
 
 
 async def test_debezium_changes_are_applied_with_and_without_schema(stream: Stream) -> None:
     await send_changes(
         stream,
-        change("r", after={"id": 1, "name": "a"}),
-        {"payload": change("c", after={"id": 2, "name": "b"})},
-        change("u", {"id": 1, "name": "a"}, {"id": 1, "name": "c"}),
-        change("d", {"id": 2, "name": "b"}),
+        build_change("r", after={"id": 1, "name": "a"}),
+        {"payload": build_change("c", after={"id": 2, "name": "b"})},
+        build_change("u", {"id": 1, "name": "a"}, {"id": 1, "name": "c"}),
+        build_change("d", {"id": 2, "name": "b"}),
         None,
-        {"schema": {"type": "struct", "fields": []}, "payload": change("c", after={"id": 3, "name": "d"})},
-        change("u", {"id": 3, "name": "d"}, {"id": 4, "name": "d"}),
+        {"schema": {"type": "struct", "fields": []}, "payload": build_change("c", after={"id": 3, "name": "d"})},
+        build_change("u", {"id": 3, "name": "d"}, {"id": 4, "name": "d"}),
         {"op": "m", "message": {}},
     )
     for _ in range(2):
@@ -194,7 +194,7 @@ async def test_request_of_only_tombstones_uses_the_number_of_its_producer(stream
         answer = await send_changes(stream, None, query="?envelope=debezium&producer=p&sequence=0")
         assert answer == {"rows": 0, "duplicate": repetition == 1, "positions": [], "rejected": 0, "token": ""}
     query = "?envelope=debezium&producer=p&sequence=1"
-    await send_changes(stream, change("c", after={"id": 1, "name": "a"}), query=query)
+    await send_changes(stream, build_change("c", after={"id": 1, "name": "a"}), query=query)
     assert await read(stream) == {1: "a"}
 
 
@@ -215,7 +215,7 @@ async def test_debezium_values_are_converted_by_the_schema_of_the_message(tmp_pa
         {"field": "raw", "type": "bytes"},
     ]
     after = {"id": 1, "price": "+yc=", "at": 1_769_860_800_000_001, "day": 20_484, "raw": "AP8="}
-    message = {"schema": {"fields": [{"field": "after", "fields": columns}]}, "payload": change("c", after=after)}
+    message = {"schema": {"fields": [{"field": "after", "fields": columns}]}, "payload": build_change("c", after=after)}
     async with streaming(tmp_path) as stream:
         await create(stream, schema)
         await send_changes(stream, message)
@@ -230,21 +230,23 @@ async def test_debezium_values_are_converted_by_the_schema_of_the_message(tmp_pa
 
 
 async def test_changes_that_cannot_be_applied_are_refused_with_the_reason(stream: Stream) -> None:
-    async def reason(message: Any, query: str = "?envelope=debezium") -> str:
+    async def read_reason(message: Any, query: str = "?envelope=debezium") -> str:
         status, text = await stream.send_refused(json.dumps([message]).encode(), query=query)
         assert status == 400
         return text
 
-    assert 'Row 0 has the op "t"' in await reason(change("t"))
-    assert "not an envelope of Debezium" in await reason({"id": 1, "name": "a"})
-    assert "has no before" in await reason(change("d"))
-    assert "has the op u and no after" in await reason(change("u", {"id": 1}))
-    assert "replica identity" in await reason(change("u", after={"id": 1, "name": "__debezium_unavailable_value"}))
-    assert "the before [1]" in await reason(change("d", [1]))
-    assert "envelope is 'avro'" in await reason(change("c"), "?envelope=avro")
-    assert 'Row 0 has the _op "upsert"' in await reason({"id": 1, "name": "a", "_op": "upsert"}, "")
-    assert "Row 0 has no value in the column id" in await reason({"_op": "delete"}, "")
-    assert "column name is required" in await reason({"id": 1, "_op": "update"}, "")
+    assert 'Row 0 has the op "t"' in await read_reason(build_change("t"))
+    assert "not an envelope of Debezium" in await read_reason({"id": 1, "name": "a"})
+    assert "has no before" in await read_reason(build_change("d"))
+    assert "has the op u and no after" in await read_reason(build_change("u", {"id": 1}))
+    assert "replica identity" in await read_reason(
+        build_change("u", after={"id": 1, "name": "__debezium_unavailable_value"})
+    )
+    assert "the before [1]" in await read_reason(build_change("d", [1]))
+    assert "envelope is 'avro'" in await read_reason(build_change("c"), "?envelope=avro")
+    assert 'Row 0 has the _op "upsert"' in await read_reason({"id": 1, "name": "a", "_op": "upsert"}, "")
+    assert "Row 0 has no value in the column id" in await read_reason({"_op": "delete"}, "")
+    assert "column name is required" in await read_reason({"id": 1, "_op": "update"}, "")
     status, text = await stream.send_refused(encode_arrow(id=[1], name=["a"], _op=["merge"]), ARROW)
     assert (status, 'Row 0 has the _op "merge"' in text) == (400, True)
     assert await read(stream) == {}

@@ -79,9 +79,9 @@ async def test_a_lookup_returns_the_rows_of_the_keys(tmp_path: Path) -> None:
         rows = pa.table({"id": [1, 2, 3], "name": ["a", "b", "c"]})
         await asyncio.to_thread(seamark.append, client, "db.t", rows)
 
-        def names(keys: dict[str, list[object]]) -> list[str]:
+        def look_up_names(keys: dict[str, list[object]]) -> list[str]:
             return sorted(seamark.lookup(client, "db.t", keys).column("name").to_pylist())
 
-        assert await asyncio.to_thread(names, {"id": [1, 3, 9]}) == ["a", "c"]
-        assert await asyncio.to_thread(names, {"id": [1, 2], "name": ["a", "c"]}) == ["a"]
-        assert await asyncio.to_thread(names, {"id": []}) == []
+        assert await asyncio.to_thread(look_up_names, {"id": [1, 3, 9]}) == ["a", "c"]
+        assert await asyncio.to_thread(look_up_names, {"id": [1, 2], "name": ["a", "c"]}) == ["a"]
+        assert await asyncio.to_thread(look_up_names, {"id": []}) == []

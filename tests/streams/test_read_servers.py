@@ -19,7 +19,7 @@ from seamark.metaserver.streams.stream_properties import ENABLED
 from tests.services.kafka import Kafka
 from tests.services.seamark import Seamark
 from tests.streams.test_fleet import make_shared_settings
-from tests.streams.test_fresh_reads import TABLE, client_planned_ids, scan_ids
+from tests.streams.test_fresh_reads import TABLE, read_client_planned_ids, scan_ids
 from tests.streams.test_read_stream import list_ids, read
 from tests.streams.test_rows_over_http import NEVER_MS, SCHEMA, create, streaming
 from tests.streams.test_stream_commands import count_calls
@@ -108,7 +108,7 @@ async def test_process_that_reads_follows_a_process_that_writes(
                 assert answer.status == 200, await answer.text()
             expected = list(range(1, number + 1))
             assert await asyncio.to_thread(scan_ids, reader.base_url) == expected
-            assert await asyncio.to_thread(client_planned_ids, reader.base_url) == expected
+            assert await asyncio.to_thread(read_client_planned_ids, reader.base_url) == expected
             if number == 4:
                 async with http.post(f"{writer.base_url}/api/v1/tables/db/t/flush") as answer:
                     assert answer.status == 200, await answer.text()

@@ -56,7 +56,7 @@ async def append_batch(stream: Stream, *numbers: int) -> None:
     await asyncio.to_thread(seamark.append, client, "db.t", rows)
 
 
-async def current_snapshot(stream: Stream) -> int:
+async def read_current_snapshot_id(stream: Stream) -> int:
     table = await asyncio.to_thread(stream.catalog.load_table, "db.t")
     return table.metadata.current_snapshot_id or 0
 
@@ -84,7 +84,7 @@ async def test_a_reader_gets_each_row_once_across_flushes_and_batch_appends(stre
 
 async def test_a_reader_begins_at_each_place(stream: Stream) -> None:
     await append_batch(stream, 1)
-    first = await current_snapshot(stream)
+    first = await read_current_snapshot_id(stream)
     await stream.post({"id": 2})
     await stream.flush()
     await stream.post({"id": 3})
@@ -192,7 +192,7 @@ async def test_rows_that_the_log_has_removed_are_read_from_the_files_of_their_fl
         await create(stream)
         await stream.post({"id": 1}, {"id": 2})
         await stream.flush()
-        first = await current_snapshot(stream)
+        first = await read_current_snapshot_id(stream)
         await stream.post({"id": 3})
         await stream.flush()
         await stream.post({"id": 4})
@@ -220,12 +220,12 @@ async def test_a_position_within_a_file_goes_on_with_its_next_row(tmp_path: Path
 async def test_rows_keep_their_values_after_a_schema_change(stream: Stream) -> None:
     await stream.post({"id": 1, "name": "a"})
 
-    def change() -> None:
+    def add_column() -> None:
         with stream.catalog.load_table("db.t").update_schema() as update:
             update.rename_column("name", "title")
             update.delete_column("day")
 
-    await asyncio.to_thread(change)
+    await asyncio.to_thread(add_column)
     await stream.post({"id": 2, "title": "b"})
     batches = await read(stream)
     assert [row for batch in batches for row in batch.rows.to_pylist()] in (

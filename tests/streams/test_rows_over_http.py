@@ -227,19 +227,21 @@ async def test_unknown_outcome_says_whether_a_repeat_is_safe(stream: Stream, mon
 
 
 async def test_rows_that_do_not_fit_are_refused_with_row_column_and_value(stream: Stream) -> None:
-    async def reason(*rows: Any) -> str:
+    async def read_reason(*rows: Any) -> str:
         status, message = await stream.send_refused(json.dumps(rows).encode())
         assert status == 400
         return message
 
-    assert 'Row 1, column id: the value "x" is not a valid long' in await reason({"id": 1}, {"id": "x"})
-    assert "Row 0, column id: the value 1.5" in await reason({"id": 1.5})
-    assert "Row 0, column id: the value true" in await reason({"id": True})
-    assert f"column id: the value {1 << 64}" in await reason({"id": 1 << 64})
-    assert "Row 1 has the column 'town', which the table does not have" in await reason({"id": 1}, {"id": 2, "town": 1})
-    assert "Row 0, column day: the value" in await reason({"id": 1, "day": "31.1.2026"})
-    assert "column id is required" in await reason({"name": "a"}, {"id": 1})
-    assert "Row 0 is 7" in await reason(7)
+    assert 'Row 1, column id: the value "x" is not a valid long' in await read_reason({"id": 1}, {"id": "x"})
+    assert "Row 0, column id: the value 1.5" in await read_reason({"id": 1.5})
+    assert "Row 0, column id: the value true" in await read_reason({"id": True})
+    assert f"column id: the value {1 << 64}" in await read_reason({"id": 1 << 64})
+    assert "Row 1 has the column 'town', which the table does not have" in await read_reason(
+        {"id": 1}, {"id": 2, "town": 1}
+    )
+    assert "Row 0, column day: the value" in await read_reason({"id": 1, "day": "31.1.2026"})
+    assert "column id is required" in await read_reason({"name": "a"}, {"id": 1})
+    assert "Row 0 is 7" in await read_reason(7)
     assert (await stream.send_refused(b"[{"))[0] == 400
     assert (await stream.send_refused(b"id\n1\n", "text/csv"))[0] == 415
     assert "Row 1 is not valid JSON" in (await stream.send_refused(b'{"id": 1}\n{"id": \n', LINES))[1]

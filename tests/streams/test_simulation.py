@@ -201,10 +201,10 @@ def forget_flushed_offsets(patch: pytest.MonkeyPatch) -> None:
 def plan_with_an_old_journal(patch: pytest.MonkeyPatch) -> None:
     """Plan without reading the journal up to its end."""
 
-    async def not_at_all(log: KafkaLog) -> None:
+    async def skip_sync(log: KafkaLog) -> None:
         pass
 
-    patch.setattr(KafkaLog, "catch_up", not_at_all)
+    patch.setattr(KafkaLog, "catch_up", skip_sync)
 
 
 def acknowledge_before_the_journal(patch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from tests.streams.test_read_stream import append_batch
 from tests.streams.test_rows_over_http import NEVER_MS, SCHEMA, Stream, create, streaming
 
 
-async def run(url: str, *arguments: str) -> str:
+async def run_stream_command(url: str, *arguments: str) -> str:
     """Run `seamark stream` with the arguments, and return its output."""
 
     completed = await asyncio.to_thread(run_seamark, "stream", *arguments, "--url", url)
@@ -33,24 +33,24 @@ async def run(url: str, *arguments: str) -> str:
 async def test_a_stream_is_listed_shown_and_flushed(tmp_path: Path) -> None:
     async with streaming(tmp_path) as stream:
         url = stream.server.url
-        assert "No stream table" in await run(url, "list")
+        assert "No stream table" in await run_stream_command(url, "list")
         await create(stream, properties={"seamark.stream.shards": "2"})
         await stream.post({"id": 1})
         await stream.flush()
         await stream.post({"id": 2}, {"id": 3})
         await stream.post({"id": 4})
-        (stream_report,) = json.loads(await run(url, "list", "--json"))
+        (stream_report,) = json.loads(await run_stream_command(url, "list", "--json"))
         assert (stream_report["namespace"], stream_report["table"], stream_report["waiting-rows"]) == (["db"], "t", 3)
         assert sum(shard["flushed"] for shard in stream_report["shards"]) == 1
         assert sum(shard["durable"] for shard in stream_report["shards"]) == 4
         assert stream_report["oldest-ms"] is not None
-        text = await run(url, "list")
+        text = await run_stream_command(url, "list")
         assert "db.t" in text
         assert " 3 " in text
-        assert json.loads(await run(url, "show", "db.t", "--json"))["waiting-rows"] == 3
-        assert "3 rows" in await run(url, "show", "db.t")
-        assert await run(url, "flush", "db.t") == "3 rows of db.t were flushed\n"
-        (stream_report,) = json.loads(await run(url, "list", "--json"))
+        assert json.loads(await run_stream_command(url, "show", "db.t", "--json"))["waiting-rows"] == 3
+        assert "3 rows" in await run_stream_command(url, "show", "db.t")
+        assert await run_stream_command(url, "flush", "db.t") == "3 rows of db.t were flushed\n"
+        (stream_report,) = json.loads(await run_stream_command(url, "list", "--json"))
         assert (stream_report["waiting-rows"], stream_report["oldest-ms"]) == (0, None)
         assert await stream.ids() == [1, 2, 3, 4]
 
@@ -61,21 +61,21 @@ async def test_a_paused_table_refuses_rows_until_it_is_resumed_and_a_drained_tab
         url = stream.server.url
         await append_batch(stream, 0)  # A table without a snapshot is flushed at once.
         await stream.post({"id": 1})
-        assert await run(url, "pause", "db.t", "--reason", "a move") == "db.t is paused: a move\n"
+        assert await run_stream_command(url, "pause", "db.t", "--reason", "a move") == "db.t is paused: a move\n"
         status, message = await stream.send_refused(b'[{"id": 2}]')
         assert (status, "a move" in message, "seamark stream resume db.t" in message) == (503, True, True)
-        assert "paused: a move" in await run(url, "show", "db.t")
+        assert "paused: a move" in await run_stream_command(url, "show", "db.t")
         assert await stream.flush() == 1
     async with streaming(tmp_path) as stream:
         url = stream.server.url
         assert (await stream.send_refused(b'[{"id": 2}]'))[0] == 503
-        assert await run(url, "resume", "db.t") == "db.t takes rows\n"
+        assert await run_stream_command(url, "resume", "db.t") == "db.t takes rows\n"
         await stream.post({"id": 2}, {"id": 3})
-        assert await run(url, "drain", "db.t") == "2 rows of db.t were flushed; db.t is paused\n"
+        assert await run_stream_command(url, "drain", "db.t") == "2 rows of db.t were flushed; db.t is paused\n"
         assert (await stream.send_refused(b'[{"id": 4}]'))[0] == 503
-        (stream_report,) = json.loads(await run(url, "list", "--json"))
+        (stream_report,) = json.loads(await run_stream_command(url, "list", "--json"))
         assert (stream_report["waiting-rows"], stream_report["paused"]) == (0, "no reason was given")
-        assert await run(url, "resume", "db.t") == "db.t takes rows\n"
+        assert await run_stream_command(url, "resume", "db.t") == "db.t takes rows\n"
         await stream.post({"id": 4})
         assert await stream.ids() == [0, 1, 2, 3, 4]
 
@@ -106,11 +106,11 @@ async def test_drain_of_a_table_that_is_dropped_meanwhile_is_refused(
 def count_calls(method: Callable[..., Any], name: str, calls: list[str]) -> Callable[..., Any]:
     """Return a method that adds its name to `calls` before it runs."""
 
-    def counted(*arguments: Any) -> Any:
+    def count_and_call(*arguments: Any) -> Any:
         calls.append(name)
         return method(*arguments)
 
-    return counted
+    return count_and_call
 
 
 async def test_the_listing_has_pages_and_survives_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,17 +154,17 @@ async def test_metrics_count_waiting_rows_and_report_a_failed_log(tmp_path: Path
         await stream.flush()
         await stream.post({"id": 2}, {"id": 3})
 
-        async def shows(line: str) -> bool:
+        async def is_shown(line: str) -> bool:
             async with stream.server.http.get(f"{stream.server.url}/metrics") as answer:
                 return line in (await answer.text()).splitlines()
 
         async with asyncio.timeout(60):
-            while not await shows("seamark_stream_waiting_rows 2.0"):
+            while not await is_shown("seamark_stream_waiting_rows 2.0"):
                 await asyncio.sleep(0.1)
-            assert await shows("seamark_stream_log_failed 0.0")
+            assert await is_shown("seamark_stream_log_failed 0.0")
             log = await stream.server.components.streams._logs.open()
             log._failure = "The disk failed"  # type: ignore[attr-defined]
-            while not await shows("seamark_stream_log_failed 1.0"):
+            while not await is_shown("seamark_stream_log_failed 1.0"):
                 await asyncio.sleep(0.1)
 
 
@@ -173,16 +173,16 @@ async def test_metrics_count_appends_refusals_and_flushes(tmp_path: Path) -> Non
         await create(stream)
         await stream.post({"id": 1}, {"id": 2})
         await stream.flush()
-        await run(stream.server.url, "pause", "db.t")
+        await run_stream_command(stream.server.url, "pause", "db.t")
         assert (await stream.send_refused(b'[{"id": 3}]'))[0] == 503
 
-        async def shows(*lines: str) -> bool:
+        async def is_shown(*lines: str) -> bool:
             async with stream.server.http.get(f"{stream.server.url}/metrics") as answer:
                 return set(lines) <= set((await answer.text()).splitlines())
 
         counts = [f"seamark_stream_{name}_total" for name in ("appended_rows", "flushed_rows", "refused_appends")]
         async with asyncio.timeout(60):
-            while not await shows(f"{counts[0]} 2.0", f"{counts[1]} 2.0", f"{counts[2]} 1.0"):
+            while not await is_shown(f"{counts[0]} 2.0", f"{counts[1]} 2.0", f"{counts[2]} 1.0"):
                 await asyncio.sleep(0.1)
 
 
@@ -195,15 +195,15 @@ async def test_health_reports_a_pause_a_late_flush_and_full_memory(tmp_path: Pat
         await append_batch(stream, 1)  # A table without a snapshot is flushed at once.
         await stream.post({"id": 2})
 
-        async def problems() -> set[str]:
+        async def list_problems() -> set[str]:
             status, health = await server.get("/api/v1/tables/db/t/health")
             assert status == 200, health
             return {problem["problem"] for problem in health["problems"]}
 
         alerts = {"paused stream", "late flush", "full stream memory", "waiting topic", "lost messages"}
-        assert not await problems() & alerts
-        await run(server.url, "pause", "db.t")
-        assert await problems() & alerts == {"paused stream"}
+        assert not await list_problems() & alerts
+        await run_stream_command(server.url, "pause", "db.t")
+        assert await list_problems() & alerts == {"paused stream"}
         (table,) = server.components.streams.tables.values()
         # This is the state while flushes hang.
         server.components.streams._flushes[table.uuid].not_before_s = float("inf")
@@ -211,7 +211,7 @@ async def test_health_reports_a_pause_a_late_flush_and_full_memory(tmp_path: Pat
         server.components.streams.topic_counts.waiting[table.uuid] = "the log is busy"
         server.components.streams.topic_counts.lost[table.uuid] = 1
         clock.ahead_ms = 4 * NEVER_MS
-        assert await problems() & alerts == alerts
+        assert await list_problems() & alerts == alerts
         table.appending_bytes -= 600 << 10
 
 

@@ -39,8 +39,8 @@ class Table:
 
     async def load(self) -> Row:
         _, loaded_table = await self.server.get("/v1/namespaces/db/tables/t?snapshots=all")
-        row: Row = loaded_table["metadata"]
-        return row
+        metadata: Row = loaded_table["metadata"]
+        return metadata
 
     async def commit(self, commit: Commit) -> None:
         await self.components.engine_commits.commit_table(CALLER, DB, "t", *commit)

@@ -20,7 +20,7 @@ ZONES = [timezone(timedelta(minutes=60 * hours)) for hours in (-12, -11, -8, -5,
 """Time zones without daylight saving time. Daylight saving time would change an offset by up to three hours."""
 
 
-def start_of(moment: datetime, unit: str) -> datetime:
+def truncate_time(moment: datetime, unit: str) -> datetime:
     midnight = moment.replace(hour=0, minute=0, second=0, microsecond=0)
     match unit:
         case "year":
@@ -42,13 +42,13 @@ def draw_expression(rng: random.Random, now: datetime) -> tuple[str, list[dateti
     """Return an expression and its two values: the instant in UTC, and the local time in the zone of `now`."""
     text, value = rng.choice(["now()", "current_timestamp", "localtimestamp", "current_date"]), now
     if text == "current_date":
-        value = start_of(now, "day")
+        value = truncate_time(now, "day")
     for _ in range(rng.randrange(4)):
         count = rng.choice([-1, 1]) * rng.choice([1, 2, 3, 7, 30])
         match rng.randrange(5):
             case 0:
                 unit = rng.choice(["year", "quarter", "month", "week", "day"])
-                text, value = f"date_trunc('{unit}', {text})", start_of(value, unit)
+                text, value = f"date_trunc('{unit}', {text})", truncate_time(value, unit)
             case 1:
                 text, value = f"({text} + INTERVAL '{count}' MONTH)", add_calendar_months(value, count)
             case 2:
@@ -56,7 +56,7 @@ def draw_expression(rng: random.Random, now: datetime) -> tuple[str, list[dateti
             case 3:
                 text, value = f"({text} - INTERVAL '{count}' DAY)", value - timedelta(days=count)
             case 4:
-                text, value = f"CAST({text} AS date)", start_of(value, "day")
+                text, value = f"CAST({text} AS date)", truncate_time(value, "day")
     return text, [value.astimezone(UTC).replace(tzinfo=None), value.replace(tzinfo=None)]
 
 

@@ -125,7 +125,7 @@ def draw_definitions(rng: random.Random, lake: Lake) -> dict[str, str]:
 def draw_indexed_filter(rng: random.Random, indexed: IndexedLake, schema: TableSchema, depth: int = 0) -> Any:
     """Return a filter on indexed columns with the names of `schema`, mostly of equalities.
 
-    `predicates.written` converts it to JSON.
+    `predicates.to_json` converts it to JSON.
     """
     shape = rng.random()
     if depth < 2 and shape < 0.5:

@@ -258,7 +258,7 @@ def scan_files_by_duckdb(rig: Rig, url: str, table: str) -> Counter[tuple[Any, .
 
 
 @contextmanager
-def temporary_rig(log: str, postgres: Postgres | None) -> Iterator[Rig]:
+def open_temporary_rig(log: str, postgres: Postgres | None) -> Iterator[Rig]:
     """Run servers over a log, `files` or `kafka`, in a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="seamark-chaos-") as name:
         if log == "files":

@@ -22,7 +22,7 @@ from tests.seeds import first_seed
 from tests.services.postgres import Postgres, postgres_server
 from tests.services.spark import new_catalog, spark_session
 from tests.services.trino import Trino, trino_server
-from tests.streams.chaos.campaign import Rig, run_campaign, temporary_rig
+from tests.streams.chaos.campaign import Rig, open_temporary_rig, run_campaign
 from tests.streams.chaos.readers import Scan
 
 LOGS, ENGINES = ("files", "kafka"), ("spark", "trino")
@@ -40,7 +40,7 @@ def main() -> None:
     database: AbstractContextManager[Postgres | None] = (
         postgres_server() if arguments.log == "kafka" else nullcontext(None)
     )
-    with database as postgres, temporary_rig(arguments.log, postgres) as rig, ExitStack() as stack:
+    with database as postgres, open_temporary_rig(arguments.log, postgres) as rig, ExitStack() as stack:
         scans = open_engines(rig, arguments.engines, stack)
         outcome = run_campaign(rig, seed, 60 * arguments.minutes, scans)
     print(f"log {arguments.log}, seed {seed}: {outcome.describe()}")

@@ -22,7 +22,7 @@ def read(data: bytes, *, rows_max: int = 1000) -> pa.RecordBatch:
     return read_avro(data, "The message", rows_max=rows_max)
 
 
-def record(*fields: Any, name: str = "Row", **extra_fields: Any) -> dict[str, Any]:
+def build_record(*fields: Any, name: str = "Row", **extra_fields: Any) -> dict[str, Any]:
     """Return a record whose fields have these types."""
     return {
         "type": "record",
@@ -32,7 +32,7 @@ def record(*fields: Any, name: str = "Row", **extra_fields: Any) -> dict[str, An
     }
 
 
-NESTED = record({"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 1}, "E", name="Nested")
+NESTED = build_record({"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 1}, "E", name="Nested")
 COLUMNS: list[tuple[Any, list[Any], pa.DataType]] = [
     ("boolean", [True, False], pa.bool_()),
     ("int", [-(2**31), 2**31 - 1], pa.int32()),
@@ -63,7 +63,7 @@ COLUMNS: list[tuple[Any, list[Any], pa.DataType]] = [
 
 @pytest.mark.parametrize("codec", ["null", "deflate"])
 def test_values_of_all_types_survive_a_round_trip(codec: str) -> None:
-    schema = record(*(kind for kind, _, _ in COLUMNS), NESTED, {"type": "map", "values": "Nested"})
+    schema = build_record(*(kind for kind, _, _ in COLUMNS), NESTED, {"type": "map", "values": "Nested"})
     nested = [{"f0": Decimal("1.5"), "f1": "a"}, {"f0": Decimal("-2.5"), "f1": "b"}]
     rows = [
         {
@@ -85,33 +85,35 @@ def test_values_of_all_types_survive_a_round_trip(codec: str) -> None:
 def test_named_types_are_those_of_their_namespace() -> None:
     inner = {"type": "enum", "name": "Kind", "symbols": ["inner"]}
     outer = {"type": "enum", "name": "Kind", "symbols": ["outer"]}
-    schema = record(outer, record(inner, "Kind", name="Other", namespace="b"), "Kind", "b.Kind", namespace="a")
+    schema = build_record(
+        outer, build_record(inner, "Kind", name="Other", namespace="b"), "Kind", "b.Kind", namespace="a"
+    )
     row = {"f0": "outer", "f1": {"f0": "inner", "f1": "inner"}, "f2": "outer", "f3": "inner"}
     assert read(encode_avro(row, schema=schema)).to_pylist() == [row]
 
 
 def test_records_in_the_last_field_of_records_are_read() -> None:
-    schema = record(record(record("double", name="Geo"), name="Addr"))
+    schema = build_record(build_record(build_record("double", name="Geo"), name="Addr"))
     row = {"f0": {"f0": {"f0": 1.5}}}
     assert read(encode_avro(row, schema=schema)).to_pylist() == [row]
 
 
-def deep(levels: int) -> Any:
+def nest_type(levels: int) -> Any:
     kind: Any = "int"
     for _ in range(levels):
         kind = {"type": "array", "items": kind}
     return kind
 
 
-def doubled(levels: int) -> Any:
+def build_doubled_schema(levels: int) -> Any:
     """Return a schema of some names whose types are 2 to the power of `levels` in number."""
-    kind: Any = record("int", name="R0")
+    kind: Any = build_record("int", name="R0")
     for level in range(1, levels):
-        kind = record(kind, f"R{level - 1}", name=f"R{level}")
+        kind = build_record(kind, f"R{level - 1}", name=f"R{level}")
     return kind
 
 
-def file_of(schema: Any, blocks: list[tuple[int, bytes]], codec: bytes = b"null") -> bytes:
+def build_file(schema: Any, blocks: list[tuple[int, bytes]], codec: bytes = b"null") -> bytes:
     """Return a file with this schema and these blocks, which need not be valid."""
     sink = io.BytesIO(b"Obj\x01")
     sink.seek(4)
@@ -138,30 +140,39 @@ HUGE = b"\xfe\xff\xff\xff\xff\xff\xff\xff\xff\x01"
     ("data", "message"),
     [
         (b"Obj\x01", "ends in the middle"),
-        (file_of("long", []), "is not a record"),
-        (file_of(b"{", []), "not valid JSON"),
-        (file_of(b"[" * 100_000, []), "not valid JSON"),
-        (file_of(b'{"type":"record"' + b" " * 300_000 + b"}", []), "characters"),
-        (file_of(record(deep(100)), []), "levels"),
-        (file_of(record(doubled(14)), []), "levels or more than"),
-        (file_of(record(["null", "Row"]), []), "recursive"),
-        (file_of(record("Missing"), []), "unknown type 'Missing'"),
-        (file_of(record(["int", "string"]), []), "union"),
-        (file_of(record({"type": "array", "items": "null"}), [(1, HUGE)]), "without bytes"),
-        (file_of(record({"type": "map", "values": record(name="Empty")}), []), "without bytes"),
-        (file_of(record(), [(2**60, b"")]), "no field with a value"),
-        (file_of(record("null"), [(500, b"")]), "no field with a value"),
-        (file_of(record("int", "int"), [(500, b"\x02")]), "does not have its schema"),
-        (file_of(record("string"), [(1, HUGE)]), "does not have its schema"),
-        (file_of(record("string"), [(1, b"\x01")]), "does not have its schema"),
-        (file_of(record({"type": "array", "items": "int"}), [(1, HUGE + b"\x02")]), "does not have its schema"),
-        (file_of(record({"type": "enum", "name": "E", "symbols": ["a"]}), [(1, b"\x06")]), "does not have its"),
-        (file_of(record(["null", "int"]), [(1, b"\x08")]), "does not have its schema"),
-        (file_of(record("int"), [(1, b"\x02\x02")]), "more bytes than its rows"),
-        (file_of(record("int"), [(1, HUGE)]), "does not have its type"),
-        (file_of(record("bytes"), [(1, deflate(bytes(INFLATED_BYTES_MAX + 1)))], b"deflate"), "inflates to more"),
-        (file_of(record("int"), [(1, b"\x02")], b"lzma"), "codecs that can be read"),
-        (file_of(record("int", fields=[{"name": "a", "type": "int"}] * 2), []), "twice"),
+        (build_file("long", []), "is not a record"),
+        (build_file(b"{", []), "not valid JSON"),
+        (build_file(b"[" * 100_000, []), "not valid JSON"),
+        (build_file(b'{"type":"record"' + b" " * 300_000 + b"}", []), "characters"),
+        (build_file(build_record(nest_type(100)), []), "levels"),
+        (build_file(build_record(build_doubled_schema(14)), []), "levels or more than"),
+        (build_file(build_record(["null", "Row"]), []), "recursive"),
+        (build_file(build_record("Missing"), []), "unknown type 'Missing'"),
+        (build_file(build_record(["int", "string"]), []), "union"),
+        (build_file(build_record({"type": "array", "items": "null"}), [(1, HUGE)]), "without bytes"),
+        (build_file(build_record({"type": "map", "values": build_record(name="Empty")}), []), "without bytes"),
+        (build_file(build_record(), [(2**60, b"")]), "no field with a value"),
+        (build_file(build_record("null"), [(500, b"")]), "no field with a value"),
+        (build_file(build_record("int", "int"), [(500, b"\x02")]), "does not have its schema"),
+        (build_file(build_record("string"), [(1, HUGE)]), "does not have its schema"),
+        (build_file(build_record("string"), [(1, b"\x01")]), "does not have its schema"),
+        (
+            build_file(build_record({"type": "array", "items": "int"}), [(1, HUGE + b"\x02")]),
+            "does not have its schema",
+        ),
+        (
+            build_file(build_record({"type": "enum", "name": "E", "symbols": ["a"]}), [(1, b"\x06")]),
+            "does not have its",
+        ),
+        (build_file(build_record(["null", "int"]), [(1, b"\x08")]), "does not have its schema"),
+        (build_file(build_record("int"), [(1, b"\x02\x02")]), "more bytes than its rows"),
+        (build_file(build_record("int"), [(1, HUGE)]), "does not have its type"),
+        (
+            build_file(build_record("bytes"), [(1, deflate(bytes(INFLATED_BYTES_MAX + 1)))], b"deflate"),
+            "inflates to more",
+        ),
+        (build_file(build_record("int"), [(1, b"\x02")], b"lzma"), "codecs that can be read"),
+        (build_file(build_record("int", fields=[{"name": "a", "type": "int"}] * 2), []), "twice"),
     ],
 )
 def test_hostile_file_is_refused(data: bytes, message: str) -> None:
@@ -171,7 +182,7 @@ def test_hostile_file_is_refused(data: bytes, message: str) -> None:
 
 def test_file_with_too_many_rows_is_refused_before_they_are_decoded() -> None:
     with pytest.raises(TooLarge, match="more than 10 rows"):
-        read(file_of(record("int"), [(11, b"\x02" * 11)]), rows_max=10)
+        read(build_file(build_record("int"), [(11, b"\x02" * 11)]), rows_max=10)
 
 
 @pytest.mark.parametrize("seed", range(50))
@@ -187,18 +198,18 @@ def test_damaged_file_is_refused_or_read(seed: int) -> None:
     assert batch.num_rows <= 1000
 
 
-def nested(levels: int) -> Any:
+def nest_record(levels: int) -> Any:
     kind: Any = "int"
     for level in range(levels):
-        kind = record(kind, name=f"N{level}")
+        kind = build_record(kind, name=f"N{level}")
     return kind
 
 
-def array_of(kind: Any) -> Any:
+def build_array_type(kind: Any) -> Any:
     return {"type": "array", "items": kind}
 
 
-def items(count: int, data: bytes) -> bytes:
+def encode_items(count: int, data: bytes) -> bytes:
     """Return an array with the same item `count` times."""
     sink = io.BytesIO()
     fastavro.schemaless_writer(sink, "long", count)
@@ -208,14 +219,20 @@ def items(count: int, data: bytes) -> bytes:
 @pytest.mark.parametrize(
     "data",
     [
-        file_of(record("int", *["null"] * 4_900), [(1_000, b"\x02" * 1_000)]),
-        file_of(record(array_of(nested(11))), [(1, items(1 << 18, b"\x02"))]),
-        file_of(record(array_of(record("int", *["null"] * 400, name="Wide"))), [(1, items(1 << 15, b"\x02"))]),
-        file_of(record(array_of("int")), [(1, items(4 << 20, b"\x02"))]),
-        file_of(record({"type": "map", "values": "int"}), [(1, items(1 << 20, b"\x02a\x02"))]),
-        file_of(record(["null", {"type": "fixed", "name": "F", "size": 1 << 20}]), [(1_000, b"\0" * 1_000)]),
-        file_of(record(array_of(["null", record(*["double"] * 1_000, name="D")])), [(1, items(1 << 15, b"\0"))]),
-        file_of(record({"type": "enum", "name": "E", "symbols": ["a" * 200_000]}), [(1_000, b"\0" * 1_000)]),
+        build_file(build_record("int", *["null"] * 4_900), [(1_000, b"\x02" * 1_000)]),
+        build_file(build_record(build_array_type(nest_record(11))), [(1, encode_items(1 << 18, b"\x02"))]),
+        build_file(
+            build_record(build_array_type(build_record("int", *["null"] * 400, name="Wide"))),
+            [(1, encode_items(1 << 15, b"\x02"))],
+        ),
+        build_file(build_record(build_array_type("int")), [(1, encode_items(4 << 20, b"\x02"))]),
+        build_file(build_record({"type": "map", "values": "int"}), [(1, encode_items(1 << 20, b"\x02a\x02"))]),
+        build_file(build_record(["null", {"type": "fixed", "name": "F", "size": 1 << 20}]), [(1_000, b"\0" * 1_000)]),
+        build_file(
+            build_record(build_array_type(["null", build_record(*["double"] * 1_000, name="D")])),
+            [(1, encode_items(1 << 15, b"\0"))],
+        ),
+        build_file(build_record({"type": "enum", "name": "E", "symbols": ["a" * 200_000]}), [(1_000, b"\0" * 1_000)]),
     ],
     ids=["nulls", "records", "nulls in items", "items", "entries", "null fixed", "null records", "symbols"],
 )
@@ -228,8 +245,8 @@ def test_small_file_that_needs_much_memory_is_refused_before_it_is_decoded(
 
 
 def test_file_within_the_memory_limit_is_read() -> None:
-    values = [record("int", *["null"] * 20, name="Wide"), ["null", record(*["double"] * 50, name="D")]]
-    schema = record(*(array_of(kind) for kind in values), "string")
-    data = items(1_000, b"\x02") + items(1_000, b"\0") + items(20_000, b"a")[:-1]
-    batch = read(file_of(schema, [(1, data)]))
+    values = [build_record("int", *["null"] * 20, name="Wide"), ["null", build_record(*["double"] * 50, name="D")]]
+    schema = build_record(*(build_array_type(kind) for kind in values), "string")
+    data = encode_items(1_000, b"\x02") + encode_items(1_000, b"\0") + encode_items(20_000, b"a")[:-1]
+    batch = read(build_file(schema, [(1, data)]))
     assert [len(batch.column(number)[0]) for number in range(2)] == [1_000, 1_000]

@@ -15,13 +15,13 @@ from seamark.metaserver.streams.incoming.rows import to_batch
 DECIMAL = "org.apache.kafka.connect.data.Decimal"
 
 
-def message(value: Any, **column: Any) -> dict[str, Any]:
+def build_message(value: Any, **column: Any) -> dict[str, Any]:
     fields = [{"field": "x", **column}]
     return {"schema": {"fields": [{"field": "after", "fields": fields}]}, "payload": {"op": "c", "after": {"x": value}}}
 
 
 def read(value: Any, **column: Any) -> Any:
-    (change,) = read_debezium(message(value, **column), ())
+    (change,) = read_debezium(build_message(value, **column), ())
     return change.values["x"]
 
 

@@ -100,24 +100,24 @@ async def test_arrow_value_that_python_does_not_have_is_a_dead_letter(stream: St
 
 
 async def test_request_is_refused_if_dead_letter_table_cannot_store_rows(stream: Stream) -> None:
-    async def reason() -> str:
+    async def read_reason() -> str:
         status, text = await stream.send_refused(b'[{"id": 1}, {"id": "x"}]')
         assert status == 400
         return text
 
-    assert "db.t_errors does not exist" in await reason()
+    assert "db.t_errors does not exist" in await read_reason()
     await create_letters(stream, Schema(NestedField(1, "raw", StringType())))
-    assert "has no column reason" in await reason()
+    assert "has no column reason" in await read_reason()
     await asyncio.to_thread(stream.catalog.drop_table, "db.t_errors")
     wrong_schema = Schema(NestedField(1, "raw", IntegerType()), NestedField(2, "reason", StringType()))
     await create_letters(stream, wrong_schema)
-    assert "the column raw of another type than string" in await reason()
+    assert "the column raw of another type than string" in await read_reason()
     await asyncio.to_thread(stream.catalog.drop_table, "db.t_errors")
     await create_letters(stream, Schema(*LETTERS.fields, NestedField(6, "more", LongType(), required=True)))
-    assert "more is required" in await reason()
+    assert "more is required" in await read_reason()
     await asyncio.to_thread(stream.catalog.drop_table, "db.t_errors")
     await create_letters(stream, **{ENABLED: "false"})
-    assert "is not a stream table" in await reason()
+    assert "is not a stream table" in await read_reason()
     assert await stream.ids() == []
 
 
@@ -129,11 +129,11 @@ async def test_dead_letter_table_needs_the_right_to_write_there(tmp_path: Path) 
         root = await create_token(store, clock, "root", 3600, [Grant("root", "admin", ())])
     async with running(tmp_path, auth="token", stream_flush_interval_ms=NEVER_MS) as server:
 
-        def catalog_of(token: str) -> RestCatalog:
+        def open_catalog(token: str) -> RestCatalog:
             return RestCatalog("streams", uri=server.url, token=token)
 
         def create_tables() -> None:
-            catalog = catalog_of(root)
+            catalog = open_catalog(root)
             for namespace in ("db", "other"):
                 catalog.create_namespace_if_not_exists(namespace)
             catalog.create_table("other.errors", LETTERS, properties={ENABLED: "true"})
@@ -147,7 +147,7 @@ async def test_dead_letter_table_needs_the_right_to_write_there(tmp_path: Path) 
             assert answer.status == 403
 
         def set_property() -> None:
-            with catalog_of(secret).load_table("db.u").transaction() as change:
+            with open_catalog(secret).load_table("db.u").transaction() as change:
                 change.set_properties({DEAD_LETTER_TABLE: "other.errors"})
 
         with pytest.raises(ForbiddenError):
@@ -155,7 +155,7 @@ async def test_dead_letter_table_needs_the_right_to_write_there(tmp_path: Path) 
 
         def create_table(*, staged: bool) -> None:
             properties = {ENABLED: "true", DEAD_LETTER_TABLE: "other.errors"}
-            catalog = catalog_of(secret)
+            catalog = open_catalog(secret)
             if staged:
                 catalog.create_table_transaction("db.v", SCHEMA, properties=properties).commit_transaction()
             else:

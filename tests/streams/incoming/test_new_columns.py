@@ -35,11 +35,11 @@ async def stream(tmp_path: Path) -> AsyncIterator[Stream]:
 async def read(stream: Stream) -> list[dict[str, Any]]:
     """Return the rows that stock PyIceberg reads, by id."""
 
-    def scan() -> list[dict[str, Any]]:
+    def scan_rows() -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = stream.catalog.load_table("db.t").scan().to_arrow().to_pylist()
         return sorted(rows, key=lambda row: row["id"])
 
-    return await asyncio.to_thread(scan)
+    return await asyncio.to_thread(scan_rows)
 
 
 async def read_columns(stream: Stream) -> dict[str, str]:
@@ -126,7 +126,7 @@ async def test_rows_whose_columns_cannot_be_added_are_refused(
     assert list(await read_columns(stream)) == ["id", "name", "day"]
 
 
-def envelope(after: dict[str, Any], *fields: dict[str, Any], op: str = "c") -> dict[str, Any]:
+def build_envelope(after: dict[str, Any], *fields: dict[str, Any], op: str = "c") -> dict[str, Any]:
     """Return a message of Debezium with the types of new columns in its schema, or without a schema."""
     payload = {"op": op, "before": None, "after": after}
     if not fields:
@@ -161,7 +161,7 @@ async def test_table_gets_the_columns_of_debezium_messages_with_the_types_of_the
     after |= {"seen": "2026-01-31T12:00:00Z", "kind": "x", "price": "+yc=", "later": None}
     wider = [{"field": "small", "type": "int64"}]
     status, answer = await send_envelopes(
-        stream, envelope(after, *fields), envelope({"id": 2, "small": 1 << 40}, *wider), None, {"op": "m"}
+        stream, build_envelope(after, *fields), build_envelope({"id": 2, "small": 1 << 40}, *wider), None, {"op": "m"}
     )
     assert status == 200, answer
     new_types = {"small": "long", "ratio": "float", "raw": "binary", "born": "date", "at": "timestamp"}
@@ -177,12 +177,16 @@ async def test_table_gets_the_columns_of_debezium_messages_with_the_types_of_the
 
 async def test_table_gets_the_columns_of_debezium_messages_without_schema(stream: Stream) -> None:
     status, answer = await send_envelopes(
-        stream, envelope({"id": 1, "town": "Ulm", "size": 3}), envelope({"id": 2, "town": None, "empty": None}, op="u")
+        stream,
+        build_envelope({"id": 1, "town": "Ulm", "size": 3}),
+        build_envelope({"id": 2, "town": None, "empty": None}, op="u"),
     )
     assert (status, "has the kind update, and the table has no key" in str(answer)) == (400, True)
     assert "town" not in await read_columns(stream)
     status, answer = await send_envelopes(
-        stream, envelope({"id": 1, "town": "Ulm", "size": 3}), envelope({"id": 2, "town": None, "empty": None})
+        stream,
+        build_envelope({"id": 1, "town": "Ulm", "size": 3}),
+        build_envelope({"id": 2, "town": None, "empty": None}),
     )
     assert status == 200, answer
     assert (await read(stream))[0] | {"town": "Ulm", "size": 3} == (await read(stream))[0]
@@ -191,12 +195,12 @@ async def test_table_gets_the_columns_of_debezium_messages_without_schema(stream
         ({"field": "place", "type": "struct"}, "several types, or are objects or arrays"),
         ({"field": "place", "type": "bytes", "name": "org.apache.kafka.connect.data.Decimal"}, "several types"),
     ):
-        status, answer = await send_envelopes(stream, envelope({"id": 3, "place": "AA=="}, field))
+        status, answer = await send_envelopes(stream, build_envelope({"id": 3, "place": "AA=="}, field))
         assert (status, message in str(answer)) == (400, True), answer
 
 
 async def test_unavailable_debezium_value_adds_no_column(stream: Stream) -> None:
-    status, answer = await send_envelopes(stream, envelope({"id": 1, "text": "__debezium_unavailable_value"}))
+    status, answer = await send_envelopes(stream, build_envelope({"id": 1, "text": "__debezium_unavailable_value"}))
     assert (status, "replica identity" in str(answer)) == (400, True)
     assert "text" not in await read_columns(stream)
 
@@ -205,7 +209,7 @@ async def test_table_can_refuse_debezium_messages_with_new_columns(tmp_path: Pat
     async with streaming(tmp_path) as stream:
         await create_letters(stream)
         await create(stream, properties={DEAD_LETTER_TABLE: "db.t_errors", NEW_COLUMNS: "refuse"})
-        status, answer = await send_envelopes(stream, envelope({"id": 1, "town": "Ulm"}))
+        status, answer = await send_envelopes(stream, build_envelope({"id": 1, "town": "Ulm"}))
         assert (status, "seamark.stream.new-columns refuses such rows" in str(answer)) == (400, True)
 
 

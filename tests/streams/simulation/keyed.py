@@ -63,9 +63,9 @@ class KeyedCatalog(Catalog):
 
     def entry(self, uuid: str) -> tuple[Entry, Any]:
         entry, _ = super().entry(uuid)
-        return entry, self._table(uuid).snapshot
+        return entry, self._get_table(uuid).snapshot
 
-    def _table(self, uuid: str) -> KeyedTable:
+    def _get_table(self, uuid: str) -> KeyedTable:
         table = self.tables[uuid]
         assert isinstance(table, KeyedTable)
         return table
@@ -73,7 +73,7 @@ class KeyedCatalog(Catalog):
     def commit_keyed(
         self, entry: Entry, files: Sequence[str], ranges: Sequence[FlushedRange], deletes: EncodedDeletes
     ) -> None:
-        table = self._table(entry.uuid)
+        table = self._get_table(entry.uuid)
         if table.is_dropped:
             raise NoSuchTable(f"no table {entry.uuid}")
         commit = (tuple(files), tuple(ranges), tuple(deletes.content_files))
@@ -103,7 +103,7 @@ def _decode(deletes: EncodedDeletes) -> dict[str, frozenset[int]]:
     return {file: frozenset(positions) for file, positions in json.loads(deletes.content_files[0]).items()}
 
 
-def key_of_line(line: bytes) -> bytes:
+def parse_key(line: bytes) -> bytes:
     return line.removeprefix(b"-").partition(b"=")[0]
 
 
@@ -120,13 +120,13 @@ class KeyedFiles(LineFiles):
         latest: dict[bytes, bytes] = {}
         for part in rows:
             for line in part.payload.split(b"\n")[part.first : part.first + part.rows]:
-                latest[key_of_line(line)] = line
+                latest[parse_key(line)] = line
         lines = [line for line in latest.values() if not line.startswith(b"-")]
         files = []
         if lines:
             self._count += 1
             files = [EncodedFile(f"{folder or 'data'}/{self._count}", b"\n".join(lines), b"{}", len(lines))]
-        keys = [key_of_line(line) for line in lines]
+        keys = [parse_key(line) for line in lines]
         return files, KeyLines(frozenset(latest), {file.location: keys for file in files})
 
     def encode_deletes(
@@ -137,7 +137,7 @@ class KeyedFiles(LineFiles):
         for file, deleted_rows in metadata.files.items():
             lines = self._storage.objects[file].split(b"\n")
             deleted[file] = [
-                number for number, line in enumerate(lines) if number not in deleted_rows and key_of_line(line) in keys
+                number for number, line in enumerate(lines) if number not in deleted_rows and parse_key(line) in keys
             ]
         for place, part in enumerate(parts):
             later_keys = frozenset().union(*(other.keys for other in parts[place + 1 :]))
@@ -152,9 +152,9 @@ def replay(lines: Iterable[bytes]) -> dict[bytes, bytes]:
     rows: dict[bytes, bytes] = {}
     for line in lines:
         if line.startswith(b"-"):
-            rows.pop(key_of_line(line), None)
+            rows.pop(parse_key(line), None)
         else:
-            rows[key_of_line(line)] = line
+            rows[parse_key(line)] = line
     return rows
 
 
@@ -200,7 +200,7 @@ class KeyedWorld(World):
         """Rewrite the remaining rows to another file, as a compaction does."""
         table = self.catalog.tables[self.uuid]
         assert isinstance(table, KeyedTable)
-        lines = list(self._live_lines(table.snapshot.files))
+        lines = list(self._iterate_live_lines(table.snapshot.files))
         self.compactions += 1
         table.version += 1
         table.files = ()
@@ -209,7 +209,7 @@ class KeyedWorld(World):
             self.storage.objects[file] = b"\n".join(lines)
             table.files = (file,)
 
-    def _live_lines(self, files: Mapping[str, frozenset[int]]) -> Iterable[bytes]:
+    def _iterate_live_lines(self, files: Mapping[str, frozenset[int]]) -> Iterable[bytes]:
         for file, deleted in files.items():
             for number, line in enumerate(self.storage.objects[file].split(b"\n")):
                 if number not in deleted:
@@ -222,7 +222,7 @@ class KeyedWorld(World):
         required = [append for append in self.appended if append.acknowledged and append.uuid == uuid]
         tables = self.make_tables()
 
-        async def plan() -> tuple[Mapping[str, frozenset[int]], FreshRows]:
+        async def plan_fresh() -> tuple[Mapping[str, frozenset[int]], FreshRows]:
             await self.wait_while_paused(process)
             for _ in range(5):
                 table = await self.table(process, uuid)
@@ -240,7 +240,7 @@ class KeyedWorld(World):
                     return files, fresh
             raise RetryLater("each attempt to read the table met another flush")
 
-        files, fresh = await self.call(process, plan)
+        files, fresh = await self.call(process, plan_fresh)
         await self._check_durable(uuid, fresh.offsets)
         reader = (asyncio.current_task(), process.number, uuid)
         last_offsets = self._offsets.get(reader, {})
@@ -249,7 +249,7 @@ class KeyedWorld(World):
         self._offsets[reader] = fresh.offsets
         if missing_files := [file for file in files if file not in self.storage.objects]:
             raise InvariantBroken(f"a plan names {missing_files[0]}, which has been deleted")
-        lines = list(self._live_lines(files))
+        lines = list(self._iterate_live_lines(files))
         await self._compare(uuid, fresh.offsets, lines, required)
         return Counter()
 
@@ -281,11 +281,9 @@ class KeyedWorld(World):
         """
         logged = await self._read_log(uuid, offsets)
         self.replays += 1
-        keys = Counter(map(key_of_line, lines))
+        keys = Counter(map(parse_key, lines))
         if repeated := [key for key, count in keys.items() if count > 1]:
-            raise InvariantBroken(
-                f"a key has several rows: {[line for line in lines if key_of_line(line) in repeated]}"
-            )
+            raise InvariantBroken(f"a key has several rows: {[line for line in lines if parse_key(line) in repeated]}")
         expected = replay(logged)
         if set(lines) != set(expected.values()):
             raise InvariantBroken(
@@ -302,5 +300,5 @@ class KeyedWorld(World):
     async def check_table(self, table: Table, acknowledged_appends: list[Append]) -> None:
         assert isinstance(table, KeyedTable)
         await self._compare(
-            table.uuid, table.flushed, list(self._live_lines(table.snapshot.files)), acknowledged_appends
+            table.uuid, table.flushed, list(self._iterate_live_lines(table.snapshot.files)), acknowledged_appends
         )

@@ -405,6 +405,6 @@ class SentRows:
     """The time of each acknowledgement, by producer and number."""
 
 
-def random_clock_jump(clock: SimulatedClock, rng: random.Random) -> None:
+def jump_clock(clock: SimulatedClock, rng: random.Random) -> None:
     """Set the clock of the machine ahead or back."""
     clock.jump(rng.choice((-60_000, -1000, 1000, 60_000)))

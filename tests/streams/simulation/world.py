@@ -47,7 +47,7 @@ from tests.streams.simulation.ports import (
     RemoteTables,
     Storage,
     Table,
-    random_clock_jump,
+    jump_clock,
 )
 
 SHARDS = 2
@@ -146,7 +146,7 @@ class World:
         self.storage = Storage(self.network)
         self.files = LineFiles()
         self.disk = SimulatedDisk()
-        self.disk.before = self._maybe_crash
+        self.disk.before = self._crash_sometimes
         self.cluster = Cluster()
         self.leases = Leases(self.clock)
         self.states: dict[int, bytes] = {}
@@ -164,7 +164,7 @@ class World:
 
     # -- faults ------------------------------------------------------------------------------------------------------
 
-    def _maybe_crash(self, work: str) -> None:
+    def _crash_sometimes(self, work: str) -> None:
         if not self.is_ending and self.rng.random() < self.faults.crash:
             raise Crash
 
@@ -498,7 +498,7 @@ class World:
 
     # -- a run -------------------------------------------------------------------------------------------------------
 
-    async def _misfortune(self) -> None:
+    async def _cause_misfortune(self) -> None:
         """Crash and pause servers, change the clock, drop tables, and commit to the table beside the stream."""
         while True:
             await asyncio.sleep(self.rng.choice((0.05, 0.3)))
@@ -509,7 +509,7 @@ class World:
             elif dice < 2 * self.faults.pause and (live := self.live()):
                 self.crash(self.rng.choice(live))
             elif dice < 2 * self.faults.pause + self.faults.clock_jump:
-                random_clock_jump(self.clock, self.rng)
+                jump_clock(self.clock, self.rng)
             elif dice < 0.5 and self.faults.lost:
                 self.commit_beside()
             elif dice > 1 - self.faults.pause / 4:
@@ -525,7 +525,7 @@ class World:
         names = ("a", "b", "c") if self.is_fleet else ("a",)
         servers = [asyncio.create_task(self.run_server(name)) for name in names]
         readers = [asyncio.create_task(self.run_reader()) for _ in range(2)]
-        misfortune = asyncio.create_task(self._misfortune())
+        misfortune = asyncio.create_task(self._cause_misfortune())
         writers = [asyncio.create_task(self.run_writer(f"w{number}")) for number in range(3)]
         background = [*servers, *readers, misfortune]
         await self._wait_for(writers, background)

@@ -69,7 +69,7 @@ class Rig:
         )
 
     @asynccontextmanager
-    async def reading(self) -> AsyncIterator[asyncio.Task[None]]:
+    async def read_during(self) -> AsyncIterator[asyncio.Task[None]]:
         """Read the topic during the block. The end of the block is the end of the process, at any step."""
         task = asyncio.create_task((await self.make_intake()).run(self.topic))
         try:
@@ -103,7 +103,7 @@ class Rig:
 
     async def read_all(self) -> None:
         """Read the topic to its end."""
-        async with self.reading() as task:
+        async with self.read_during() as task:
             while not await self.is_read():
                 assert not task.done(), task
                 await asyncio.sleep(0.01)
@@ -137,7 +137,7 @@ async def test_rows_of_every_format_and_dead_letters_are_stored_once(tmp_path: P
         send(b"\xff\xff\xff\xff damaged")
         send(encode_avro({"id": 12})[:-3])
         send(encode_json({"id": 13}), headers={"content-type": b"application/json; charset=utf-8"})
-        async with rig.reading():
+        async with rig.read_during():
             await until(lambda: rig.counts.messages == 13)
         assert (rig.counts.rows, rig.counts.rejected) == (8, 8)
         await rig.read_all()  # A second process finds nothing to do.
@@ -229,7 +229,7 @@ async def test_messages_with_offsets_of_lost_messages_are_counted(tmp_path: Path
         await rig.read_all()
         assert not rig.counts.lost
         rig.topic.messages[0].clear()
-        async with rig.reading():
+        async with rig.read_during():
             await until(lambda: rig.topic.openings == 2)
             for number in range(10, 15):
                 rig.topic.send(encode_json({"id": number}))
@@ -272,7 +272,7 @@ async def test_messages_wait_while_the_table_is_paused(tmp_path: Path) -> None:
         async with rig.stream.server.http.post(f"{url}/pause", json={"reason": "a move"}) as answer:
             assert answer.status == 200, await answer.text()
         rig.topic.send(encode_json({"id": 2}))
-        async with rig.reading():
+        async with rig.read_during():
             counts = rig.stream.server.components.streams.counts
             await until(lambda: counts.refused > 1)
             assert await rig.stream.ids() == [1]
@@ -286,11 +286,11 @@ async def test_messages_wait_while_the_table_is_paused(tmp_path: Path) -> None:
 
 
 async def test_process_that_reads_a_topic_ends_when_another_begins(tmp_path: Path) -> None:
-    async with open_rig(tmp_path) as rig, rig.reading() as former:
+    async with open_rig(tmp_path) as rig, rig.read_during() as former:
         rig.topic.send(encode_json({"id": 1}))
         await until(lambda: rig.counts.messages == 1)
         epoch = (await rig.load_state(0)).epoch
-        async with rig.reading():
+        async with rig.read_during():
             while (await rig.load_state(0)).epoch == epoch:
                 await asyncio.sleep(0.01)
             rig.topic.send(encode_json({"id": 2}))
@@ -324,13 +324,13 @@ async def test_rows_of_a_topic_survive_random_failures_once_and_in_order(
                     rejected += 1
                 rig.topic.send(rng.choice(ENCODERS)(*rows), partition=partition)
                 expected |= {row["id"]: row["name"] for row in rows}
-            async with rig.reading() as task:
+            async with rig.read_during() as task:
                 for _ in range(rng.randint(0, 40)):
                     await asyncio.sleep(0)
                 if rng.random() < 0.3:
                     await rig.flush()
                 if rng.random() < 0.3:  # Another process becomes the owner, and this one does not notice.
-                    async with rig.reading() as other:
+                    async with rig.read_during() as other:
                         for _ in range(rng.randint(0, 40)):
                             await asyncio.sleep(0)
                         assert not other.done() or isinstance(other.exception(), ProducerFenced)
