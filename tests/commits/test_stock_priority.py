@@ -32,7 +32,7 @@ def server(tmp_path: Path) -> Iterator[ServerThread]:
 
 
 def test_row_changes_of_pyiceberg_commit_beside_upserts_of_other_rows(server: ServerThread) -> None:
-    changes, is_over, upsert_counts = examples(20, 1), threading.Event(), [0, 0]
+    changes, is_over, upsert_counts = examples(20, 3), threading.Event(), [0, 0]
 
     def upsert_until_over(writer: int) -> None:
         with closing(IndexClient(server.url)) as client:
