@@ -35,10 +35,11 @@ from seamark.metaserver.store.model import TABLE
 
 if TYPE_CHECKING:
     from seamark.commands.serving import query_notes, query_tables
-    from seamark.connector.plans import async_client, joins, rewrites
+    from seamark.connector.plans import async_client, column_types, joins, rewrites
     from seamark.formats.iceberg.expressions import sql
 else:
     async_client = LazyModule("seamark.connector.plans.async_client")
+    column_types = LazyModule("seamark.connector.plans.column_types")
     joins = LazyModule("seamark.connector.plans.joins")
     rewrites = LazyModule("seamark.connector.plans.rewrites")
     query_notes = LazyModule("seamark.commands.serving.query_notes")
@@ -104,7 +105,7 @@ class ExplainQueryRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=
 async def explain_query(call: Call, body: ExplainQueryRequest) -> web.Response:
     if len(body.query) > QUERY_MAX:
         raise BadRequest(f"The query has {len(body.query)} characters; the limit is {QUERY_MAX} characters")
-    await load(query_tables, query_notes, joins, rewrites, async_client, sql)
+    await load(query_tables, query_notes, joins, rewrites, async_client, column_types, sql)
     query = await read_in_turn(call, len(body.query), partial(query_tables.read_query, body.query, body.dialect))
     if len(query.names) > TABLES_MAX:
         raise BadRequest(f"The query names {len(query.names)} tables; the limit is {TABLES_MAX}")
@@ -147,7 +148,7 @@ def _make_path(parts: tuple[str, ...], default: list[str]) -> tuple[str, ...]:
 def _list_columns(table: LoadedTable) -> dict[str, str] | None:
     """Return the types of the columns by name in lower case, or None if two names differ only in case."""
     fields = table.metadata.current_schema.fields
-    return async_client.column_types([(field.name, msgspec.to_builtins(field.type)) for field in fields])
+    return column_types.list_column_types([(field.name, msgspec.to_builtins(field.type)) for field in fields])
 
 
 def _list_joins(

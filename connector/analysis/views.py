@@ -28,7 +28,8 @@ from seamark.connector.analysis.relative_times import find_today
 from seamark.connector.analysis.statement_cache import StatementReader, StatementText
 from seamark.connector.client.errors import Refused
 from seamark.connector.plans import joins as joining
-from seamark.connector.plans.async_client import NESTED, KnownTable, Name, PlanView, Reference, Seamark, View
+from seamark.connector.plans.async_client import KnownTable, Name, PlanView, Reference, Seamark, View
+from seamark.connector.plans.column_types import NESTED
 from seamark.connector.plans.joins import Dimension, PlannedScan
 from seamark.connector.plans.plan_requests import PlanRequests, Plans, drop_scans
 from seamark.connector.plans.quotes import quote_name

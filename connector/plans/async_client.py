@@ -23,6 +23,7 @@ from yarl import URL
 from seamark.cache.memory import MemoryCache
 from seamark.connector.client.errors import NoSuchResource, ServerFailed, Unreachable, parse_error
 from seamark.connector.client.names import check_url, hide_credentials, standard_path, standard_root, table_path
+from seamark.connector.plans.column_types import list_column_types, read_column_type
 from seamark.connector.plans.conditions import Like
 from seamark.connector.plans.scan import NO_USE, TableUse
 from seamark.formats.iceberg.expressions.expression import TRUE, Expression
@@ -48,8 +49,6 @@ _INDEX_PREFIX = "seamark.index."
 _TIMEOUT_S = 30.0
 """The timeout of a request. Callers give up much earlier."""
 
-NESTED = "nested"
-"""The type of a nested column in `columns`."""
 Name = tuple[str, ...]
 """A table's name, with the levels of its namespace."""
 
@@ -495,7 +494,7 @@ class Seamark:
             ),
             None,
         )
-        columns = column_types([(one.name, one.type) for one in schema.fields])
+        columns = list_column_types([(one.name, one.type) for one in schema.fields])
         if text is None or columns is None:
             return None
         catalog = version.default_catalog and version.default_catalog.lower()
@@ -549,12 +548,12 @@ class Seamark:
         snapshot = next(snapshots, None)
         current = KnownTable(
             version,
-            column_types([(one.name, one.type) for one in schema.fields]),
+            list_column_types([(one.name, one.type) for one in schema.fields]),
             None if snapshot is None else snapshot.snapshot_id,
             *(_read_total(snapshot, name) for name in ("total-files-size", "total-data-files")),
             refs={name: ref.snapshot_id for name, ref in metadata.refs.items()},
             cube_metadata=cube_metadata,
-            fields=tuple((one.id, one.name, _plain_type(one.type)) for one in schema.fields),
+            fields=tuple((one.id, one.name, read_column_type(one.type)) for one in schema.fields),
         )
         if version:
             size = _BYTES_PER_COLUMN * (1 + len(schema.fields) + len(metadata.refs))
@@ -612,42 +611,6 @@ class Seamark:
         if answer.status not in (200, 204):
             raise parse_error(answer.status, raw, answer.headers.get("X-Request-Id", ""))
         return answer.headers.get("ETag", ""), raw
-
-
-def _plain_type(kind: Any) -> str:
-    """Return a type of the table metadata, or `NESTED`."""
-    return kind if isinstance(kind, str) else NESTED
-
-
-def column_types(fields: Sequence[tuple[str, Any]]) -> dict[str, str] | None:
-    """Return the types of columns by their lower-case names, with the fields of structs as `struct.field`.
-
-    The result is None if two names differ only in case.
-
-    Args:
-        fields: The names and types in the form of the table metadata.
-    """
-    columns = {name.lower(): _plain_type(kind) for name, kind in fields}
-    if len(columns) != len(fields):
-        return None
-    if not any("." in name for name in columns):
-        for name, kind in fields:
-            columns |= _list_fields(name.lower(), kind)
-    return columns
-
-
-def _list_fields(name: str, kind: Any) -> dict[str, str]:
-    """Return the types of the struct's fields, as `struct.field`. Fields of nested types are left out."""
-    fields = kind.get("fields", ()) if isinstance(kind, dict) and kind.get("type") == "struct" else ()
-    below = {str(field_name["name"]).lower(): field_name["type"] for field_name in fields}
-    if len(below) != len(fields) or any("." in field_name for field_name in below):
-        return {}
-    types: dict[str, str] = {}
-    for field_name, inner in below.items():
-        types |= (
-            {f"{name}.{field_name}": inner} if isinstance(inner, str) else _list_fields(f"{name}.{field_name}", inner)
-        )
-    return types
 
 
 def _read_total(snapshot: _Snapshot | None, name: str) -> int:

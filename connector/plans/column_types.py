@@ -1,0 +1,45 @@
+"""The types of columns as the table metadata has them, by the names that a statement can use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+NESTED = "nested"
+"""The type of a nested column."""
+
+
+def read_column_type(kind: Any) -> str:
+    """Return a type of the table metadata, or `NESTED`."""
+    return kind if isinstance(kind, str) else NESTED
+
+
+def list_column_types(fields: Sequence[tuple[str, Any]]) -> dict[str, str] | None:
+    """Return the types of columns by their lower-case names, with the fields of structs as `struct.field`.
+
+    The result is None if two names differ only in case.
+
+    Args:
+        fields: The names and types in the form of the table metadata.
+    """
+    columns = {name.lower(): read_column_type(kind) for name, kind in fields}
+    if len(columns) != len(fields):
+        return None
+    if not any("." in name for name in columns):
+        for name, kind in fields:
+            columns |= _list_fields(name.lower(), kind)
+    return columns
+
+
+def _list_fields(name: str, kind: Any) -> dict[str, str]:
+    """Return the types of the struct's fields, as `struct.field`. Fields of nested types are left out."""
+    fields = kind.get("fields", ()) if isinstance(kind, dict) and kind.get("type") == "struct" else ()
+    below = {str(field_name["name"]).lower(): field_name["type"] for field_name in fields}
+    if len(below) != len(fields) or any("." in field_name for field_name in below):
+        return {}
+    types: dict[str, str] = {}
+    for field_name, inner in below.items():
+        types |= (
+            {f"{name}.{field_name}": inner} if isinstance(inner, str) else _list_fields(f"{name}.{field_name}", inner)
+        )
+    return types
