@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from contextlib import closing
 from pathlib import Path
 from random import Random
 
@@ -23,6 +24,7 @@ from seamark.metaserver.store.port import InstantFilter, PointerStore
 from seamark.metaserver.store.sql import migrations, sqlite
 from seamark.metaserver.store.sql.generator_store import GeneratorStore
 from seamark.metaserver.store.sql.sqlite import open_sqlite
+from seamark.metaserver.store.sql.statement import SQLITE
 from tests.seeds import first_seed
 from tests.store.contract import PointerStoreContract
 from tests.store.samples import NS, TABLE, get_outcome, make_entry, make_instant
@@ -199,6 +201,29 @@ async def test_database_of_an_older_version_is_upgraded(
             assert await store.entry(TABLE, NS, "t") == make_entry("t")
             assert await store.index_files("uuid-of-t") == []
             assert await store.producer("uuid-of-t", "p") is None
+
+
+def test_migration_of_the_query_history_reads_each_shape_a_few_times_only() -> None:
+    """The count of SQLite's instructions does not depend on the speed of the machine."""
+    shapes, ticks = 2000, 0
+
+    def count_tick() -> int:
+        nonlocal ticks
+        ticks += 1
+        return 0
+
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        sqlite.drive(connection, migrations.create_schema(15, SQLITE))
+        keys = [(f"uuid {number % 7}", f"fingerprint {number:05}") for number in range(shapes)]
+        connection.executemany("INSERT INTO query_shapes VALUES (?, ?, '', '', '')", reversed(keys))
+        connection.executemany("INSERT INTO query_counts VALUES (?, ?, 1, 1, 0, 0, 0, 0, 0, 0)", keys)
+        connection.set_progress_handler(count_tick, 1000)
+        sqlite.drive(connection, migrations.migrate(SQLITE))
+        numbered = connection.execute("SELECT uuid, fingerprint FROM query_shapes ORDER BY number").fetchall()
+        numbers = connection.execute("SELECT min(number), max(number) FROM query_shapes").fetchone()
+        assert connection.execute("SELECT count(*) FROM query_sums").fetchone() == (shapes,)
+    assert (numbered, numbers) == (sorted(keys), (1, shapes))
+    assert ticks * 1000 / shapes < 500
 
 
 async def _open_error(path: Path, clock: SimulatedClock) -> str:

@@ -218,8 +218,11 @@ _QUERY_SUMS = (
     "ALTER TABLE query_shapes ADD COLUMN number {int} NOT NULL DEFAULT 0",
     "INSERT INTO query_shapes (uuid, fingerprint, owner, shape, samples) "
     "SELECT DISTINCT uuid, '', '', '', '' FROM query_counts WHERE fingerprint = ''",
-    "UPDATE query_shapes SET number = (SELECT count(*) FROM query_shapes AS earlier WHERE earlier.uuid < "
-    "query_shapes.uuid OR (earlier.uuid = query_shapes.uuid AND earlier.fingerprint <= query_shapes.fingerprint))",
+    # One sort numbers all shapes, because the migration locks the database. The time of a count of the earlier shapes
+    # for each shape would grow with the square of their number.
+    "UPDATE query_shapes SET number = numbered.place FROM (SELECT uuid, fingerprint, row_number() OVER "
+    "(ORDER BY uuid, fingerprint) AS place FROM query_shapes) AS numbered "
+    "WHERE query_shapes.uuid = numbered.uuid AND query_shapes.fingerprint = numbered.fingerprint",
     "CREATE UNIQUE INDEX query_shapes_by_number ON query_shapes (number)",
     "INSERT INTO query_sums SELECT number, hour, statements, files_in, files_left, sized, bytes_in, bytes_left, "
     "plan_us, 0, 0, 0, 0 FROM query_counts JOIN query_shapes ON query_shapes.uuid = query_counts.uuid "
