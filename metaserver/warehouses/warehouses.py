@@ -236,13 +236,15 @@ class Warehouses:
 
         Raises:
             NoSuchWarehouse: The warehouse does not exist.
-            BadRequest: The definition is invalid, or the operator does not allow it.
+            BadRequest: The definition is invalid, or the operator does not allow it, or the stored login would be sent
+                to another catalog.
             CommitConflict: Another request changed the warehouse.
         """
         stored = await self.require(name)
         own_settings = check_settings(own_settings, WAREHOUSE_SETTINGS, self._settings)
         if credentials is None:
             credentials = await open_credentials(self._settings, self._clock, stored)
+            _check_same_catalog(stored, own_settings, credentials)
         else:
             credentials = check_settings(credentials, CREDENTIALS, self._settings)
         check_definition(self._settings, own_settings, credentials)
@@ -416,6 +418,28 @@ class Warehouses:
             self._retire(warehouse_id)
         tasks = [warehouse.task for warehouse in self._leaving if warehouse.task is not None]
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _check_same_catalog(
+    stored: StoredWarehouse, own_settings: Mapping[str, Any], credentials: Mapping[str, Any]
+) -> None:
+    """Check that the stored login is sent only to the catalog for which an admin has stored it.
+
+    Args:
+        stored: The warehouse before its change.
+        own_settings: The new settings.
+        credentials: The stored credentials, which the change keeps.
+
+    Raises:
+        BadRequest: The warehouse has a login, and the change names another catalog.
+    """
+    former_uri = str(stored.settings.get("federation_uri", "")).rstrip("/")
+    uri = str(own_settings.get("federation_uri", "")).rstrip("/")
+    if uri != former_uri and any(name.startswith("federation_") for name in credentials):
+        raise BadRequest(
+            f"The stored login of the warehouse {stored.name} is for the catalog {former_uri!r}; send the credentials "
+            "of the new catalog in the same request"
+        )
 
 
 def _make_opening_error(stored: StoredWarehouse) -> RetryLater:

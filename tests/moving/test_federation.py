@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,8 +54,13 @@ class Federation:
 
 
 @contextmanager
-def showing_catalog(folder: Path, uri: str, lake: Path) -> Iterator[tuple[IndexClient, IndexClient]]:
-    """Run a server with the federated warehouse `other`, and yield a client of the server and one of the warehouse."""
+def showing_catalog(
+    folder: Path, uri: str, lake: Path, *further_uris: str
+) -> Iterator[tuple[IndexClient, IndexClient]]:
+    """Run a server with the federated warehouse `other`, and yield a client of the server and one of the warehouse.
+
+    The operator of the server also allows the catalogs in `further_uris`.
+    """
     home = folder / "server"
     home.mkdir()
     server = ServerThread(
@@ -63,7 +68,7 @@ def showing_catalog(folder: Path, uri: str, lake: Path) -> Iterator[tuple[IndexC
         warehouse=(home / "warehouse").as_uri(),
         services_workers=0,
         warehouse_roots=(folder.as_uri(),),
-        warehouse_endpoints=(uri,),
+        warehouse_endpoints=(uri, *further_uris),
     )
     server.start()
     client = IndexClient(server.url)
@@ -227,6 +232,27 @@ def test_token_of_the_other_catalog_is_sent_and_never_shown(federation: Federati
     assert b"a-secret-token" not in database
     # The other server has no logins, so it accepts each token.
     assert read_ids(federation.shown) == [1, 2]
+
+
+def test_login_of_a_catalog_is_not_sent_to_another_catalog(tmp_path: Path, lake: Path) -> None:
+    def respond(path: str, headers: Mapping[str, str]) -> tuple[int, Any]:
+        return 200, {"namespaces": []}
+
+    with (
+        serving_catalog(respond) as former,
+        serving_catalog(respond) as new,
+        showing_catalog(tmp_path, former.url, lake, new.url) as (server, shown),
+    ):
+        settings = {"federation_uri": former.url, "federation_fresh_s": 0}
+        change_warehouse(server, "other", settings, {"federation_token": "token-of-the-former"})
+        with pytest.raises(InvalidRequest, match="send the credentials of the new catalog"):
+            change_warehouse(server, "other", {**settings, "federation_uri": new.url}, None)
+        change_warehouse(server, "other", {**settings, "federation_uri": f"{former.url}/"}, None)
+        change_warehouse(server, "other", {**settings, "federation_uri": new.url}, {"federation_token": "new-token"})
+        assert list(shown.namespaces()) == []
+        assert {headers["Authorization"] for headers in new.received} == {"Bearer new-token"}
+        change_warehouse(server, "other", {**settings, "federation_uri": new.url}, {})
+        change_warehouse(server, "other", settings, None)
 
 
 @pytest.mark.parametrize("operation", ["updateTable", "createTable", "appendRows", "importTable", "makePlanView"])

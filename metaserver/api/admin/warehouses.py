@@ -29,7 +29,8 @@ _Credentials = Annotated[
     dict[str, str] | None,
     doc(
         f"The keys of the warehouse: {', '.join(CREDENTIALS)}. No answer shows them. Null or absent: the keys stay as "
-        "they are. Empty: the warehouse uses the keys of the server."
+        "they are, which is refused for a login if federation_uri changes. Empty: "
+        "the warehouse uses the keys of the server."
     ),
 ]
 
