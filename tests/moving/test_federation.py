@@ -268,6 +268,82 @@ async def test_admin_of_a_federated_warehouse_has_no_right_to_write(operation: s
         await authorizer.require(admin, allowed, shop)
 
 
+def find_metadata_file(client: IndexClient, table: str) -> str:
+    """Return the metadata file of a table of the namespace `hr`."""
+    return str(client._request_json("GET", f"/v1/namespaces/hr/tables/{table}")["metadata-location"])
+
+
+def respond_ignoring_case(files: Mapping[str, str], path: str) -> tuple[int, Any]:
+    """Answer for a catalog that ignores the case of names.
+
+    Args:
+        files: The metadata file of each table of the namespace `hr`, by the name of the table.
+        path: The path of the request.
+    """
+    levels = path.partition("?")[0].lower().split("/")[2:]
+    if levels == ["namespaces"]:
+        return 200, {"namespaces": [] if "parent" in path else [["hr"]]}
+    if levels == ["namespaces", "hr"]:
+        return 200, {"namespace": ["hr"], "properties": {}}
+    if levels == ["namespaces", "hr", "tables"]:
+        return 200, {"identifiers": [{"namespace": ["hr"], "name": name} for name in files]}
+    for name, file in files.items():
+        if levels == ["namespaces", "hr", "tables", name.lower()]:
+            return 200, {"metadata-location": file, "metadata": {}}
+    return 404, {}
+
+
+def test_name_has_one_spelling_if_the_other_catalog_ignores_case(
+    tmp_path: Path, origin: IndexClient, lake: Path
+) -> None:
+    create_namespace(origin, "hr", {})
+    create_table(origin, "hr.salaries", COLUMNS, properties={})
+    files = {"salaries": find_metadata_file(origin, "salaries")}
+    with (
+        serving_catalog(lambda path, _: respond_ignoring_case(files, path)) as catalog,
+        showing_catalog(tmp_path, catalog.url, lake) as (_, shown),
+    ):
+        for _ in range(2):
+            for table in ("hr.SALARIES", "HR.salaries", "Hr.Salaries"):
+                with pytest.raises(NoSuchResource):
+                    shown.load_table(table)
+            assert shown.load_table("hr.salaries").metadata
+        assert list(shown.tables(("hr",))) == [("hr", "salaries")]
+        with pytest.raises(NoSuchResource):
+            list(shown.tables(("HR",)))
+        # The other catalog renames the table to the other spelling.
+        files["SALARIES"] = files.pop("salaries")
+        assert shown.load_table("hr.SALARIES").metadata
+        with pytest.raises(NoSuchResource):
+            shown.load_table("hr.salaries")
+
+
+def test_second_name_of_a_table_is_refused_and_leaves_its_rights(
+    tmp_path: Path, origin: IndexClient, lake: Path
+) -> None:
+    create_namespace(origin, "hr", {})
+    for table in ("hr.salaries", "hr.other"):
+        create_table(origin, table, COLUMNS, properties={})
+    files = {"salaries": find_metadata_file(origin, "salaries")}
+    with (
+        serving_catalog(lambda path, _: respond_ignoring_case(files, path)) as catalog,
+        showing_catalog(tmp_path, catalog.url, lake) as (_, shown),
+    ):
+        assert shown.load_table("hr.salaries").metadata
+        denial = {"principal": "ann", "privilege": "read", "namespace": ["hr"], "table": "salaries", "deny": True}
+        shown._request("PUT", "/api/v1/grants", {}, json.dumps(denial).encode(), repeatable=True)
+        grants = shown._request_json("GET", "/api/v1/grants?principal=ann")["grants"]
+        files["copy"] = files["salaries"]
+        for _ in range(2):
+            with pytest.raises(AccessDenied, match=r"it is also hr\.salaries"):
+                shown.load_table("hr.copy")
+            assert shown.load_table("hr.salaries").metadata
+        assert shown._request_json("GET", "/api/v1/grants?principal=ann")["grants"] == grants != []
+        # The first name becomes the name of another table, so the second name is the only name of the first table.
+        files["salaries"] = find_metadata_file(origin, "other")
+        assert shown.load_table("hr.copy").location != shown.load_table("hr.salaries").location
+
+
 def test_metadata_that_names_other_places_is_not_shown(tmp_path: Path, origin: IndexClient, lake: Path) -> None:
     create_namespace(origin, "shop", {})
     create_table(origin, "shop.orders", COLUMNS, properties={})
@@ -291,15 +367,15 @@ def test_metadata_that_names_other_places_is_not_shown(tmp_path: Path, origin: I
         ({"properties": {"write.data.path": outside}}, "The property write.data.path"),
     )
     with (
-        serving_catalog(lambda path, headers: (200, {"metadata-location": location, "metadata": {}})) as catalog,
+        serving_catalog(lambda path, _: respond_ignoring_case({"orders": location}, path)) as catalog,
         showing_catalog(tmp_path, catalog.url, lake) as (_, shown),
     ):
         for number, (change, reason) in enumerate(changes):
             location = write_metadata(number, **change)
             with pytest.raises(AccessDenied, match=re.escape(reason)):
-                shown.load_table("shop.orders")
+                shown.load_table("hr.orders")
         location = f"{outside}/metadata/v1.metadata.json"
         with pytest.raises(AccessDenied, match="outside the warehouse"):
-            shown.load_table("shop.orders")
+            shown.load_table("hr.orders")
         location = write_metadata(len(changes))
-        assert shown.load_table("shop.orders").location == folder.as_uri()
+        assert shown.load_table("hr.orders").location == folder.as_uri()

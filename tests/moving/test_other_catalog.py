@@ -36,12 +36,13 @@ class Served:
 
     answer: Callable[[web.Request], Any]
     requests: list[web.Request] = field(default_factory=list)
+    overrides: dict[str, str] = field(default_factory=lambda: {"uri": "http://169.254.169.254/", "prefix": "lake"})
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         self.requests.append(request)
         await request.read()
         if request.path == "/v1/config":
-            return web.json_response({"overrides": {"uri": "http://169.254.169.254/", "prefix": "lake"}})
+            return web.json_response({"overrides": self.overrides})
         answer = self.answer(request)
         return answer if isinstance(answer, web.Response) else web.json_response(answer)
 
@@ -133,6 +134,24 @@ async def test_listings_are_read_to_their_last_page() -> None:
     async with reading(answer) as (catalog, _, _clock):
         assert await catalog.list_entries(EntryKind.TABLE, ("a",)) == ["t1", "t2", "t9"]
         assert await catalog.list_namespaces(("a",)) == [("a", "b"), ("a", "z")]
+
+
+async def test_level_with_the_separator_is_not_another_spelling_of_a_nested_namespace() -> None:
+    def answer(request: web.Request) -> Any:
+        if request.path.endswith("/namespaces"):
+            return {"namespaces": [["hr"], ["hr.pay"]]}
+        if request.path.endswith("/hr.pay/tables"):
+            return {"identifiers": [{"namespace": ["hr", "pay"], "name": "salaries"}]}
+        return {"metadata-location": "file:///t/v1.json", "properties": {}}
+
+    async with reading(answer) as (catalog, served, _):
+        served.overrides["namespace-separator"] = "%2E"
+        for path, is_shown in ((("hr", "pay"), True), (("hr.pay",), False)):
+            assert (await catalog.find_namespace(path) is not None) == is_shown
+            assert (await catalog.find_entry(EntryKind.TABLE, path, "salaries") is not None) == is_shown
+            assert (await catalog.list_entries(EntryKind.TABLE, path) == ["salaries"]) == is_shown
+        assert await catalog.list_namespaces(()) == [("hr",)]
+        assert await catalog.list_namespaces(("hr.pay",)) == []
 
 
 async def test_answers_that_are_large_or_invalid_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from seamark.formats.protocol.wire import is_plan_name
 from seamark.formats.runtime.clock import Clock
@@ -17,6 +18,9 @@ from seamark.metaserver.warehouses.federation.mirror import Mirrors
 from seamark.metaserver.warehouses.federation.other_catalog import OtherCatalog, open_other_catalog
 
 _LOCKS_MAX = 10_000
+_LISTING_S = 60.0
+"""The time for which a listing proves the spelling of a table or view that has a mirror."""
+T = TypeVar("T", str, NamespacePath)
 
 
 class FederatedStore:
@@ -24,6 +28,9 @@ class FederatedStore:
 
     A read of a table or view by its name updates its mirror first. The methods that are not here are those of the
     database.
+
+    A name exists in the spelling of the listings of the other catalog only. The other catalog may answer for further
+    spellings, such as `HR` for `hr`, but grants and denials count for one spelling.
 
     Args:
         store: The database of the warehouse.
@@ -41,22 +48,24 @@ class FederatedStore:
 
     def show_tables(self, context: CatalogContext) -> None:
         """Read names from the other catalog from now on. Before, the store has no names."""
-        self._mirrors = Mirrors(context, self._store)
+        self._mirrors = Mirrors(context, self._store, self._locate)
 
     async def namespace(self, path: NamespacePath) -> Namespace | None:
         if self._mirrors is None:
             return None
         properties = await self._other.find_namespace(path)
-        return None if properties is None else Namespace(path=path, properties=properties)
+        if properties is None or not await self._is_namespace_listed(path):
+            return None
+        return Namespace(path=path, properties=properties)
 
     async def namespaces(self, parent: NamespacePath, after: str | None, limit: int) -> list[NamespacePath]:
-        if self._mirrors is None:
+        if self._mirrors is None or not await self._is_namespace_listed(parent):
             return []
         children = await self._other.list_namespaces(parent)
         return [path for path in children if after is None or path[-1] > after][:limit]
 
     async def find_namespaces(self, parent: NamespacePath, names: Sequence[str]) -> list[NamespacePath]:
-        if self._mirrors is None:
+        if self._mirrors is None or not await self._is_namespace_listed(parent):
             return []
         wanted = set(names)
         return [path for path in await self._other.list_namespaces(parent) if path[-1] in wanted]
@@ -68,12 +77,14 @@ class FederatedStore:
         if location is None and await self._store.entry(kind, namespace, name) is None:
             return None
         entry = await self._mirrors.find(kind, namespace, name, location)
-        if entry is not None:
-            return entry
+        if entry is not None and await self._is_namespace_listed(namespace):
+            names = await self._other.list_entries(kind, namespace, fresh_s=_LISTING_S)
+            if _contains(names, name):
+                return entry
         async with self._lock(kind, namespace, name):
             # The answer may be older than the mirror, which another request has written meanwhile. So a mirror is
             # written after a new answer only, and does not go back to an earlier snapshot.
-            location = await self._other.find_entry(kind, namespace, name, is_new=True)
+            location = await self._locate(kind, namespace, name)
             if location is None:
                 await self._mirrors.remove(kind, namespace, name)
                 return None
@@ -81,17 +92,44 @@ class FederatedStore:
 
     async def entries(self, kind: EntryKind, namespace: NamespacePath, after: str | None, limit: int) -> list[Entry]:
         """Return entries with names only. Their mirrors are written when they are read by name."""
-        if self._mirrors is None or kind is EntryKind.FUNCTION:
+        if self._mirrors is None or kind is EntryKind.FUNCTION or not await self._is_namespace_listed(namespace):
             return []
         names = await self._other.list_entries(kind, namespace)
         later = [name for name in names if after is None or name > after][:limit]
         return [Entry(kind=kind, namespace=namespace, name=name, uuid="", metadata_location="") for name in later]
+
+    async def _locate(self, kind: EntryKind, namespace: NamespacePath, name: str) -> str | None:
+        """Return the metadata file of a name in a new answer, or None if the other catalog does not list the name."""
+        location = await self._other.find_entry(kind, namespace, name, is_new=True)
+        if location is None or not await self._is_namespace_listed(namespace):
+            return None
+        if _contains(await self._other.list_entries(kind, namespace), name):
+            return location
+        # The name may be newer than the listing.
+        names = await self._other.list_entries(kind, namespace, is_new=True)
+        return location if _contains(names, name) else None
+
+    async def _is_namespace_listed(self, path: NamespacePath) -> bool:
+        """Return whether the other catalog lists each level of the path in this spelling."""
+        for depth in range(1, len(path) + 1):
+            parent, level = path[: depth - 1], path[:depth]
+            if _contains(await self._other.list_namespaces(parent), level):
+                continue
+            if not _contains(await self._other.list_namespaces(parent, is_new=True), level):
+                return False
+        return True
 
     def _lock(self, *key: Any) -> asyncio.Lock:
         """Return the lock of a name, so that one request of this process writes its mirror."""
         if len(self._locks) >= _LOCKS_MAX:
             self._locks = {held: lock for held, lock in self._locks.items() if lock.locked()}
         return self._locks.setdefault(key, asyncio.Lock())
+
+
+def _contains(names: Sequence[T], name: T) -> bool:
+    """Return whether a sorted listing, which can be long, contains a name."""
+    index = bisect_left(names, name)
+    return index < len(names) and names[index] == name
 
 
 @asynccontextmanager

@@ -7,6 +7,7 @@ folders of the other catalog's tables. The pointer of the database refers to the
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from uuid import UUID
 
@@ -56,6 +57,7 @@ _FILES_KEPT = 5
 """The number of earlier mirrors of a table that are kept for requests that are running."""
 _CALLER = Caller(principal_name="federation", request_id="federation")
 _TRIES = 3
+Locator = Callable[[EntryKind, NamespacePath, str], Awaitable[str | None]]
 _PAGE = 1000
 
 
@@ -65,11 +67,13 @@ class Mirrors:
     Args:
         context: The services of the catalog.
         store: The database of the warehouse, without the names of the other catalog.
+        locate: Returns the metadata file of a name in the other catalog, or None if the other catalog does not list it.
     """
 
-    def __init__(self, context: CatalogContext, store: PointerStore) -> None:
+    def __init__(self, context: CatalogContext, store: PointerStore, locate: Locator) -> None:
         self._context = context
         self._store = store
+        self._locate = locate
 
     async def remove(self, kind: EntryKind, namespace: NamespacePath, name: str) -> None:
         """Remove a name that the other catalog does not have."""
@@ -200,11 +204,31 @@ class Mirrors:
         return with_previous_file(mirror, former.metadata_location, before.last_updated_ms, _FILES_KEPT)
 
     async def _find_former(self, new: Entry, entry: Entry | None) -> Entry | None:
-        """Return the entry of the same table or view, whose name may have changed in the other catalog."""
+        """Return the entry of the same table or view, whose name may have changed in the other catalog.
+
+        Raises:
+            BadRequest: The other catalog still has the table or view under the name of its entry, so the name has not
+                changed. A rename of the entry would let the grants on the first name count for the second name.
+        """
         if entry is not None and entry.uuid == new.uuid:
             return entry
         entries = await self._store.entries_of(new.uuid)
-        return next((other for other in entries if other.kind is new.kind), None)
+        former = next((other for other in entries if other.kind is new.kind), None)
+        if former is not None:
+            location = await self._locate(former.kind, former.namespace, former.name)
+            if location is not None and await self._read_uuid(former.kind, location) == new.uuid:
+                raise BadRequest(
+                    f"it is also {show(former.namespace, former.name)}, and a table or view needs one name for its "
+                    "rights; remove one of the names there, or change its UUID"
+                )
+        return former
+
+    async def _read_uuid(self, kind: EntryKind, location: str) -> str:
+        """Return the UUID in a metadata file of the other catalog."""
+        self._context.warehouse.check(location, "The metadata file")
+        if kind is EntryKind.VIEW:
+            return (await self._context.documents.view(location)).view_uuid
+        return table_uuid(await self._context.documents.peek(location))
 
 
 def _check_uuid(uuid: str) -> str:

@@ -107,6 +107,8 @@ class OtherCatalog:
 
     async def find_namespace(self, path: NamespacePath) -> dict[str, str] | None:
         """Return the properties of a namespace, or None if it does not exist."""
+        if await self._is_ambiguous(path):
+            return None
 
         async def read(_: _Kept | None) -> _Kept:
             answer = await self._get(f"/namespaces/{self._encode(path)}")
@@ -116,8 +118,15 @@ class OtherCatalog:
         properties: dict[str, str] | None = await self._read(("namespace", path), read)
         return properties
 
-    async def list_namespaces(self, parent: NamespacePath) -> list[NamespacePath]:
-        """Return the namespaces directly below a namespace, in code-point order of their last level."""
+    async def list_namespaces(self, parent: NamespacePath, *, is_new: bool = False) -> list[NamespacePath]:
+        """Return the namespaces directly below a namespace, in code-point order of their last level.
+
+        Args:
+            parent: The namespace, or `()` for the namespaces of one level.
+            is_new: Whether an earlier answer does not count.
+        """
+        if await self._is_ambiguous(parent):
+            return []
 
         async def read(_: _Kept | None) -> _Kept:
             query = {"parent": self._separator.join(parent)} if parent else {}
@@ -126,14 +135,29 @@ class OtherCatalog:
                 async for answer in self._list("/namespaces", query)
                 for path in self._decode(answer, _NamespacePage).namespaces
             ]
-            children = {path for path in paths if path[:-1] == parent and path[-1:] and path[-1]}
+            children = {
+                path
+                for path in paths
+                if path[:-1] == parent and path[-1:] and path[-1] and self._separator not in path[-1]
+            }
             return self._keep(sorted(children, key=lambda path: path[-1]))
 
-        children: list[NamespacePath] = await self._read(("namespaces", parent), read)
+        children: list[NamespacePath] = await self._read(("namespaces", parent), read, is_new=is_new)
         return children
 
-    async def list_entries(self, kind: EntryKind, namespace: NamespacePath) -> list[str]:
-        """Return the names of the tables or views of a namespace, in code-point order."""
+    async def list_entries(
+        self, kind: EntryKind, namespace: NamespacePath, *, is_new: bool = False, fresh_s: float = 0.0
+    ) -> list[str]:
+        """Return the names of the tables or views of a namespace, in code-point order.
+
+        Args:
+            kind: The kind of the entries.
+            namespace: The namespace.
+            is_new: Whether an earlier answer does not count.
+            fresh_s: The time for which an answer counts, if it is longer than `federation_fresh_s`.
+        """
+        if await self._is_ambiguous(namespace):
+            return []
 
         async def read(_: _Kept | None) -> _Kept:
             path = f"/namespaces/{self._encode(namespace)}/{kind.value}s"
@@ -144,7 +168,7 @@ class OtherCatalog:
             }
             return self._keep(sorted(names))
 
-        names: list[str] = await self._read(("entries", kind, namespace), read)
+        names: list[str] = await self._read(("entries", kind, namespace), read, is_new=is_new, fresh_s=fresh_s)
         return names
 
     async def find_entry(
@@ -153,8 +177,13 @@ class OtherCatalog:
         """Return the location of the metadata file of a table or view, or None if it does not exist.
 
         Args:
+            kind: The kind of the entry.
+            namespace: The namespace.
+            name: The name.
             is_new: Whether an earlier answer does not count.
         """
+        if await self._is_ambiguous(namespace):
+            return None
 
         async def read(kept: _Kept | None) -> _Kept:
             path = f"/namespaces/{self._encode(namespace)}/{kind.value}s/{quote(name, safe='')}"
@@ -173,7 +202,12 @@ class OtherCatalog:
         return location
 
     async def _read(
-        self, key: Hashable, read: Callable[[_Kept | None], Awaitable[_Kept]], *, is_new: bool = False
+        self,
+        key: Hashable,
+        read: Callable[[_Kept | None], Awaitable[_Kept]],
+        *,
+        is_new: bool = False,
+        fresh_s: float = 0.0,
     ) -> Any:
         """Return a kept answer that is fresh, or read it again.
 
@@ -191,7 +225,8 @@ class OtherCatalog:
         if is_new:
             return await refresh()
         kept = self._answers.get(key)
-        if kept is not None and self._clock.monotonic() - kept.read_s < self._settings.federation_fresh_s:
+        fresh_s = max(fresh_s, self._settings.federation_fresh_s)
+        if kept is not None and self._clock.monotonic() - kept.read_s < fresh_s:
             return kept.value
         return await self._flights.run(key, refresh)
 
@@ -294,6 +329,15 @@ class OtherCatalog:
             return from_json(answer.body, type_)
         except msgspec.MsgspecError:
             raise RetryLater(f"The catalog {self._uri} of this warehouse sent an answer that is not valid") from None
+
+    async def _is_ambiguous(self, path: NamespacePath) -> bool:
+        """Return whether the other catalog would take the path for a path with more levels.
+
+        The other catalog chooses the separator of levels. So a level can contain it, and rights on `hr` would not count
+        for a request of `hr.pay` as one level.
+        """
+        await self._configure()
+        return any(self._separator in level for level in path)
 
     def _encode(self, path: NamespacePath) -> str:
         return quote(self._separator, safe="").join(quote(level, safe="") for level in path)
