@@ -230,7 +230,7 @@ class Tables:
         location = await self._context.choose_location(
             caller, EntryKind.TABLE, namespace, request.name, uuid, request.location
         )
-        await check_unclaimed(self._context, location, "The table's location", (namespace, request.name))
+        await check_unclaimed(self._context, caller, location, "The table's location", (namespace, request.name))
         await self._context.check_properties(caller, request.properties or {}, {}, namespace)
         work = partial(
             build_table_metadata,

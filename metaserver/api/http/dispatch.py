@@ -204,6 +204,7 @@ class Call:
             confined_to=confined_to,
             names_owners=confined_to is None or principal.name in self.components.settings.trusted_engines,
             owns_created_in=authorizer.list_owning_namespaces(principal),
+            reuses_locations_in=authorizer.list_reusing_namespaces(principal),
             request_bytes=self.body_bytes,
         )
 

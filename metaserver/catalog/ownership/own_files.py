@@ -150,7 +150,7 @@ async def check_added(
     )
     for description, location in _list_new_locations(context, base, metadata):
         # The location is checked before any file there is read, because errors quote file names.
-        await check_unclaimed(context, location, description, (commit.namespace, commit.name), uuid)
+        await check_unclaimed(context, caller, location, description, (commit.namespace, commit.name), uuid)
         locations.add(context.warehouse.key(parse_location(location)))
     own_locations = OwnLocations(warehouse, locations)
     reader = _Reader(context, own_locations, files)

@@ -165,6 +165,23 @@ async def test_creator_owns_its_table_until_it_is_dropped(house: House) -> None:
     assert (await house("guest", "GET", mine)).status == 404
 
 
+async def test_creator_without_the_right_to_read_cannot_take_over_the_files_of_a_dropped_table(house: House) -> None:
+    for privilege in ("create", "drop"):
+        grant = {"principal": "nobody", "privilege": privilege, "namespace": ["db"]}
+        assert (await house("root", "PUT", "/api/v1/grants", grant)).status == 204
+    for name, principal in (("t", "barred"), ("u", "nobody")):
+        table = f"/v1/namespaces/db/tables/{name}"
+        location = (await house("root", "GET", table)).json["metadata"]["location"]
+        drop = ("POST", f"{table}/unregister") if name == "u" else ("DELETE", table)
+        assert (await house("root" if name == "t" else principal, *drop)).status in (200, 204)
+        body = {"name": name, "schema": SCHEMA, "location": location}
+        for staged in (False, True):
+            answer = await house(principal, "POST", "/v1/namespaces/db/tables", {**body, "stage-create": staged})
+            assert answer.status == 400, answer.raw
+            assert "overlaps" in answer.error[2]
+        assert (await house("root", "POST", "/v1/namespaces/db/tables", body)).status == 200
+
+
 async def test_rights_follow_a_table_to_its_new_name_and_back_from_a_drop(house: House) -> None:
     rename = {"source": {"namespace": ["db"], "name": "t"}, "destination": {"namespace": ["db"], "name": "moved"}}
     for principal in ("dropper", "maker", "guest"):
