@@ -165,6 +165,20 @@ async def test_creator_owns_its_table_until_it_is_dropped(house: House) -> None:
     assert (await house("guest", "GET", mine)).status == 404
 
 
+async def test_commit_that_creates_a_table_needs_the_privilege_to_create(house: House) -> None:
+    denial = {"principal": "barred", "privilege": "create", "namespace": ["db"], "deny": True}
+    assert (await house("root", "PUT", "/api/v1/grants", denial)).status == 204
+    commit = {"requirements": [{"type": "assert-create"}], "updates": []}
+    change = {"identifier": {"namespace": ["db"], "name": "new"}, **commit}
+    routes = (("/v1/namespaces/db/tables/new", commit), ("/v1/transactions/commit", {"table-changes": [change]}))
+    for path, body in routes:
+        for principal in ("writer", "barred"):
+            answer = await house(principal, "POST", path, body)
+            assert answer.status == 403, answer.raw
+            assert "may not createTable" in answer.error[2]
+        assert (await house("root", "POST", path, body)).status != 403
+
+
 async def test_creator_without_the_right_to_read_cannot_take_over_the_files_of_a_dropped_table(house: House) -> None:
     for privilege in ("create", "drop"):
         grant = {"principal": "nobody", "privilege": privilege, "namespace": ["db"]}
