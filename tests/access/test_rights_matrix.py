@@ -129,7 +129,8 @@ class Model:
         denied: set[str] = set()
         for right in self.rights:
             is_above = right.securable == securable or right.securable in OBJECTS[securable]
-            if not is_above and not (securable == SERVER and right == Right("admin", CATALOG)):
+            is_admin_or_denial = right == Right("admin", CATALOG) or (right.deny and right.securable == CATALOG)
+            if not is_above and not (securable == SERVER and is_admin_or_denial):
                 continue
             if right.deny:
                 denied |= {privilege for privilege in PRIVILEGES if right.name in INCLUDED[privilege]}

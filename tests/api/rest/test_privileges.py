@@ -236,6 +236,21 @@ async def test_only_an_admin_of_the_server_changes_the_members_of_a_role(house: 
     assert await list_names(house, "guest") == ["t", "u"]
 
 
+async def test_manager_of_the_grants_of_the_catalog_cannot_become_an_admin_of_the_server(house: House) -> None:
+    whole = {"principal": "steward", "privilege": "manage-grants"}
+    assert (await house("root", "PUT", "/api/v1/grants", whole)).status == 204
+    admin = {"principal": "steward", "role": "admin"}
+    assert (await house("steward", "PUT", "/api/v1/grants", admin)).status == 403
+    assert (await house("steward", "DELETE", "/api/v1/grants?principal=root&role=admin")).status == 403
+    assert (await house("steward", "PUT", "/api/v1/grants", {**admin, "namespace": ["db"]})).status == 204
+    assert (await house("steward", "PUT", "/api/v1/grants", {**admin, "role": "owner"})).status == 204
+    token = {"name": "other", "grants": [{"role": "admin"}]}
+    assert (await house("steward", "POST", "/api/v1/tokens", token)).status == 403
+    for grant in (admin, {**whole, "deny": True}):  # A denial on the catalog also counts for its admin on the server.
+        assert (await house("root", "PUT", "/api/v1/grants", grant)).status == 204
+    assert (await house("steward", "POST", "/api/v1/tokens", token)).status == 403
+
+
 async def test_contradictory_grant_is_rejected(house: House) -> None:
     grants: list[dict[str, Any]] = [
         {"role": "reader", "privilege": "read"},
