@@ -218,7 +218,7 @@ class OpaAuthorizer(Authorizer):
         return self._grants.list_owning_namespaces(principal)
 
     def list_reusing_namespaces(self, principal: Principal) -> tuple[NamespacePath, ...]:
-        # The policy may deny access to the dropped object, and is not asked about dropped objects.
+        # The policy may deny access to the dropped object, and does not decide about dropped objects.
         return ()
 
 

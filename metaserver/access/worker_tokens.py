@@ -167,7 +167,8 @@ class StatementTokens(_SignedTokens):
         claims = self._verify(token, _StatementClaims, expired)
         read = Privilege.READ.value
         grants = [Grant(claims.name, read, path) for path in claims.namespaces]
-        for *place, is_denied in claims.exceptions:
-            grants.append(Grant(claims.name, Privilege.BROWSE.value if is_denied else read, *place, deny=is_denied))
+        for namespace, kind, name, is_denied in claims.exceptions:
+            privilege = Privilege.BROWSE.value if is_denied else read
+            grants.append(Grant(claims.name, privilege, namespace, kind, name, is_denied))
         reader = ROLE_BITS["reader"]
         return Principal(claims.name, tuple(grants), "token", claims.groups, reader), claims.expires_ms
