@@ -51,6 +51,7 @@ from seamark.metaserver.access.rights.privileges import (
     MAINTAIN,
     MANAGE_GRANTS,
     OWN_CREATED,
+    OWNER,
     PLAN,
     READ,
     ROLE_BITS,
@@ -214,6 +215,14 @@ class Authorizer(ABC):
     def list_owning_namespaces(self, principal: Principal) -> tuple[NamespacePath, ...]:
         """Return the namespaces in which, and below which, `principal` becomes the owner of what it creates."""
 
+    @abstractmethod
+    def list_reusing_namespaces(self, principal: Principal) -> tuple[NamespacePath, ...]:
+        """Return the namespaces in which `principal` may create objects at the locations of dropped objects.
+
+        These are namespaces in which the principal may create and write every object. So the files of the dropped
+        objects give it no further access.
+        """
+
     async def require(
         self, principal: Principal, operation: str, securable: Securable, shown_name: str | None = None
     ) -> None:
@@ -370,6 +379,14 @@ class GrantAuthorizer(Authorizer):
 
     def list_owning_namespaces(self, principal: Principal) -> tuple[NamespacePath, ...]:
         return tuple(decisions.list_namespaces_with(principal.grants, OWN_CREATED))
+
+    def list_reusing_namespaces(self, principal: Principal) -> tuple[NamespacePath, ...]:
+        # A denial may be on the dropped object, under its name or an earlier name.
+        if any(grant.deny for grant in principal.grants):
+            return ()
+        # The owner of a namespace may have created it again after it was dropped with the tables of others.
+        grants = [grant for grant in principal.grants if grant.role != OWNER]
+        return tuple(decisions.list_namespaces_with(grants, CREATE | WRITE))
 
 
 class WarehouseAuthorizer(GrantAuthorizer):

@@ -217,6 +217,10 @@ class OpaAuthorizer(Authorizer):
     def list_owning_namespaces(self, principal: Principal) -> tuple[NamespacePath, ...]:
         return self._grants.list_owning_namespaces(principal)
 
+    def list_reusing_namespaces(self, principal: Principal) -> tuple[NamespacePath, ...]:
+        # The policy may deny access to the dropped object, and does not decide about dropped objects.
+        return ()
+
 
 @asynccontextmanager
 async def open_authorizer(

@@ -158,11 +158,17 @@ class StatementTokens(_SignedTokens):
         return token
 
     def principal(self, token: str) -> tuple[Principal, int]:
-        """Return (the principal of a token, the end of the token)."""
+        """Return (the principal of a token, the end of the token).
+
+        The statement may not even browse an object that its caller may not read. Otherwise its worker would load the
+        metadata of the object, and an error message of the engine could contain the names of columns.
+        """
         expired = "The statement token has expired: the statement ran longer than sql_time_s"
         claims = self._verify(token, _StatementClaims, expired)
         read = Privilege.READ.value
         grants = [Grant(claims.name, read, path) for path in claims.namespaces]
-        grants += [Grant(claims.name, read, *exception) for exception in claims.exceptions]
+        for namespace, kind, name, is_denied in claims.exceptions:
+            privilege = Privilege.BROWSE.value if is_denied else read
+            grants.append(Grant(claims.name, privilege, namespace, kind, name, is_denied))
         reader = ROLE_BITS["reader"]
         return Principal(claims.name, tuple(grants), "token", claims.groups, reader), claims.expires_ms

@@ -25,7 +25,7 @@ from seamark.metaserver.catalog.plans.plan_tables import PlanTables
 from seamark.metaserver.catalog.plans.plan_views import PlanViews
 from seamark.metaserver.catalog.staging import StagingPasses
 from seamark.metaserver.catalog.tables import Tables
-from seamark.metaserver.catalog.values import LoadedTable, LoadedView
+from seamark.metaserver.catalog.values import Caller, LoadedTable, LoadedView
 from seamark.metaserver.catalog.views import Views
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.objects.warehouse import Warehouse
@@ -82,17 +82,18 @@ class Catalog:
         assert loaded.entry is not None
         await check_writable(self.context, loaded.entry.uuid, loaded.metadata)
 
-    async def find_staged_location(self, token: str, namespace: NamespacePath, name: str) -> str:
+    async def find_staged_location(self, caller: Caller, token: str, namespace: NamespacePath, name: str) -> str:
         """Return the location of a staged table.
 
         Args:
+            caller: The principal that writes the table's files.
             token: The pass that the server issued when the table was staged.
 
         Raises:
             Forbidden: The token is invalid, or another table has claimed the location meanwhile.
         """
         location = self.staging.location(token, namespace, name)
-        await check_staged(self.context, location, namespace, name)
+        await check_staged(self.context, caller, location, namespace, name)
         return location
 
     async def replay(self, record: IdempotencyRecord) -> LoadedTable | LoadedView | None:

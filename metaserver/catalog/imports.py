@@ -60,6 +60,7 @@ class Imports:
                 "from another catalog; remove it there, and set it after the import"
             )
         check_table_locations(self._context.warehouse, metadata, location)
+        await self._tables.check_places(caller, namespace, location, metadata)
         entry = make_entry(namespace, name, table_uuid(metadata), location, self._context.clock.now_ms())
         if dry_run:
             return await self._check(caller, entry, metadata)

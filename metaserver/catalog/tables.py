@@ -122,6 +122,7 @@ class Tables:
 
         Raises:
             BadRequest: The file is outside the warehouse, or is not a valid metadata file.
+            Forbidden: The caller may not place entries at the location of the file or of its table.
             AlreadyExists: The name exists, or the metadata belongs to a table with another live name. Two names
                 would commit to the same files. With `overwrite`, the table that had the name would be lost.
         """
@@ -135,6 +136,7 @@ class Tables:
         metadata = await self.check_registrable(location)
         check_lasting(location, metadata)
         self._context.warehouse.check(metadata.location, "The location in the metadata file")
+        await self.check_places(caller, namespace, location, metadata)
         check_client_properties(await self._context.documents.read_stored_properties(location), "A registered table")
         entry = make_entry(namespace, name, table_uuid(metadata), location, requested_ms)
         is_same = current is not None and current.uuid == entry.uuid
@@ -230,7 +232,7 @@ class Tables:
         location = await self._context.choose_location(
             caller, EntryKind.TABLE, namespace, request.name, uuid, request.location
         )
-        await check_unclaimed(self._context, location, "The table's location", (namespace, request.name))
+        await check_unclaimed(self._context, caller, location, "The table's location", (namespace, request.name))
         await self._context.check_properties(caller, request.properties or {}, {}, namespace)
         work = partial(
             build_table_metadata,
@@ -247,6 +249,26 @@ class Tables:
         )
         check_encrypted_columns(metadata, None)
         return structs.replace(metadata, properties=record_setters(caller.principal_name, metadata.properties, {}))
+
+    async def check_places(
+        self, caller: Caller, namespace: NamespacePath, location: str, metadata: TableMetadata
+    ) -> None:
+        """Check that the caller may place a registered table in the namespace at the locations in its metadata.
+
+        Args:
+            caller: The principal that registers the table.
+            namespace: The namespace of the table.
+            location: The metadata file.
+            metadata: The content of the file.
+
+        Raises:
+            Forbidden: A location is outside the namespaces to which the caller is confined.
+        """
+        if caller.confined_to is None:
+            return
+        await self._context.check_location(caller, location, "metadata-location", namespace)
+        await self._context.check_location(caller, metadata.location, "The table's location", namespace)
+        await self._context.check_properties(caller, metadata.properties, {}, namespace)
 
     async def check_registrable(self, location: str) -> TableMetadata:
         """Return the metadata in a file that a client named.

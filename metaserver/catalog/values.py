@@ -50,6 +50,8 @@ class Caller(msgspec.Struct, frozen=True):
     """Whether the caller may name other users as owners of views (`owners.py`)."""
     owns_created_in: tuple[NamespacePath, ...] = ()
     """The namespaces in which, and below which, the caller becomes the owner of what it creates."""
+    reuses_locations_in: tuple[NamespacePath, ...] = ((),)
+    """The namespaces in which, and below which, the caller may create entries at the locations of dropped entries."""
     request_bytes: int = 0
     """The length of the request's decompressed body; 0 without a body."""
 
@@ -59,6 +61,14 @@ def make_owner(caller: Caller, namespace: NamespacePath, kind: str = NAMESPACE, 
     if not any(namespace[: len(path)] == path for path in caller.owns_created_in):
         return []
     return [SaveGrant(Grant(caller.principal_name, OWNER, namespace, kind, name))]
+
+
+def may_reuse_locations(caller: Caller, namespace: NamespacePath) -> bool:
+    """Return whether the caller may create an entry in the namespace at the location of a dropped entry.
+
+    The new entry can read and overwrite the files of the dropped entry.
+    """
+    return any(namespace[: len(path)] == path for path in caller.reuses_locations_in)
 
 
 class Page(msgspec.Struct, Generic[T], frozen=True):

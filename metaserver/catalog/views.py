@@ -100,7 +100,7 @@ class Views:
         location = await self._context.choose_location(
             caller, EntryKind.VIEW, namespace, request.name, uuid, request.location
         )
-        await check_unclaimed(self._context, location, "The view's location", (namespace, request.name))
+        await check_unclaimed(self._context, caller, location, "The view's location", (namespace, request.name))
         await self._context.check_properties(caller, request.properties or {}, {}, namespace)
         work = partial(
             build_view_metadata,

@@ -290,7 +290,7 @@ class Publisher:
             return PreparedCommit(namespace, name, uuid, entry, metadata, events, files)
         if base is None or metadata.location != base.location:
             await self._context.check_location(caller, metadata.location, "The table's location", namespace)
-            await check_unclaimed(self._context, metadata.location, "The table's location", full_name, uuid)
+            await check_unclaimed(self._context, caller, metadata.location, "The table's location", full_name, uuid)
         before = {} if base is None else base.properties
         await self._context.check_properties(caller, metadata.properties, before, namespace)
         if base is None or metadata.properties != before or not _has_same_layout(metadata, base):

@@ -186,7 +186,8 @@ class ClaimLocations(Operation, frozen=True):
     namespace: NamespacePath = ()
     """The namespace of the new name, if it is set.
 
-    In this case, the location may be the location of an entry that was dropped with this name.
+    In this case, the location may be the location of an entry that was dropped with this name. The name is only set
+    if the creator may create and write every entry of the namespace.
     """
     name: str = ""
     checked: bool = True

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
+from seamark.formats.runtime.clock import SimulatedClock
 from seamark.metaserver.access.authorizer import RULES, GrantAuthorizer, decide
 from seamark.metaserver.access.principal import Principal
 from seamark.metaserver.access.rights.decisions import (
@@ -20,7 +21,9 @@ from seamark.metaserver.access.rights.decisions import (
     select_read_grants,
 )
 from seamark.metaserver.access.rights.privileges import CREATE, ROLE_BITS, WRITE
+from seamark.metaserver.access.worker_tokens import StatementTokens
 from seamark.metaserver.store.model import Grant, NamespacePath
+from tests.access.keyrings import make_fixed_keyring
 from tests.seeds import examples
 
 PRIVILEGES = ("browse", "plan", "read", "maintain", "write", "create", "drop", "manage-grants")
@@ -129,7 +132,8 @@ class Model:
         denied: set[str] = set()
         for right in self.rights:
             is_above = right.securable == securable or right.securable in OBJECTS[securable]
-            if not is_above and not (securable == SERVER and right == Right("admin", CATALOG)):
+            is_admin_or_denial = right == Right("admin", CATALOG) or (right.deny and right.securable == CATALOG)
+            if not is_above and not (securable == SERVER and is_admin_or_denial):
                 continue
             if right.deny:
                 denied |= {privilege for privilege in PRIVILEGES if right.name in INCLUDED[privilege]}
@@ -253,6 +257,17 @@ def test_token_of_a_statement_reads_what_its_caller_may_read_and_nothing_else() 
                     rights,
                     reduced,
                 )
+
+
+def test_statement_does_not_load_a_table_that_its_caller_may_not_read() -> None:
+    table, neighbor = Securable(("a",), "table", "t"), Securable(("a",), "table", "u")
+    for denied in ("browse", "plan", "read"):
+        tokens = StatementTokens(make_fixed_keyring(), SimulatedClock(1))
+        caller = Principal("p", (Grant("p", "reader", ("a",)), Grant("p", denied, *table, deny=True)))
+        principal, _ = tokens.principal(tokens.issue(caller, 60))
+        for operation in ("loadTable", "planTableScan", "loadCredentials"):
+            assert not decide(principal.grants, operation, table)
+            assert decide(principal.grants, operation, neighbor)
 
 
 @pytest.mark.parametrize("operation", ["updateTable", "dropTable", "addGrant", "createTable"])

@@ -172,12 +172,12 @@ async def test_staging_pass_does_not_open_a_location_that_belongs_to_another_tab
         place = f"{rig.catalog.warehouse.namespace_location(('a',))}/staged"
         await rig.catalog.tables.stage(CONFINED_CALLER, ("a",), CreateTable(name="s", schema=SCHEMA, location=place))
         token = rig.catalog.staging.issue(("a",), "s", place)
-        assert await rig.catalog.find_staged_location(token, ("a",), "s") == place
+        assert await rig.catalog.find_staged_location(CONFINED_CALLER, token, ("a",), "s") == place
         await rig.catalog.tables.create(CONFINED_CALLER, ("a",), CreateTable(name="s", schema=SCHEMA, location=place))
-        assert await rig.catalog.find_staged_location(token, ("a",), "s") == place
+        assert await rig.catalog.find_staged_location(CONFINED_CALLER, token, ("a",), "s") == place
         await rig.catalog.tables.rename(CALLER, TableIdentifier(("a",), "s"), TableIdentifier(("b",), "s"))
         with pytest.raises(Forbidden, match="Another table has claimed"):
-            await rig.catalog.find_staged_location(token, ("a",), "s")
+            await rig.catalog.find_staged_location(CONFINED_CALLER, token, ("a",), "s")
 
 
 async def test_symbolic_link_does_not_bypass_a_claim(tmp_path: Path) -> None:

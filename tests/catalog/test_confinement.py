@@ -10,6 +10,7 @@ import pytest
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.runtime.clock import SimulatedClock
 from seamark.formats.runtime.errors import BadRequest, Forbidden
+from seamark.metaserver.catalog.ownership.own_files import ALLOWED_LOCATIONS
 from seamark.metaserver.catalog.staging import TTL_S, StagingPasses
 from seamark.metaserver.catalog.values import Caller, CreateTable, CreateView, TableChange
 from tests.access.keyrings import make_fixed_keyring
@@ -70,6 +71,27 @@ async def test_every_operation_rejects_a_forbidden_location(tmp_path: Path) -> N
         inside = f"{rig.catalog.warehouse.namespace_location(('a',))}/elsewhere"
         await commit(action="set-location", location=inside)
         assert (await tables.load(("a",), "mine")).metadata.location == inside
+
+
+async def test_caller_under_a_policy_registers_tables_only_inside_its_namespace(tmp_path: Path) -> None:
+    async with open_rig(tmp_path) as rig:
+        await _create_tenants(rig)
+        tables, caller = rig.catalog.tables, Caller(principal_name="wa", request_id="r", confined_to=())
+        mine, others = await tables.load(("a",), "mine"), await tables.load(("b",), "t")
+        assert mine.entry is not None
+        assert others.entry is not None
+        for namespace, name in ((("a",), "mine"), (("b",), "t")):
+            await tables.unregister(CALLER, namespace, name)
+        registered = await tables.register(caller, ("a",), "back", mine.entry.metadata_location, overwrite=False)
+        assert registered.metadata.location == mine.metadata.location
+        with pytest.raises(Forbidden, match="outside the namespaces"):
+            await tables.register(caller, ("a",), "x", others.entry.metadata_location, overwrite=False)
+        allowing = {"action": "set-properties", "updates": {ALLOWED_LOCATIONS: others.metadata.location}}
+        loaded = await rig.commits.commit_table(CALLER, ("a",), "back", [], [allowing])
+        assert loaded.entry is not None
+        await tables.unregister(CALLER, ("a",), "back")
+        with pytest.raises(Forbidden, match="write the whole catalog"):
+            await tables.register(caller, ("a",), "back", loaded.entry.metadata_location, overwrite=False)
 
 
 def _make_staged_creation(metadata: TableMetadata, **changed: str) -> TableChange:

@@ -13,7 +13,8 @@ from typing import NamedTuple
 from seamark.metaserver.access.rights.privileges import ALL, ALLOWED, BROWSE, DENIED, READ
 from seamark.metaserver.store.model import FUNCTION, NAMESPACE, SERVER, Grant, NamespacePath
 
-_SERVER_ADMIN = "admin"
+SERVER_ADMIN = "admin"
+"""The role that on the server's own warehouse also counts for the server."""
 
 
 class Securable(NamedTuple):
@@ -49,8 +50,8 @@ def find_bits(grants: Iterable[Grant], securable: Securable) -> tuple[int, int]:
     for grant in grants:
         if kind == SERVER:
             counts = grant.kind == SERVER or (
-                # An admin of the server's own warehouse is an admin of the server.
-                grant.kind == NAMESPACE and not grant.namespace and grant.role == _SERVER_ADMIN and not grant.deny
+                # An admin of the server's own warehouse is an admin of the server, without what is denied to it there.
+                grant.kind == NAMESPACE and not grant.namespace and (grant.deny or grant.role == SERVER_ADMIN)
             )
         elif grant.name:
             # A table and a view cannot have the same name, so a grant on one of them is never meant for the other.

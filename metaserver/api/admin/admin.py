@@ -15,7 +15,7 @@ import msgspec
 from seamark.formats.protocol.wire import check_name, parse_namespace
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.access.principal import ROLE_PREFIX, make_grant
-from seamark.metaserver.access.rights.decisions import THE_SERVER, WAREHOUSE, securable_of
+from seamark.metaserver.access.rights.decisions import SERVER_ADMIN, THE_SERVER, WAREHOUSE, securable_of
 from seamark.metaserver.access.rights.privileges import Privilege
 from seamark.metaserver.access.tokens import TTL_S_MAX, create_token, is_live, revoke_token
 from seamark.metaserver.api.http.describe import Parameter, ResponseSpec, doc
@@ -304,16 +304,20 @@ async def _check_may_manage(call: Call, grant: Grant) -> None:
     """Check that the caller may add and remove this grant.
 
     A role of the operator may have rights on every object, also on the server. So its members are the concern of the
-    admins of the server, or of those of a further warehouse, which has no rights on the server.
+    admins of the server, or of those of a further warehouse, which has no rights on the server. An admin of the
+    server's own warehouse is an admin of the server, so only an admin of the server adds and removes this grant.
 
     Raises:
         Forbidden: The caller may not do so.
         NoSuchTable, NoSuchView, NoSuchFunction: The caller may not browse the object.
     """
-    if not grant.role.startswith(ROLE_PREFIX):
-        await call.allow(securable_of(grant))
-    else:
-        await call.allow(WAREHOUSE if call.components.warehouses is None else THE_SERVER)
+    is_of_server = call.components.warehouses is not None
+    if grant.role.startswith(ROLE_PREFIX):
+        await call.allow(THE_SERVER if is_of_server else WAREHOUSE)
+        return
+    await call.allow(securable_of(grant))
+    if is_of_server and grant.role == SERVER_ADMIN and securable_of(grant) == WAREHOUSE:
+        await call.allow(THE_SERVER)
 
 
 def _describe_grant(grant: Grant) -> GrantAnswer:

@@ -153,7 +153,7 @@ async def _select_visible(call: Call, instants: list[Instant]) -> list[Instant]:
 async def _show_instant(call: Call, instant: Instant) -> InstantAnswer:
     """Return the instant in the form of the API.
 
-    If a table was moved to a namespace that the caller may not see, its new name is left out.
+    If an entry was renamed, and the caller may not browse an entry of the new name, the new name is left out.
     """
     answer = from_attributes(instant, InstantAnswer)
     if "to" not in instant.summary:
@@ -163,7 +163,9 @@ async def _show_instant(call: Call, instant: Instant) -> InstantAnswer:
     if levels is None:
         visible = await call.may(WAREHOUSE, "listTimeline")
     else:
-        (visible,) = await call.components.authorizer.sees(call.principal, [tuple(levels)])
+        namespace = tuple(levels)
+        name = instant.summary["to"].removeprefix(show(namespace, ""))
+        visible = await call.may(Securable(namespace, instant.kind.value, name))
     if visible:
         return answer
     summary = {name: value for name, value in answer.summary.items() if name not in ("to", "to-namespace")}

@@ -157,6 +157,11 @@ class Call:
         """Whether the right was checked for a namespace or the catalog."""
 
     @property
+    def operation(self) -> str:
+        """The operation of the route."""
+        return self._route.operation
+
+    @property
     def name(self) -> str:
         """The first name in the path: the name of the table, view or function."""
         return self.names[0]
@@ -204,6 +209,7 @@ class Call:
             confined_to=confined_to,
             names_owners=confined_to is None or principal.name in self.components.settings.trusted_engines,
             owns_created_in=authorizer.list_owning_namespaces(principal),
+            reuses_locations_in=authorizer.list_reusing_namespaces(principal),
             request_bytes=self.body_bytes,
         )
 
@@ -325,7 +331,9 @@ async def _find_securable(call: Call, kind: str) -> Securable:
     securable = Securable(call.namespace, kind, name)
     if kind == FUNCTION or not is_plan_name(name):
         return securable
-    if not call.components.authorizer.is_uniform(call.principal, "loadTable", call.namespace):
+    # The plan need not be read if the caller has the right of the route, and that to read, on the whole namespace.
+    operations = ("loadCredentials", call.operation)
+    if not all(call.components.authorizer.is_uniform(call.principal, name, call.namespace) for name in operations):
         plan = await call.components.store.plan_table(call.namespace, name)
         if plan is not None:
             return securable._replace(name=plan.of_name)

@@ -18,7 +18,7 @@ async def sign_request(call: Call, s3_request: dict[str, Any]) -> web.Response:
     if stage is None:
         location = await catalog.load_location(call.namespace, call.name)
     else:
-        location = await catalog.find_staged_location(stage, call.namespace, call.name)
+        location = await catalog.find_staged_location(call.caller, stage, call.namespace, call.name)
     signed, cache_control = await storage_of(location, "The table's location").sign(
         s3_request,
         parse_location(location),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -11,6 +11,7 @@ from aiohttp import web
 from seamark.cache.single_flight import SingleFlight
 from seamark.formats.protocol.wire import AFTER_HEADER, is_plan_name, show
 from seamark.formats.runtime.errors import NoSuchTable, TooLarge
+from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.api.http.describe import BodySize
 from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.fresh_reads import check_required_rows, load_fresh
@@ -38,7 +39,7 @@ from seamark.metaserver.catalog.documents import SnapshotMode
 from seamark.metaserver.catalog.values import Caller, CreateTable, LoadedTable
 from seamark.metaserver.history.history import StatementRead
 from seamark.metaserver.objects.vending import VENDED
-from seamark.metaserver.store.model import TABLE
+from seamark.metaserver.store.model import TABLE, NamespacePath
 
 _NAMESPACE = "/v1/{prefix}/namespaces/{namespace}"
 _TABLE = f"{_NAMESPACE}/tables/{{table}}"
@@ -128,6 +129,7 @@ async def _load_plan(call: Call, mode: SnapshotMode) -> web.Response:
 @Route("POST", _TABLE, "updateTable", body_size=BodySize.MEDIUM, is_idempotent=True).takes(_CommitTable)
 async def update_table(call: Call, body: _CommitTable) -> web.Response:
     commits, namespace, name = call.components.engine_commits, call.namespace, call.name
+    await check_may_create(call, namespace, body.requirements)
     fresh = await prepare_stream_table(call, namespace, name, body.requirements, body.updates)
 
     return await run_idempotent(
@@ -137,6 +139,16 @@ async def update_table(call: Call, body: _CommitTable) -> web.Response:
         replayed=LoadedTable,
         recover=lambda: commits.load_committed(namespace, name, body.requirements),
     )
+
+
+async def check_may_create(call: Call, namespace: NamespacePath, requirements: Sequence[Mapping[str, Any]]) -> None:
+    """Check that the caller may create tables in the namespace, if the requirements are those of a new table.
+
+    Raises:
+        Forbidden: The caller may not create tables there.
+    """
+    if any(requirement.get("type") == "assert-create" for requirement in requirements):
+        await call.allow(Securable(namespace), operation="createTable")
 
 
 @Route("DELETE", _TABLE, "dropTable", is_idempotent=True)

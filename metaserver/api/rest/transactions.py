@@ -14,6 +14,7 @@ from seamark.metaserver.api.http.describe import BodySize
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.api.http.idempotency import run_idempotent
 from seamark.metaserver.api.rest.stream_commits import check_not_based_on_fresh, prepare_stream_table
+from seamark.metaserver.api.rest.tables import check_may_create
 from seamark.metaserver.catalog.values import TableChange
 from seamark.metaserver.store.model import TABLE
 
@@ -54,6 +55,8 @@ async def commit_transaction(call: Call, body: _CommitTransaction) -> web.Respon
         for change in body.table_changes
     ]
     await call.allow(*dict.fromkeys(Securable(change.namespace, TABLE, change.name) for change in changes))
+    for change in changes:
+        await check_may_create(call, change.namespace, change.requirements)
     if len(changes) > 1:
         for change in changes:
             await check_not_based_on_fresh(call, change.namespace, change.name, change.updates)

@@ -7,9 +7,10 @@ keeps all claims while a live or dropped name refers to it, because older files 
 written. After that, the namespace of its last name keeps the claims as long as there are files.
 Otherwise another namespace could get the location, and read these files.
 
-A dropped entry may be created again with the same name at the same location, because a principal that may
-do this may also restore the entry. Afterwards the dropped entry cannot be restored, and its purge does
-not delete the new files.
+A principal that may create and write every entry of a namespace may create a dropped entry again with the same
+name at the same location, because the files give it no further access. Other principals may not do so: they would own
+the new entry, and so read and write the files of the dropped entry. Afterwards the dropped entry cannot be restored,
+and its purge does not delete the new files.
 
 Several tables may share folders of `write.*.path` if a principal with write access to the whole catalog
 allows it.
@@ -30,7 +31,7 @@ from seamark.formats.protocol.wire import show
 from seamark.formats.runtime.errors import BadRequest, Corrupt, Forbidden, NotFound, RetryLater, SeamarkError
 from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.catalog.context import PATH_PROPERTIES, CatalogContext, Unclaimed
-from seamark.metaserver.catalog.values import Caller
+from seamark.metaserver.catalog.values import Caller, may_reuse_locations
 from seamark.metaserver.objects.warehouse import Warehouse
 from seamark.metaserver.store.model import ClaimedLocation, Entry, EntryKind, NamespacePath
 from seamark.metaserver.store.operations import ClaimLocations
@@ -86,7 +87,7 @@ async def claim(
         locations=locations,
         fresh=fresh,
         namespace=entry.namespace,
-        name=entry.name,
+        name=entry.name if may_reuse_locations(caller, entry.namespace) else "",
         returns=may_restore,
     )
     # If the entry may be restored, no file is written before the transaction, which checks this.
@@ -144,7 +145,12 @@ async def claim_folder(context: CatalogContext, entry: Entry, folder: str, *, fr
 
 
 async def check_unclaimed(
-    context: CatalogContext, location: str, description: str, table_name: tuple[NamespacePath, str], uuid: str = ""
+    context: CatalogContext,
+    caller: Caller,
+    location: str,
+    description: str,
+    table_name: tuple[NamespacePath, str],
+    uuid: str = "",
 ) -> None:
     """Check that the location does not overlap a location of an entry other than the entry `uuid`.
 
@@ -153,17 +159,19 @@ async def check_unclaimed(
     Raises:
         BadRequest: The location overlaps a location of another entry.
     """
-    if await _is_taken(context, location, table_name, uuid):
+    if await _is_taken(context, caller, location, table_name, uuid):
         raise ClaimedLocation(key="", display_form=location, subject=description).make_overlap_error()
 
 
-async def _is_taken(context: CatalogContext, location: str, table_name: tuple[NamespacePath, str], uuid: str) -> bool:
+async def _is_taken(
+    context: CatalogContext, caller: Caller, location: str, table_name: tuple[NamespacePath, str], uuid: str
+) -> bool:
+    may_reuse = may_reuse_locations(caller, table_name[0])
     key = context.warehouse.key(parse_location(location))
     await check_known(context, [key], uuid)
     for claimed_location in await context.store.find_overlapping_claims([key], uuid, 1):
-        if claimed_location.location != key or not await context.store.is_name_released(
-            claimed_location.uuid, *table_name
-        ):
+        is_same = may_reuse and claimed_location.location == key
+        if not (is_same and await context.store.is_name_released(claimed_location.uuid, *table_name)):
             return True
     return False
 
@@ -186,7 +194,9 @@ async def _make_keys(context: CatalogContext, locations: Iterable[str]) -> list[
     return await asyncio.to_thread(lambda: [context.warehouse.key(parse_location(location)) for location in locations])
 
 
-async def check_staged(context: CatalogContext, location: str, namespace: NamespacePath, name: str) -> None:
+async def check_staged(
+    context: CatalogContext, caller: Caller, location: str, namespace: NamespacePath, name: str
+) -> None:
     """Check that no table other than the table with this name has claimed the location of a staged table.
 
     A pass is valid longer than the table is staged, and the table may have been renamed or dropped meanwhile.
@@ -195,7 +205,7 @@ async def check_staged(context: CatalogContext, location: str, namespace: Namesp
         Forbidden: Another table has claimed the location.
     """
     entry = await context.store.entry(EntryKind.TABLE, namespace, name)
-    if await _is_taken(context, location, (namespace, name), "" if entry is None else entry.uuid):
+    if await _is_taken(context, caller, location, (namespace, name), "" if entry is None else entry.uuid):
         raise Forbidden(
             f"Another table has claimed the location staged for {show(namespace, name)}; load the table again"
         )

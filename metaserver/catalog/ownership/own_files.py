@@ -50,6 +50,7 @@ async def allow(
     """
     if properties.get(ALLOWED_LOCATIONS) == before.get(ALLOWED_LOCATIONS):
         return []
+    _check_may_allow(caller)
     return [await replace_allowed_locations(context, caller, uuid, properties)]
 
 
@@ -59,16 +60,22 @@ async def replace_allowed_locations(
     """Return the operation that allows a registered table exactly the locations in its list.
 
     Earlier permissions are removed. See also `allow`.
+
+    Raises:
+        Forbidden: The list is not empty, and the caller may not write the whole catalog.
     """
-    if caller.confined_to is not None:
-        raise Forbidden(f"only a principal that may write the whole catalog may set {ALLOWED_LOCATIONS}")
-    allowed = [
-        context.warehouse.parse(location, ALLOWED_LOCATIONS, root_ok=True)
-        for location in read_allowed_locations(properties)
-    ]
+    locations = read_allowed_locations(properties)
+    if locations:
+        _check_may_allow(caller)
+    allowed = [context.warehouse.parse(location, ALLOWED_LOCATIONS, root_ok=True) for location in locations]
     return AllowLocations(
         uuid=uuid, locations=tuple(ClaimedLocation(key=context.warehouse.key(location)) for location in allowed)
     )
+
+
+def _check_may_allow(caller: Caller) -> None:
+    if caller.confined_to is not None:
+        raise Forbidden(f"only a principal that may write the whole catalog may set {ALLOWED_LOCATIONS}")
 
 
 async def own_locations(context: CatalogContext, uuid: str) -> OwnLocations:
@@ -150,7 +157,7 @@ async def check_added(
     )
     for description, location in _list_new_locations(context, base, metadata):
         # The location is checked before any file there is read, because errors quote file names.
-        await check_unclaimed(context, location, description, (commit.namespace, commit.name), uuid)
+        await check_unclaimed(context, caller, location, description, (commit.namespace, commit.name), uuid)
         locations.add(context.warehouse.key(parse_location(location)))
     own_locations = OwnLocations(warehouse, locations)
     reader = _Reader(context, own_locations, files)

@@ -116,7 +116,8 @@ def _check(op: operations.ClaimLocations, location: model.ClaimedLocation) -> St
 def is_name_released(uuid: str, namespace: model.NamespacePath, name: str) -> Steps[bool]:
     """Return whether a new entry with that name may use the location of the UUID.
 
-    Writers of the namespace can or could restore the entry, so its location gives them no further access.
+    The caller must have the right to create and write every entry of the namespace. It may write the files of the
+    dropped entry, or could write them before the drop, so the location gives it no further access.
     """
     rows = yield StoreStatement(
         "SELECT 1 FROM dropped WHERE uuid = $1 AND namespace = $2 AND name = $3 "

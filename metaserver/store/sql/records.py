@@ -93,7 +93,7 @@ def remove_grant(op: operations.RemoveGrant, now_ms: int) -> Steps[None]:
 def move_grants(
     kind: EntryKind, namespace: NamespacePath, name: str, to_namespace: NamespacePath, to_name: str
 ) -> Steps[None]:
-    """Give the grants on an entry its new name. Grants that name the new name already stay."""
+    """Give the grants on an entry its new name, and copy the denials. Rows of the new name stay."""
     for row in (yield from _take_grants(kind, namespace, name)):
         yield from _put_grant(row, to_namespace, to_name)
 
@@ -101,8 +101,11 @@ def move_grants(
 def keep_grants(dropped_id: str | None, kind: EntryKind, namespace: NamespacePath, name: str) -> Steps[None]:
     """Remove the grants on an entry that is dropped, so that they do not count for a later entry of its name.
 
+    The denials stay, so they also count for a later entry of its name.
+
     Args:
-        dropped_id: The id of the dropped entry, with which the grants come back. None if it cannot be restored.
+        dropped_id: The id of the dropped entry, with which the grants and denials come back. None if it cannot be
+            restored.
         kind: The kind of the entry.
         namespace: The namespace of the entry.
         name: The name of the entry.
@@ -132,13 +135,16 @@ def forget_dropped_grants(dropped_id: str) -> Steps[None]:
 
 
 def _take_grants(kind: EntryKind, namespace: NamespacePath, name: str) -> Steps[Sequence[Row]]:
-    """Remove the grants on an entry, and return their principals, roles, kinds and effects."""
-    rows = yield StoreStatement(
-        f"DELETE FROM grants WHERE namespace = $1 AND name = $2 AND {_SAME_SPACE[kind]} "  # noqa: S608
-        "RETURNING principal, role, kind, deny",
-        (pack(namespace), name),
-    )
-    return rows
+    """Remove the grants on an entry, and return the principals, roles, kinds and effects of grants and denials.
+
+    Denials are not removed. Otherwise a principal could evade its denial if another entry takes the name, as in a
+    replacement of a table by renames, and the upstream of a federated warehouse could remove denials.
+    """
+    on_entry, params = f"namespace = $1 AND name = $2 AND {_SAME_SPACE[kind]}", (pack(namespace), name)
+    columns = "principal, role, kind, deny"
+    denials = yield StoreStatement(f"SELECT {columns} FROM grants WHERE {on_entry} AND deny = 1", params)  # noqa: S608
+    grants = yield StoreStatement(f"DELETE FROM grants WHERE {on_entry} AND deny = 0 RETURNING {columns}", params)  # noqa: S608
+    return [*grants, *denials]
 
 
 def _put_grant(row: Row, namespace: NamespacePath, name: str) -> Steps[None]:

@@ -227,11 +227,15 @@ async def test_timeline_hides_locations_that_its_reader_may_not_see(house: House
     assert b"hidden" not in stream
 
 
-async def test_timeline_shows_a_new_name_that_its_reader_may_see(house: House) -> None:
+async def test_timeline_shows_a_new_name_only_if_its_reader_may_browse_it(house: House) -> None:
     ends = {"source": {"namespace": ["db"], "name": "t"}, "destination": {"namespace": ["db"], "name": "new"}}
     assert (await house("root", "POST", "/v1/tables/rename", ends)).status == 204
     instants = (await house("rita", "GET", "/api/v1/tables/db/new/timeline?action=rename")).json["instants"]
     assert [instant["summary"]["to"] for instant in instants] == ["db.new"]
+    denial = {"principal": "rita", "privilege": "browse", "namespace": ["db"], "table": "new", "deny": True}
+    assert (await house("root", "PUT", "/api/v1/grants", denial)).status == 204
+    (instant,) = (await house("rita", "GET", "/api/v1/tables/db/t/timeline?action=rename")).json["instants"]
+    assert {"to", "to-namespace"}.isdisjoint(instant["summary"])
 
 
 async def _read_event_stream(house: House, principal: str, path: str) -> bytes:

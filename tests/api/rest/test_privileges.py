@@ -165,6 +165,37 @@ async def test_creator_owns_its_table_until_it_is_dropped(house: House) -> None:
     assert (await house("guest", "GET", mine)).status == 404
 
 
+async def test_commit_that_creates_a_table_needs_the_privilege_to_create(house: House) -> None:
+    denial = {"principal": "barred", "privilege": "create", "namespace": ["db"], "deny": True}
+    assert (await house("root", "PUT", "/api/v1/grants", denial)).status == 204
+    commit = {"requirements": [{"type": "assert-create"}], "updates": []}
+    change = {"identifier": {"namespace": ["db"], "name": "new"}, **commit}
+    routes = (("/v1/namespaces/db/tables/new", commit), ("/v1/transactions/commit", {"table-changes": [change]}))
+    for path, body in routes:
+        for principal in ("writer", "barred"):
+            answer = await house(principal, "POST", path, body)
+            assert answer.status == 403, answer.raw
+            assert "may not createTable" in answer.error[2]
+        assert (await house("root", "POST", path, body)).status != 403
+
+
+async def test_creator_without_the_right_to_read_cannot_take_over_the_files_of_a_dropped_table(house: House) -> None:
+    for privilege in ("create", "drop"):
+        grant = {"principal": "nobody", "privilege": privilege, "namespace": ["db"]}
+        assert (await house("root", "PUT", "/api/v1/grants", grant)).status == 204
+    for name, principal in (("t", "barred"), ("u", "nobody")):
+        table = f"/v1/namespaces/db/tables/{name}"
+        location = (await house("root", "GET", table)).json["metadata"]["location"]
+        drop = ("POST", f"{table}/unregister") if name == "u" else ("DELETE", table)
+        assert (await house("root" if name == "t" else principal, *drop)).status in (200, 204)
+        body = {"name": name, "schema": SCHEMA, "location": location}
+        for staged in (False, True):
+            answer = await house(principal, "POST", "/v1/namespaces/db/tables", {**body, "stage-create": staged})
+            assert answer.status == 400, answer.raw
+            assert "overlaps" in answer.error[2]
+        assert (await house("root", "POST", "/v1/namespaces/db/tables", body)).status == 200
+
+
 async def test_rights_follow_a_table_to_its_new_name_and_back_from_a_drop(house: House) -> None:
     rename = {"source": {"namespace": ["db"], "name": "t"}, "destination": {"namespace": ["db"], "name": "moved"}}
     for principal in ("dropper", "maker", "guest"):
@@ -174,11 +205,17 @@ async def test_rights_follow_a_table_to_its_new_name_and_back_from_a_drop(house:
     assert (await house("guest", "GET", TABLE)).status == 404
     assert (await house("barred", "GET", "/v1/namespaces/db/tables/moved")).status == 404
     assert (await house("root", "DELETE", "/v1/namespaces/db/tables/moved")).status == 204
-    assert not [grant for grant in await house.api.server.components.store.grants(None) if grant.name]
+    stored = await house.api.server.components.store.grants(None)
+    assert {(grant.principal, grant.name) for grant in stored if grant.name} == {("barred", "t"), ("barred", "moved")}
     dropped = (await house("root", "GET", "/api/v1/dropped?namespace=db")).json["dropped"][0]["id"]
     assert (await house("root", "POST", f"/api/v1/dropped/{dropped}/undrop", {"name": "back"})).status == 200
     assert (await house("guest", "GET", "/v1/namespaces/db/tables/back")).status == 200
     assert (await house("barred", "GET", "/v1/namespaces/db/tables/back")).status == 404
+    for name in ("t", "moved"):  # A denial also counts for later tables of the name.
+        body = {"name": name, "schema": SCHEMA}
+        assert (await house("root", "POST", "/v1/namespaces/db/tables", body)).status == 200
+        assert (await house("barred", "GET", f"/v1/namespaces/db/tables/{name}")).status == 404
+        assert (await house("guest", "GET", f"/v1/namespaces/db/tables/{name}")).status == 404
 
 
 async def test_only_an_admin_of_the_server_changes_the_members_of_a_role(house: House) -> None:
@@ -197,6 +234,21 @@ async def test_only_an_admin_of_the_server_changes_the_members_of_a_role(house: 
     everyone = {"principal": "role:everyone", "privilege": "browse", "namespace": ["db"]}
     assert (await house("root", "PUT", "/api/v1/grants", everyone)).status == 204
     assert await list_names(house, "guest") == ["t", "u"]
+
+
+async def test_manager_of_the_grants_of_the_catalog_cannot_become_an_admin_of_the_server(house: House) -> None:
+    whole = {"principal": "steward", "privilege": "manage-grants"}
+    assert (await house("root", "PUT", "/api/v1/grants", whole)).status == 204
+    admin = {"principal": "steward", "role": "admin"}
+    assert (await house("steward", "PUT", "/api/v1/grants", admin)).status == 403
+    assert (await house("steward", "DELETE", "/api/v1/grants?principal=root&role=admin")).status == 403
+    assert (await house("steward", "PUT", "/api/v1/grants", {**admin, "namespace": ["db"]})).status == 204
+    assert (await house("steward", "PUT", "/api/v1/grants", {**admin, "role": "owner"})).status == 204
+    token = {"name": "other", "grants": [{"role": "admin"}]}
+    assert (await house("steward", "POST", "/api/v1/tokens", token)).status == 403
+    for grant in (admin, {**whole, "deny": True}):  # A denial on the catalog also counts for its admin on the server.
+        assert (await house("root", "PUT", "/api/v1/grants", grant)).status == 204
+    assert (await house("steward", "POST", "/api/v1/tokens", token)).status == 403
 
 
 async def test_contradictory_grant_is_rejected(house: House) -> None:
