@@ -80,8 +80,12 @@ def translate_star(
         cubes = cube_table_of(scans[number].table, truncates_in_utc=True)
         if cubes is None:
             continue
-        if any(scans[other].scan.is_past for other in order if other != number):
+        dimensions = [scans[other] for other in order if other != number]
+        if any(dimension.scan.is_past for dimension in dimensions):
             raise NotFromCube("it reads a dimension table at a snapshot")
+        if not all(dimension.table.snapshot_has_current_schema for dimension in dimensions):
+            # The join names the snapshot, which the engine reads with the schema of the snapshot.
+            raise NotFromCube("the columns of a dimension table have changed since its current snapshot")
         try:
             star = Star(tables, order.index(number))
             return number, translate_statement(tree, cubes, dialect, floats=floats, star=star)

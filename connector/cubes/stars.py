@@ -174,7 +174,10 @@ class StarNames:
             for number, (node, table) in enumerate(zip(list_sources(tree), tables, strict=True))
             if isinstance(node, exp.Table)
         }
-        columns = {id(node): source for node in tree.find_all(exp.Column) if (source := self.find(node)) is not None}
+        # The nodes of removed conditions are kept, so that no later node gets the id of one of them.
+        columns = {
+            id(node): (node, source) for node in tree.find_all(exp.Column) if (source := self.find(node)) is not None
+        }
         replaced = {one.number: one for one in replace_tables(tree, joined, self._star.facts, cube, self.find)}
         missing = [
             ".".join(table.name)
@@ -195,7 +198,7 @@ class StarNames:
             used = {table.partner}
             kinds = {field.name: str(field.type) for field in tables[number].schema.fields}
             for node in list(tree.find_all(exp.Column)):
-                source = columns.get(id(node))
+                _, source = columns.get(id(node), (None, None))
                 if source is None or source[0] != number:
                     continue
                 name = source[1]

@@ -280,6 +280,11 @@ class KnownTable:
     """The metadata of a table that may have cubes, or None."""
     fields: tuple[tuple[int, str, str], ...] = field(default=(), kw_only=True)
     """The id, name and type of each column. The type of a nested column is `NESTED`."""
+    snapshot_has_current_schema: bool = field(default=True, kw_only=True)
+    """Whether the current snapshot was written with the current schema.
+
+    Engines read a named snapshot with the schema of the snapshot. There, a name may belong to another column.
+    """
 
     def snapshot_of(self, ref: str | None) -> int | None:
         """Return the snapshot of a branch or tag, or the current snapshot if `ref` is None.
@@ -302,6 +307,7 @@ class _Schema(msgspec.Struct, rename="kebab"):
 
 class _Snapshot(msgspec.Struct, rename="kebab"):
     snapshot_id: int
+    schema_id: int | None = None
     summary: dict[str, str] = {}
 
 
@@ -554,6 +560,8 @@ class Seamark:
             refs={name: ref.snapshot_id for name, ref in metadata.refs.items()},
             cube_metadata=cube_metadata,
             fields=tuple((one.id, one.name, read_column_type(one.type)) for one in schema.fields),
+            # Engines read a snapshot without a schema with the current schema.
+            snapshot_has_current_schema=snapshot is None or snapshot.schema_id in (None, metadata.current_schema_id),
         )
         if version:
             size = _BYTES_PER_COLUMN * (1 + len(schema.fields) + len(metadata.refs))

@@ -434,6 +434,9 @@ class Rewriter:
                 await self._withdrawing.take(result.plans)
         except CUBE_FAILURES as error:
             return _explain_cube_failure(error)
+        except Exception as error:  # noqa: BLE001  a bug in the translation must fail no statement
+            _log.warning("the groups of a cube are not read because of a bug", exc_info=True)
+            return CubeSummary(None, 0, 0, f"the translation failed: {type(error).__name__}")
         return result
 
     async def _rewrite_over_plans(

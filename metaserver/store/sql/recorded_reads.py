@@ -78,12 +78,12 @@ def add_queries(op: operations.AddQueryRecords, now_ms: int) -> Steps[None]:
         ):
             fingerprint = model.OTHER_SHAPES
             if fingerprint not in stored:
-                yield _insert_shape(op.uuid, fingerprint, "", "", "")
-                stored[fingerprint] = _StoredShape(_number_shape(op.uuid, fingerprint), "")
+                stored[fingerprint] = yield from _store_shape(op.uuid, fingerprint, "", "", "")
         else:
             counts[record.owner] = counts.get(record.owner, 0) + 1
-            yield _insert_shape(op.uuid, fingerprint, record.owner, record.shape, record.samples)
-            stored[fingerprint] = _StoredShape(_number_shape(op.uuid, fingerprint), record.samples)
+            stored[fingerprint] = yield from _store_shape(
+                op.uuid, fingerprint, record.owner, record.shape, record.samples
+            )
         totals = sums.setdefault(stored[fingerprint].number, [0] * len(_SUMS))
         for position, value in enumerate(msgspec.structs.astuple(record.sums)):
             totals[position] += value
@@ -95,20 +95,37 @@ class _StoredShape(NamedTuple):
     samples: str
 
 
-def _insert_shape(uuid: str, fingerprint: str, owner: str, shape: str, samples: str) -> StoreStatement:
-    return StoreStatement(
-        "INSERT INTO query_shapes (uuid, fingerprint, owner, shape, samples, number) VALUES ($1, $2, $3, $4, $5, $6) "
-        "ON CONFLICT (uuid, fingerprint) DO NOTHING",
-        (uuid, fingerprint, owner, shape, samples, _number_shape(uuid, fingerprint)),
-    )
+def _store_shape(uuid: str, fingerprint: str, owner: str, shape: str, samples: str) -> Steps[_StoredShape]:
+    """Store a new shape and return it. If another replica has stored the shape meanwhile, return its row."""
+    attempt = 0
+    while True:
+        number = _number_shape(uuid, fingerprint, attempt)
+        # A replica that stores the same shape at the same time conflicts in either of the two unique indexes.
+        rows = yield StoreStatement(
+            "INSERT INTO query_shapes (uuid, fingerprint, owner, shape, samples, number) "
+            "VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT DO NOTHING RETURNING 1",
+            (uuid, fingerprint, owner, shape, samples, number),
+        )
+        if rows:
+            return _StoredShape(number, samples)
+        stored = yield from _find_stored_shapes(uuid, [fingerprint])
+        if fingerprint in stored:
+            return stored[fingerprint]
+        attempt += 1  # Another shape has the number.
 
 
-def _number_shape(uuid: str, fingerprint: str) -> int:
+def _number_shape(uuid: str, fingerprint: str, attempt: int) -> int:
     """Return the number of a new shape.
 
     It is a digest of 63 bits. All replicas compute the same number, and two shapes practically never have the same.
+
+    Args:
+        uuid: The table.
+        fingerprint: The fingerprint of the shape.
+        attempt: How many numbers of the shape other shapes have.
     """
-    return int.from_bytes(hashlib.sha256(f"{uuid}\n{fingerprint}".encode()).digest()[:8]) >> 1
+    text = f"{uuid}\n{fingerprint}" + (f"\n{attempt}" if attempt else "")
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) >> 1
 
 
 _SUMS = tuple(field.name for field in msgspec.structs.fields(model.QuerySums))

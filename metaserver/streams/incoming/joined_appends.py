@@ -5,8 +5,8 @@ stream of a batch, and the entry of the log. So while as many appends to a table
 at a time, the rows of further requests wait. They become one batch of the log, as appends that wait for the disk become
 one write. A request does not wait longer for this, because the log would not write its rows earlier.
 
-Each request has its own answer. If the batch is refused before it is stored, each request is appended alone. So a row
-that does not fit concerns only its own request, and the message has its number there.
+Each request has its own answer. If the batch cannot be prepared, or is refused before it is stored, each request is
+appended alone. So a row that does not fit concerns only its own request, and the message has its number there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _JOINED_ROWS_MAX = 2_000
 _JOINED_BYTES_MAX = 1 << 20
 """The size of the bodies above which no further request joins a batch."""
 _ALONE = (BadRequest, TooLarge, TooManyRequests)
-"""The errors that say that nothing is stored, and that may concern only some of the requests."""
+"""The errors of an append that say that nothing is stored, and that may concern only some of the requests."""
 
 
 def can_join(preparation: RowPreparation, rows: JoinedRows) -> bool:
@@ -137,12 +137,13 @@ class JoinedAppends:
         try:
             prepared = last.preparation.prepare_joined([request.rows for request in batch])
             assert prepared.batches is not None
+        except Exception as error:  # noqa: BLE001  rows of one request may cause any error, and nothing is stored
+            await self._append_alone(batch, error)
+            return
+        try:
             acknowledged = await self._append_rows([TableRows(last.loaded, prepared.batches)], None)
         except _ALONE as error:
-            if len(batch) == 1:
-                _refuse(batch, error)
-            else:
-                await asyncio.gather(*(self._append([request]) for request in batch))
+            await self._append_alone(batch, error)
             return
         except Exception as error:  # noqa: BLE001  no request may wait for a task that has ended
             _refuse(batch, error)
@@ -157,6 +158,13 @@ class JoinedAppends:
             if not request.answer.done():
                 request.answer.set_result(Acknowledgement((Position(position.shard, offset, end),)))
             offset = end
+
+    async def _append_alone(self, batch: Sequence[_Request], error: Exception) -> None:
+        """Append each request of a refused batch alone, or refuse the request if it is the only one."""
+        if len(batch) == 1:
+            _refuse(batch, error)
+        else:
+            await asyncio.gather(*(self._append([request]) for request in batch))
 
 
 def _refuse(batch: Sequence[_Request], error: Exception) -> None:

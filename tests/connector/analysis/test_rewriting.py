@@ -19,12 +19,15 @@ from sqlglot.parser import Parser
 
 from seamark.connector.analysis import statement_cache as reading
 from seamark.connector.client.errors import InvalidRequest, NoSuchResource, ServerFailed, Unreachable
+from seamark.connector.cubes.summaries import ON
 from seamark.connector.plans.async_client import KnownTable, TablePlanRequest, TablePlanResponse
+from seamark.connector.trino import rewriter as rewriter_module
 from seamark.connector.trino.protocol import circuit_breaker
 from seamark.connector.trino.protocol.circuit_breaker import FAILURES_MAX
 from seamark.connector.trino.protocol.sessions import Session, prepare, session_of
 from seamark.connector.trino.rewriter import RewriteLimits, RewriteResult
-from tests.connector.trino.played import COLUMNS, Seamark, open_rewriter, parse_filter
+from tests.connector.trino.played import COLUMNS, PATIENT, Seamark, open_rewriter, parse_filter
+from tests.iceberg.samples import build_table
 
 SESSION = Session(catalog="lake", schema="db")
 
@@ -199,6 +202,18 @@ async def test_failed_plan_is_requested_again_for_the_next_statement(error: Exce
         for count in (1, 2):
             assert (await rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION)).statement is None
             assert len(server.requests) == count
+
+
+async def test_bug_in_the_translation_over_a_cube_fails_no_statement(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any, **options: Any) -> Any:
+        raise KeyError("brand")
+
+    monkeypatch.setattr(rewriter_module, "translate_scans", fail)
+    table = KnownTable("1", COLUMNS["t"], 5, cube_metadata=build_table())
+    async with open_rewriter(Seamark(tables={"t": table}), replace(PATIENT, cubes=ON)) as rewriter:
+        rewriting = await rewriter.rewrite("SELECT sum(x) FROM t WHERE id = 1", SESSION)
+    assert rewriting.statement == "SELECT sum(x) FROM t FOR VERSION AS OF 100 WHERE id = 1"
+    assert "no-cube=the translation failed: KeyError" in rewriting.summary
 
 
 # Statements with several tables

@@ -5,15 +5,19 @@ There is no server: DuckDB runs both statements, over the rows of all files, and
 
 from __future__ import annotations
 
+import gc
 import random
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import duckdb
 import pyarrow as pa
 import pytest
 import sqlglot
 
+from seamark.connector.cubes import stars
+from seamark.connector.cubes.attributes import replace_tables
 from seamark.connector.cubes.dialects import DUCKDB, NotFromCube
 from seamark.connector.cubes.stars import Star, StarTable
 from seamark.connector.cubes.statements import CubeStatement, CubeTable, translate_statement
@@ -183,3 +187,19 @@ def test_changed_dimension_table_is_not_replaced() -> None:
     translate(text)
     with pytest.raises(NotFromCube, match=r"attributes of shop\.shops"):
         translate(text, {**SNAPSHOTS, "shops": 70})
+
+
+def test_no_new_node_gets_the_id_of_a_column_of_a_removed_condition(monkeypatch: pytest.MonkeyPatch) -> None:
+    reused = []
+
+    def collect_removed_nodes(tree: sqlglot.Expr, *arguments: Any) -> Any:
+        ids = {id(node) for node in tree.find_all(sqlglot.exp.Column)}
+        replaced = replace_tables(tree, *arguments)
+        gc.collect()
+        new_nodes = [sqlglot.exp.column("region") for _ in range(1000)]
+        reused.extend(ids & {id(node) for node in new_nodes})
+        return replaced
+
+    monkeypatch.setattr(stars, "replace_tables", collect_removed_nodes)
+    translate(f"SELECT region, i.brand, sum(f.amount) FROM {FROM[0]} GROUP BY 1, 2")
+    assert reused == []

@@ -5,6 +5,9 @@ Reads add up by day, statements by hour and then by day. The number of shapes is
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
 from seamark.formats.runtime.errors import CommitConflict, NoSuchTable
@@ -25,7 +28,9 @@ from seamark.metaserver.store.operations import (
     DropEntry,
     SaveAppliedAdvice,
 )
+from seamark.metaserver.store.sql import recorded_reads
 from seamark.metaserver.store.sql.generator_store import GeneratorStore
+from seamark.metaserver.store.sql.statement import Steps
 from tests.store.samples import NS, TABLE, make_entry
 from tests.store.store_pair import StorePair
 
@@ -99,6 +104,36 @@ class QueryHistoryContract(StorePair):
         assert [shape.fingerprint for shape in await store.query_shapes(UUID, 101, 10)] == ["a"]
         (totals,) = await other_store.query_totals(0, None, 10)
         assert (totals.uuid, totals.shapes, totals.sums.statements) == (UUID, 2, 3)
+
+    async def test_shapes_with_equal_digests_are_counted_separately(
+        self, store: GeneratorStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(recorded_reads, "_number_shape", lambda uuid, fingerprint, attempt=0: 1 + attempt)
+        await store.transact([CreateEntry(make_entry("t"))])
+        for _ in range(2):
+            await store.transact([add_records(1, ("a", "x"), ("b", "x"), ("c", "y"))])
+        counts = {shape.fingerprint: shape.sums.statements for shape in await store.query_shapes(UUID, 0, 10)}
+        assert counts == {"a": 2, "b": 2, "c": 2}
+
+    async def test_shape_that_another_replica_stores_at_the_same_time_is_counted_once(
+        self, store: GeneratorStore, other_store: GeneratorStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        await store.transact([CreateEntry(make_entry("t"))])
+        await store.transact([add_records(1, ("a", "x"))])
+        find_stored_shapes, calls = recorded_reads._find_stored_shapes, list[Sequence[str]]()
+
+        def find_late(uuid: str, fingerprints: Sequence[str]) -> Steps[dict[str, Any]]:
+            """Find shapes as if the other replica had stored them after the first search."""
+            calls.append(fingerprints)
+            stored = yield from find_stored_shapes(uuid, fingerprints)
+            return {} if len(calls) == 1 else stored
+
+        monkeypatch.setattr(recorded_reads, "_find_stored_shapes", find_late)
+        # The stored number need not be the number that a replica computes.
+        monkeypatch.setattr(recorded_reads, "_number_shape", lambda uuid, fingerprint, attempt=0: 1 + attempt)
+        await other_store.transact([add_records(1, ("a", "x"))])
+        (shape,) = await store.query_shapes(UUID, 0, 10)
+        assert (shape.fingerprint, shape.sums.statements) == ("a", 2)
 
     async def test_huge_sums_stop_at_a_limit_and_stay_readable(self, store: GeneratorStore) -> None:
         await store.transact([CreateEntry(make_entry("t"))])

@@ -17,6 +17,7 @@ from seamark.connector.client.client import SeamarkClient
 from seamark.formats.runtime.errors import CommitUnknown
 from seamark.metaserver.log.port import Batch, Shard
 from seamark.metaserver.log.segments import SegmentLog
+from seamark.metaserver.streams.incoming.prepared_rows import JoinedRows, PreparedRows, RowPreparation
 from seamark.metaserver.streams.stream_properties import ENABLED
 from tests.streams.test_rows_over_http import ARROW, LINES, Stream, create, encode_arrow, streaming
 from tests.streams.test_rows_over_http import stream as stream
@@ -99,6 +100,25 @@ async def test_a_request_that_does_not_fit_is_refused_alone(stream: Stream, held
     assert 'Row 1, column id: the value "x" is not a valid long' in answers[2][1]["error"]["message"]
     assert "column id is required" in answers[4][1]["error"]["message"]
     assert await stream.ids() == [1, 2, 4, 5]
+
+
+async def test_any_error_of_the_preparation_concerns_only_its_own_request(
+    stream: Stream, held_appends: asyncio.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare_joined = RowPreparation.prepare_joined
+
+    def fail_for_three(preparation: RowPreparation, requests: Sequence[JoinedRows]) -> PreparedRows:
+        if any(row["id"] == 3 for rows in requests for row in rows):
+            raise OverflowError("the value is too large")
+        return prepare_joined(preparation, requests)
+
+    monkeypatch.setattr(RowPreparation, "prepare_joined", fail_for_three)
+    first = asyncio.create_task(stream.send(b'[{"id": 0}]'))
+    await wait_for_requests(stream, 1)
+    requests = [partial(stream.send, json.dumps([{"id": number}]).encode()) for number in range(1, 6)]
+    answers = await send_together(stream, held_appends, requests, waiting=6)
+    assert [status for status, _ in (await first, *answers)] == [200, 200, 200, 500, 200, 200]
+    assert await stream.ids() == [0, 1, 2, 4, 5]
 
 
 async def test_json_and_arrow_requests_of_all_forms_are_appended_together(
