@@ -89,6 +89,7 @@ async def test_plan_answer_has_the_name_of_a_table_with_its_files(plan_api: Plan
     plan = await plan_api.plan(predicate="id BETWEEN 95 AND 118")
     now_ms = plan_api.clock.now_ms()
     name, expires_ms = plan.pop("name"), plan.pop("expires-at-ms")
+    assert plan.pop("statement"), "the client reports the time of the statement by this fingerprint"
     assert plan == {
         "snapshot-id": 1,
         "files": 3,
