@@ -22,13 +22,13 @@ GRANT_COUNTS = (1, 10, 100)
 
 def make_principal(grant_count: int) -> Principal:
     """Return a login with grants and denials on other objects, and one grant on the table."""
-    others = [
+    other_grants = [
         Grant("ann", "writer", ("shop", f"team{number}"))
         if number % 2
         else Grant("ann", "read", ("shop", "eu"), "table", f"t{number}", deny=number % 4 == 0)
         for number in range(grant_count - 1)
     ]
-    return Principal("ann", (*others, Grant("ann", "read", *TABLE)))
+    return Principal("ann", (*other_grants, Grant("ann", "read", *TABLE)))
 
 
 async def measure_decision_us(principal: Principal, decisions: int) -> float:

@@ -84,8 +84,8 @@ def flatten_joins(select: exp.Select) -> exp.Select:
     flat = select.copy()
     assert isinstance(flat, exp.Select)
     for join in flat.args.get("joins") or ():
-        others = {name for name, value in join.args.items() if value} - {"this", "kind", "on"}
-        if others or join.text("kind").upper() not in _PLAIN_JOINS:
+        other_clauses = {name for name, value in join.args.items() if value} - {"this", "kind", "on"}
+        if other_clauses or join.text("kind").upper() not in _PLAIN_JOINS:
             raise NotFromCube("it has another join than an inner join with ON")
         if (on := join.args.get("on")) is not None:
             join.set("on", None)
@@ -132,8 +132,8 @@ class StarNames:
     @property
     def dimension_columns(self) -> frozenset[str]:
         """The names of all columns of dimension tables, in lower case."""
-        others = (names for number, names in enumerate(self._columns) if number != self._star.facts)
-        return frozenset(name for names in others for name in names)
+        names_of_tables = (names for number, names in enumerate(self._columns) if number != self._star.facts)
+        return frozenset(name for names in names_of_tables for name in names)
 
     def find(self, node: exp.Column) -> tuple[int, str] | None:
         """Return the number of the table and the name of a column, or None if no table has the column.

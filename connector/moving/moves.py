@@ -20,7 +20,7 @@ _PENDING_PER_WORKER = 4
 
 
 class Answer(NamedTuple):
-    """What a catalog did with one namespace, table or view.
+    """The answer of a catalog to the move of one namespace, table or view.
 
     Attributes:
         outcome: `moved`: it is new there. `unchanged`: it was there already. `gone`: it no longer exists in the catalog

@@ -149,7 +149,7 @@ class RewriteResult(RewrittenStatement):
     rights_check: str = ""
     """A query without rows that must succeed before `statement` is sent, because the statement contains groups."""
     reads: Sequence[PlannedRead] = ()
-    """What `statement` reads of each table, for the query history."""
+    """The files and bytes that `statement` reads of each table, for the query history."""
     is_wasted: bool = False
     """Whether every plan kept too many files of its table. A repeated statement will probably not get better plans."""
 

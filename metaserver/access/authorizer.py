@@ -106,7 +106,7 @@ def _make_rules() -> dict[str, Rule]:
         CREATE: "createNamespace createTable createView undrop",
         CREATE | WRITE: "putNamespace putFunction putTable putView",
         DROP: "dropNamespace dropTable unregisterTable dropView dropFunction",
-        # Who moves a table into a namespace lets the readers of the namespace read it.
+        # A table that is moved into a namespace becomes readable for the readers of the namespace.
         DROP | WRITE: "renameTable renameView",
         DROP | MANAGE_GRANTS: "purgeDropped",
         MANAGE_GRANTS: "addGrant removeGrant",

@@ -66,9 +66,9 @@ class OpaClient:
         questions = [(principal.name, principal.groups, operation, securable) for securable in securables]
         decided: dict[_Question, bool] = {}
         for question in questions:
-            kept = self._decisions.get(question)
-            if kept is not None and kept[1] > now_s:
-                decided[question] = kept[0]
+            is_allowed, until_s = self._decisions.get(question, (False, now_s))
+            if until_s > now_s:
+                decided[question] = is_allowed
         new = list(dict.fromkeys(question for question in questions if question not in decided))
         for start in range(0, len(new), BATCH_MAX):
             batch = new[start : start + BATCH_MAX]

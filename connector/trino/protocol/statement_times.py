@@ -29,7 +29,7 @@ _log = structlog.get_logger("seamark.trino-proxy")
 
 
 class PlannedRead(NamedTuple):
-    """What a statement reads of one table by its plan.
+    """The files and bytes of one table that a statement reads by its plan.
 
     `statement` is the fingerprint of the statement in the query history.
     """

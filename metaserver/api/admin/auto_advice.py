@@ -177,10 +177,10 @@ class _Trials:
         id = f"{_ID_PREFIX}{applied.trial.number:06}"
         await self._history.change_applied(AppliedAdvice(self.uuid, id, applied.applied_ms, text), expected)
         saved = _StoredTrial(applied, applied.trial, text)
-        others = [other for other in self.stored if other.trial.number != saved.trial.number]
+        other_trials = [trial for trial in self.stored if trial.trial.number != saved.trial.number]
         # The order of the database: the newest first, by the time and then by the number.
         self.stored = sorted(
-            [*others, saved], key=lambda stored: (stored.applied.applied_ms, stored.trial.number), reverse=True
+            [*other_trials, saved], key=lambda stored: (stored.applied.applied_ms, stored.trial.number), reverse=True
         )
         return saved
 

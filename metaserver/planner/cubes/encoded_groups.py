@@ -90,12 +90,12 @@ class EncodedGroups:
         if condition == TRUE or not self.rows:
             return None
         encoded: list[tuple[float, npt.NDArray[np.bool_], _EncodedColumn]] = []
-        others: list[Expression] = []
+        unencoded_parts: list[Expression] = []
         for part in condition.children if isinstance(condition, And) else (condition,):
             ids = {predicate.column_id for predicate in predicates_of(part)}
             column = self._columns[name_of(min(ids))] if len(ids) == 1 else None
             if not isinstance(column, _EncodedColumn):
-                others.append(part)
+                unencoded_parts.append(part)
                 continue
             matches = evaluate_filter(part, {min(ids): column.values}, len(column.values))
             encoded.append((float(matches.mean()), matches, column))
@@ -105,7 +105,7 @@ class EncodedGroups:
                 rows = np.flatnonzero(matches.take(column.codes))
             else:
                 rows = rows[matches.take(column.codes[rows])]
-        for part in others:
+        for part in unencoded_parts:
             ids = {predicate.column_id for predicate in predicates_of(part)}
             columns = {column_id: self._take(self._columns[name_of(column_id)], rows) for column_id in ids}
             selected = evaluate_filter(part, columns, self.rows if rows is None else len(rows))

@@ -112,8 +112,8 @@ class OtherCatalog:
 
         async def read(_: _Kept | None) -> _Kept:
             answer = await self._get(f"/namespaces/{self._encode(path)}")
-            found = None if answer.status == 404 else self._decode(answer, _Namespace).properties or {}
-            return self._keep(found)
+            is_missing = answer.status == 404
+            return self._keep(None if is_missing else self._decode(answer, _Namespace).properties or {})
 
         properties: dict[str, str] | None = await self._read(("namespace", path), read)
         return properties
@@ -215,19 +215,19 @@ class OtherCatalog:
         """
 
         async def refresh() -> Any:
-            kept = await read(self._answers.get(key))
-            self._answers[key] = kept
+            new_answer = await read(self._answers.get(key))
+            self._answers[key] = new_answer
             self._answers.move_to_end(key)
             while len(self._answers) > _ANSWERS_MAX:
                 self._answers.popitem(last=False)
-            return kept.value
+            return new_answer.value
 
         if is_new:
             return await refresh()
-        kept = self._answers.get(key)
+        last_answer = self._answers.get(key)
         fresh_s = max(fresh_s, self._settings.federation_fresh_s)
-        if kept is not None and self._clock.monotonic() - kept.read_s < fresh_s:
-            return kept.value
+        if last_answer is not None and self._clock.monotonic() - last_answer.read_s < fresh_s:
+            return last_answer.value
         return await self._flights.run(key, refresh)
 
     def _keep(self, value: Any, etag: str = "") -> _Kept:

@@ -102,4 +102,4 @@ BENCHMARKS: dict[str, tuple[Callable[[np.random.Generator, int], pa.Table], tupl
     "ssb": (_make_ssb_part, _SSB),
     "tpc-ds": (_make_tpc_ds_part, _TPC_DS),
 }
-"""By the name of the benchmark: a function that makes the rows of one file, and the predicates."""
+"""The function that makes the rows of one file, and the predicates, by the name of the benchmark."""
