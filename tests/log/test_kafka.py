@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
@@ -106,6 +109,57 @@ async def test_a_batch_larger_than_a_record_of_kafka_is_read_back(kafka: Kafka) 
         await log.append({A: large, B: build_batch("small")})
         (record,) = await log.read(A, 0, limit_bytes=1)
         assert record.batch == large
+
+
+class _ForgetfulProducer:
+    """A producer whose cluster stores records, and does not say where it stored the first ones."""
+
+    def __init__(self, settings: dict[str, Any], *, forgotten: int) -> None:
+        self._producer = Producer(settings)
+        self._forgotten = forgotten
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._producer, name)
+
+    def produce_batch(self, topic: str, messages: list[dict[str, Any]], partition: int) -> int:
+        for message in messages:
+            if self._forgotten:
+                self._forgotten -= 1
+                message["callback"] = partial(_answer_without_offset, message["callback"])
+        return self._producer.produce_batch(topic, messages, partition=partition)
+
+
+def _answer_without_offset(
+    callback: Callable[[KafkaError | None, Any], None], error: KafkaError | None, _: Any
+) -> None:
+    assert error is None
+    callback(None, SimpleNamespace(offset=lambda: None))
+
+
+async def test_rows_are_written_again_when_kafka_does_not_say_where_they_are(
+    kafka: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "Producer", partial(_ForgetfulProducer, forgotten=3))
+    address = KafkaAddress(servers=kafka.address, prefix=kafka.create_prefix())
+    large = Batch(3, bytes(range(256)) * 10_000, b"\0\1\2")
+    async with open_kafka_log(address, SystemClock(), KafkaLimits()) as log:
+        await log.append({A: large, B: build_batch("small")})
+        await log.append({A: build_batch("next")})
+        first, second = await log.read(A, 0, limit_bytes=LIMIT_BYTES)
+        assert (first.batch, second.batch.payload) == (large, b"next")
+        assert log.watermarks([A, B]) == {A: 4, B: 1}
+
+
+async def test_an_append_fails_when_kafka_never_says_where_its_rows_are(
+    kafka: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "Producer", partial(_ForgetfulProducer, forgotten=3))
+    address = KafkaAddress(servers=kafka.address, prefix=kafka.create_prefix())
+    async with open_kafka_log(address, SystemClock(), KafkaLimits()) as log:
+        with pytest.raises(LogUnavailable, match="does not say where it stored the rows; retry later"):
+            await log.append({A: build_batch("lost")})
+        await log.append({A: build_batch("kept")})
+        assert await read_texts(log, A) == ["kept"]
 
 
 async def test_a_topic_from_which_kafka_removes_rows_is_refused(kafka: Kafka) -> None:

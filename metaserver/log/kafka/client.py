@@ -12,7 +12,7 @@ import threading
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -46,6 +46,10 @@ _FOLLOWED_MAX = 1000
 _READ_AHEAD_KB = 16 << 10
 _TOPIC_CONFIG = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
 """Kafka alone must not remove rows that are in no data file: `KafkaLog.trim` says which records it may delete."""
+_UNKNOWN_OFFSET = -1
+"""The offset of a record that is stored, but the cluster does not say where."""
+_REWRITES_MAX = 2
+"""The maximum number of times that a record with an unknown offset is written again."""
 _NO_TOPIC = {KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION, KafkaError.UNKNOWN_TOPIC_OR_PART}
 T = TypeVar("T")
 _log = structlog.get_logger("seamark.log")
@@ -62,8 +66,12 @@ class _Writes:
         self._answers: list[int | KafkaError | LogUnavailable | None] = [None] * count
 
     def end(self, place: int, error: KafkaError | None, message: Message) -> None:
-        """Take an answer; in the thread of the producer."""
-        self._take(place, _offset_of(message) if error is None else error)
+        """Take an answer; in the thread of the producer.
+
+        The offset is unknown if the cluster says that it stored the record at an earlier try.
+        """
+        offset = message.offset()
+        self._take(place, error if error is not None else _UNKNOWN_OFFSET if offset is None else offset)
 
     def refuse(self, places: Iterable[int], error: LogUnavailable) -> None:
         """Take the error of records that the producer has not accepted."""
@@ -78,7 +86,7 @@ class _Writes:
             self._remaining -= 1
             is_last = not self._remaining
         if is_last:
-            self._loop.call_soon_threadsafe(self._finish)
+            _call_on_loop(self._loop, self._finish)
 
     def _finish(self) -> None:
         if not self.future.done():
@@ -181,7 +189,10 @@ class KafkaBroker:
 
     def _serve_producer(self) -> None:
         while not self._is_closing.is_set():
-            self._producer.poll(_POLL_S)
+            try:
+                self._producer.poll(_POLL_S)
+            except Exception:  # noqa: BLE001  without this thread no write would end
+                _log.exception("an answer of Kafka to a record was not taken")
 
     async def _run(self, work: Callable[[], T]) -> T:
         """Run a blocking call in a thread."""
@@ -294,6 +305,19 @@ class KafkaBroker:
     # -- writing -----------------------------------------------------------------------------------------------------
 
     async def write(self, records: Sequence[NewRecord]) -> Sequence[int | LogUnavailable]:
+        answers = await self._write_once(records)
+        # Records without a known offset are written again. No journal names their first copies.
+        for _ in range(_REWRITES_MAX):
+            places = [place for place, answer in enumerate(answers) if answer == _UNKNOWN_OFFSET]
+            if not places:
+                return answers
+            for place, answer in zip(places, await self._write_once([records[place] for place in places]), strict=True):
+                answers[place] = answer
+        lost = LogUnavailable(f"Kafka at {self._address.servers} does not say where it stored the rows; retry later")
+        return [lost if answer == _UNKNOWN_OFFSET else answer for answer in answers]
+
+    async def _write_once(self, records: Sequence[NewRecord]) -> list[int | LogUnavailable]:
+        """Write records; return the offset of each, which may be `_UNKNOWN_OFFSET`, or why it was not written."""
         writes = _Writes(self._loop, len(records))
         places: dict[Shard, list[int]] = defaultdict(list)
         for place, record in enumerate(records):
@@ -418,7 +442,7 @@ class KafkaBroker:
                 else:
                     _log.warning("the journal of the log is not read", error=error.str())
             if records:
-                self._tell(partial(listener.receive, records))
+                _call_on_loop(self._loop, partial(listener.receive, records))
 
     def _follow_again(self, listener: JournalListener) -> None:
         """Begin again at the first record of the journal, after records before it were deleted."""
@@ -430,17 +454,18 @@ class KafkaBroker:
                 _log.warning("the journal of the log is not read", error=str(error))
                 continue
             self._follower.assign([TopicPartition(self._address.journal, 0, start)])
-            self._tell(partial(listener.restart, start))
+            _call_on_loop(self._loop, partial(listener.restart, start))
             return
 
-    def _tell(self, work: Callable[[], None]) -> None:
-        """Run work on the event loop, which may have ended."""
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(work)
+
+def _call_on_loop(loop: asyncio.AbstractEventLoop, work: Callable[[], None]) -> None:
+    """Run work on an event loop from another thread, unless the loop has ended."""
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(work)
 
 
 def _offset_of(message: Message) -> int:
-    """Return Kafka's offset of a message without an error."""
+    """Return Kafka's offset of a message that was read without an error."""
     offset = message.offset()
     assert offset is not None
     return offset
