@@ -351,6 +351,8 @@ class SegmentLog:
                 _log.warning("log maintenance failed", error=str(error))
             except Corrupt as error:  # Retention stops before this segment, until an operator restores the file.
                 _log.error("log has a damaged segment", error=error.message)
+            except Exception:  # noqa: BLE001  a bug must not stop the retention permanently
+                _log.exception("log maintenance failed unexpectedly")
 
     async def store_indexes(self) -> None:
         """Write the missing index files of complete segments.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
+from seamark.cache.single_flight import SingleFlight
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import ConfigError, LogUnavailable
 from seamark.formats.runtime.lazy_module import LazyModule
@@ -54,7 +54,7 @@ class LogSource:
         self._address = address
         self.is_shared = address is not None
         self.groups_max = 1 if address is None else KafkaLimits().groups_max
-        self._lock = asyncio.Lock()
+        self._opening: SingleFlight[str, StreamLog] = SingleFlight()
         self._log: StreamLog | None = None
 
     @property
@@ -63,19 +63,23 @@ class LogSource:
         return self._log is not None or self._exists()
 
     async def open(self) -> StreamLog:
-        """Return the log.
+        """Return the log. Calls that come while it is being opened share the result or the error.
 
         Raises:
             LogElsewhere: Another process uses the log.
             LogUnavailable: The disk fails, or Kafka does not answer.
         """
         if self._log is None:
-            async with self._lock:
-                if self._log is None:
-                    try:
-                        self._log = await self._stack.enter_async_context(self._open_log())
-                    except ConfigError as error:
-                        raise LogElsewhere(error.message) from None
+            await self._opening.run("log", self._enter_log)
+        assert self._log is not None
+        return self._log
+
+    async def _enter_log(self) -> StreamLog:
+        if self._log is None:
+            try:
+                self._log = await self._stack.enter_async_context(self._open_log())
+            except ConfigError as error:
+                raise LogElsewhere(error.message) from None
         return self._log
 
     def open_topics(self) -> AbstractAsyncContextManager[TopicSource]:

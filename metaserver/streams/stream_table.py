@@ -95,10 +95,12 @@ class StreamLimits(NamedTuple):
     Attributes:
         fresh_interval_s: The minimum time between two writes of fresh files.
         fresh_retention_s: The time for which fresh files stay, for running queries, when plans no longer name them.
+        part_bytes_max: The size of the rows of a fresh part above which the rows become several parts.
     """
 
     fresh_interval_s: float
     fresh_retention_s: float
+    part_bytes_max: int = 64 << 20
 
 
 class FreshRows(NamedTuple):
@@ -114,8 +116,8 @@ class FreshRows(NamedTuple):
 
 
 T = TypeVar("T")
-_PART_BYTES_MAX = 64 << 20
-"""The size of the rows of a fresh part above which the rows become several parts."""
+_SLOW_WRITE_S = 1.0
+"""The time after which the error of a write of fresh files is that of all readers that wait for it."""
 _PARTS_AT_ONCE = 4
 """The maximum number of parts of a shard that are written at the same time, each in a thread."""
 KEYED_COMMITS_MAX = 20
@@ -180,6 +182,10 @@ class StreamTable:
 
         After a failure, or after a flush that crossed a part, only some shards reach them.
         """
+        self._writes = self._failed_write = 0
+        """The number of writes of fresh files that have begun, and the number of the last that failed."""
+        self._write_error: SeamarkError | None = None
+        """The error of the last write that failed after `_SLOW_WRITE_S` or later."""
         self._fresh_lock, self._flush_lock = asyncio.Lock(), asyncio.Lock()
         self._unneeded: list[tuple[float, str]] = []
         """When files that plans no longer name are deleted, and their locations."""
@@ -240,7 +246,8 @@ class StreamTable:
         pointer.
 
         Files are written at most once in `fresh_interval_s`, for all readers. A reader that comes earlier waits for the
-        next write, so it always gets all rows that were acknowledged before.
+        next write, so it always gets all rows that were acknowledged before. If the storage takes long to fail, all readers
+        that wait get its error, because else each of them would wait for it, one after another.
 
         Args:
             flushed: The flushed offsets that belong to the reader's pointer.
@@ -249,15 +256,26 @@ class StreamTable:
             FlushedBefore: A later flush has removed rows from memory. Read the pointer again.
         """
         await self._log.catch_up()
-        asked = self.watermarks()
+        asked, last_write = self.watermarks(), self._writes
         async with self._fresh_lock:
             self._observe(flushed)
             if self._is_behind(asked) or self._is_behind(self._written_marks):
+                if self._write_error is not None and self._failed_write > last_write:
+                    raise self._write_error
                 pause_s = self._written_s + self._limits.fresh_interval_s - self._clock.monotonic()
                 if pause_s > 0:
                     await asyncio.sleep(pause_s)
                     self._observe(flushed)
-                await self._write_parts(self.watermarks())
+                self._writes += 1
+                begun_s = self._clock.monotonic()
+                try:
+                    await self._write_parts(self.watermarks())
+                except FlushedBefore:
+                    raise
+                except SeamarkError as error:
+                    if self._clock.monotonic() - begun_s >= _SLOW_WRITE_S:
+                        self._failed_write, self._write_error = self._writes, error
+                    raise
             self._observe(flushed)  # A flush may have ended meanwhile.
             if self._is_behind(asked):
                 raise FlushedBefore("Fresh files were removed while others were written; read the pointer again")
@@ -294,7 +312,7 @@ class StreamTable:
             ranges = [
                 piece
                 for chosen in parts.choose_ranges(blocks.start, mark, self._cut.get(number))
-                for piece in blocks.split(chosen.start, chosen.end, bytes_max=_PART_BYTES_MAX)
+                for piece in blocks.split(chosen.start, chosen.end, bytes_max=self._limits.part_bytes_max)
             ]
             written: list[FreshPart] = []
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, Producer
+from confluent_kafka import Consumer, KafkaError, Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
@@ -160,6 +161,60 @@ async def test_an_append_fails_when_kafka_never_says_where_its_rows_are(
             await log.append({A: build_batch("lost")})
         await log.append({A: build_batch("kept")})
         assert await read_texts(log, A) == ["kept"]
+
+
+class _SilentProducer(_ForgetfulProducer):
+    """A producer that drops the answers to the first records, which a fault of the library or its thread would do."""
+
+    def produce_batch(self, topic: str, messages: list[dict[str, Any]], partition: int) -> int:
+        for message in messages:
+            if self._forgotten:
+                self._forgotten -= 1
+                message["callback"] = lambda error, message: None
+        return self._producer.produce_batch(topic, messages, partition=partition)
+
+
+async def test_an_append_whose_answers_are_lost_fails_in_time(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "Producer", partial(_SilentProducer, forgotten=1))
+    monkeypatch.setattr(client, "_ANSWER_S_MAX", 1.0)
+    address = KafkaAddress(servers=kafka.address, prefix=kafka.create_prefix())
+    async with open_kafka_log(address, SystemClock(), KafkaLimits()) as log:
+        with pytest.raises(LogUnavailable, match="did not answer; retry later"):
+            await log.append({A: build_batch("lost")})
+        monkeypatch.undo()
+        await log.append({A: build_batch("kept")})
+        assert await read_texts(log, A) == ["kept"]
+
+
+class _FailingConsumer:
+    """A consumer whose first reads of records fail, after they have taken the records."""
+
+    failures = 2
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self._consumer = Consumer(settings)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._consumer, name)
+
+    def consume(self, count: int, timeout_s: float) -> list[Any]:
+        messages = self._consumer.consume(count, timeout_s)
+        if threading.current_thread().name == "kafka-journal" and type(self).failures:
+            type(self).failures -= 1
+            raise MemoryError
+        return messages
+
+
+async def test_the_journal_is_read_without_a_gap_after_unexpected_errors(
+    kafka: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "Consumer", _FailingConsumer)
+    address = KafkaAddress(servers=kafka.address, prefix=kafka.create_prefix())
+    async with open_kafka_log(address, SystemClock(), KafkaLimits()) as log:
+        for number in range(5):
+            await log.append({A: build_batch(str(number))})
+        assert not _FailingConsumer.failures
+        assert await read_texts(log, A) == ["0", "1", "2", "3", "4"]
 
 
 async def test_a_topic_from_which_kafka_removes_rows_is_refused(kafka: Kafka) -> None:

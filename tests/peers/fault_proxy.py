@@ -19,7 +19,7 @@ _PIECE_BYTES = 1 << 18
 
 
 class FaultProxy:
-    """A proxy. `delay_s` is the delay of each HTTP request.
+    """A proxy. `delay_s` is the delay of each HTTP request, and `piece_delay_s` that of each piece of any bytes.
 
     While `is_cut`, nothing passes in either direction and no connection ends, as when a network drops packets.
     """
@@ -32,6 +32,7 @@ class FaultProxy:
         self.address = f"{local_address}:{self.port}"
         self.url = f"http://{self.address}"
         self.delay_s: Callable[[], float] = lambda: 0.0
+        self.piece_delay_s: Callable[[], float] = lambda: 0.0
         self.is_cut = False
         self._serving: set[asyncio.Task[object]] = set()
         self.requests: Counter[str] = Counter()
@@ -47,12 +48,18 @@ class FaultProxy:
         self.is_cut = False
         self._loop.call_soon_threadsafe(self._stopped.set)
 
+    def reset_connections(self) -> None:
+        """End all connections in the middle of what they carry; another thread may call this."""
+        self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in self._serving])
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._serving.add(task)  # The event loop's reference is weak.
         try:
             await self._pass_on(reader, writer)
+        except asyncio.CancelledError:  # The connection was reset.
+            pass
         finally:
             writer.transport.abort()
             self._serving.discard(task)
@@ -80,6 +87,8 @@ class FaultProxy:
             if is_request and (match := _REQUEST.match(data)):
                 self.requests[f"{match[1].decode()} {match[2].decode().partition('?')[0]}"] += 1
                 await asyncio.sleep(self.delay_s())
+            if piece_delay_s := self.piece_delay_s():
+                await asyncio.sleep(piece_delay_s)
             await self._wait_until_passable()
             target.write(data)
             await target.drain()

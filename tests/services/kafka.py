@@ -57,8 +57,17 @@ class Kafka:
 
 
 @contextmanager
-def kafka_broker(folder: Path, *, host: str = "127.0.0.1") -> Iterator[Kafka]:
-    """Start a broker whose files are below `folder`, and which clients reach at `host`; yield it."""
+def kafka_broker(
+    folder: Path, *, host: str = "127.0.0.1", port: int | None = None, advertised: str = ""
+) -> Iterator[Kafka]:
+    """Start a broker whose files are below `folder`, and which clients reach at `host`; yield it.
+
+    Args:
+        folder: A new folder.
+        host: The address on which the broker listens.
+        port: Its port; by default a free port.
+        advertised: The address `host:port` to which the broker sends its clients, such as that of a proxy.
+    """
     jars = CACHE / "kafka"
     if not any(jars.glob("kafka_2.13-*.jar")):
         raise ServiceFailed("the jars of Kafka are not in .cache/kafka; run `make services`")
@@ -68,13 +77,13 @@ def kafka_broker(folder: Path, *, host: str = "127.0.0.1") -> Iterator[Kafka]:
     (data / "meta.properties").write_text(
         f"version=1\nnode.id=1\ncluster.id={_CLUSTER_ID}\ndirectory.id={_DIRECTORY_ID}\n"
     )
-    port, controller_port = free_port(), free_port()
+    port, controller_port = port or free_port(), free_port()
     settings = {
         "process.roles": "broker,controller",
         "node.id": "1",
         "controller.quorum.voters": f"1@127.0.0.1:{controller_port}",
         "listeners": f"PLAINTEXT://{host}:{port},CONTROLLER://127.0.0.1:{controller_port}",
-        "advertised.listeners": f"PLAINTEXT://{host}:{port}",
+        "advertised.listeners": f"PLAINTEXT://{advertised or f'{host}:{port}'}",
         "controller.listener.names": "CONTROLLER",
         "log.dirs": str(data),
         "auto.create.topics.enable": "false",

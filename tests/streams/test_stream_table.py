@@ -39,10 +39,9 @@ async def test_a_row_is_read_after_its_acknowledgement_and_once_after_its_flush(
         table.check_invariants()
 
 
-async def test_many_waiting_rows_become_several_fresh_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_table, "_PART_BYTES_MAX", 2 * build_batch(10).size_bytes)
+async def test_many_waiting_rows_become_several_fresh_files() -> None:
     async with open_world() as world:
-        table = world.open()
+        table = world.open(part_bytes_max=2 * build_batch(10).size_bytes)
         for number in range(10, 29):
             await table.append({0: build_batch(number)})
         assert await world.read(table) == list(range(10, 29))
@@ -54,13 +53,10 @@ async def test_many_waiting_rows_become_several_fresh_files(monkeypatch: pytest.
         assert await world.read(table) == list(range(10, 30))
 
 
-async def test_readers_get_all_rows_after_some_of_several_fresh_files_were_not_stored(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(stream_table, "_PART_BYTES_MAX", build_batch(10).size_bytes)
+async def test_readers_get_all_rows_after_some_of_several_fresh_files_were_not_stored() -> None:
     for seed in range(20):
         async with open_world(seed) as world:
-            table = world.open()
+            table = world.open(part_bytes_max=build_batch(10).size_bytes)
             world.busy_chance = 0.1
             for number in range(10, 30):
                 await table.append({0: build_batch(number)})
@@ -225,6 +221,29 @@ async def test_a_reader_sees_an_append_whole_after_a_flush_that_crosses_a_fresh_
         await other.append({0: build_batch(11), 1: build_batch(12)})
         await first
         assert sorted(await second) == [*range(13)]
+
+
+async def test_readers_that_wait_for_a_write_that_fails_late_share_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each of them would wait for the storage, one after another."""
+    monkeypatch.setattr(stream_table, "_SLOW_WRITE_S", 0.01)
+    async with open_world() as world:
+        table = world.open()
+        await table.append({0: build_batch(1)})
+        tries, create = 0, world.create
+
+        async def fail(location: str, data: bytes) -> None:
+            nonlocal tries
+            tries += 1
+            await asyncio.sleep(0.02)
+            raise RetryLater("the storage does not answer")
+
+        world.create = fail  # type: ignore[method-assign]
+        reads = [asyncio.create_task(world.read(table)) for _ in range(20)]
+        errors = await asyncio.gather(*reads, return_exceptions=True)
+        assert {str(error) for error in errors} == {"the storage does not answer"}
+        assert tries <= 2
+        world.create = create  # type: ignore[method-assign]
+        assert await world.read(table) == [1]
 
 
 async def test_reader_misses_no_row_if_another_owner_flushes_half_of_a_fresh_file_meanwhile() -> None:

@@ -59,7 +59,7 @@ class World:
         flushed = ",".join(f"{number}:{offset}" for number, offset in self.flushed.items())
         return Entry(EntryKind.TABLE, ("db",), "t", UUID, "|".join(self.files), flushed=flushed)
 
-    def open(self, *, interval_s: float = 0.0) -> StreamTable:
+    def open(self, *, interval_s: float = 0.0, part_bytes_max: int = 64 << 20) -> StreamTable:
         """Open the table in another owner, as after a restart."""
         return StreamTable(
             self.entry(),
@@ -68,7 +68,7 @@ class World:
             cast("Any", self.row_files),
             cast("ObjectStore", self),
             self._clock,
-            StreamLimits(interval_s, 0.0),
+            StreamLimits(interval_s, 0.0, part_bytes_max),
             fresh_folder="fresh",
             run_in_thread=_run_now,
         )

@@ -29,6 +29,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
+from seamark.cache.single_flight import SingleFlight
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import CommitUnknown, LogUnavailable, OffsetOutOfRange
 from seamark.metaserver.log.kafka.address import KafkaAddress
@@ -40,6 +41,10 @@ READERS = 4
 """The number of threads that read rows."""
 _TIMEOUT_S = 10.0
 """The maximum time of a request to the cluster."""
+_ANSWER_S_MAX = 2 * _TIMEOUT_S
+"""The maximum time of a wait for the client library, which itself gives up requests after `_TIMEOUT_S`."""
+_PAUSE_S = 0.5
+"""The pause after an unexpected error, before the journal is read again."""
 _POLL_S = 0.1
 _FOLLOWED_MAX = 1000
 """The maximum number of records of the journal that are given to the event loop at a time."""
@@ -56,10 +61,10 @@ _log = structlog.get_logger("seamark.log")
 
 
 class _Writes:
-    """The answers of Kafka to some records: an offset or an error each. The last ends the future on the event loop."""
+    """The answers of Kafka to some records: an offset or an error each."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, count: int) -> None:
-        self.future: asyncio.Future[Sequence[int | KafkaError | LogUnavailable]] = loop.create_future()
+        self._is_complete = asyncio.Event()
         self._loop = loop
         self._lock = threading.Lock()
         self._remaining = count
@@ -86,11 +91,18 @@ class _Writes:
             self._remaining -= 1
             is_last = not self._remaining
         if is_last:
-            _call_on_loop(self._loop, self._finish)
+            _call_on_loop(self._loop, self._is_complete.set)
 
-    def _finish(self) -> None:
-        if not self.future.done():
-            self.future.set_result([answer for answer in self._answers if answer is not None])
+    async def wait(self, timeout_s: float) -> list[int | KafkaError | LogUnavailable | None]:
+        """Return the answer to each record, or None if there is no answer after `timeout_s`.
+
+        The client library gives up each record in time. A fault of it must not keep an append for ever.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._is_complete.wait()
+        with self._lock:
+            return list(self._answers)
 
 
 class KafkaBroker:
@@ -122,7 +134,8 @@ class KafkaBroker:
         self._following: threading.Thread | None = None
         self._partitions: dict[str, int] = {}
         """The number of partitions of the topics that this process has used."""
-        self._creating = asyncio.Lock()
+        self._creations: SingleFlight[tuple[str, int], int] = SingleFlight()
+        """The topics that are being created, with their partitions. One of them does not delay the others."""
         self.identity = ""
 
     def _make_producer(self) -> Producer:
@@ -195,9 +208,12 @@ class KafkaBroker:
                 _log.exception("an answer of Kafka to a record was not taken")
 
     async def _run(self, work: Callable[[], T]) -> T:
-        """Run a blocking call in a thread."""
+        """Run a blocking call in a thread. It may wait for a thread, and for the cluster."""
         try:
-            return await self._loop.run_in_executor(self._threads, work)
+            async with asyncio.timeout(_ANSWER_S_MAX):
+                return await self._loop.run_in_executor(self._threads, work)
+        except TimeoutError:
+            raise self._make_silence_error() from None
         except KafkaException as error:
             raise self._make_unavailable_error(error) from error
 
@@ -206,6 +222,9 @@ class KafkaBroker:
         text = reason.str() if isinstance(reason, KafkaError) else str(error)
         return LogUnavailable(f"Kafka at {self._address.servers} does not serve the log ({text}); retry later")
 
+    def _make_silence_error(self) -> LogUnavailable:
+        return LogUnavailable(f"Kafka at {self._address.servers} did not answer; retry later")
+
     # -- topics ------------------------------------------------------------------------------------------------------
 
     async def create_partitions(self, shards: Iterable[Shard]) -> None:
@@ -213,13 +232,11 @@ class KafkaBroker:
         for shard in shards:
             topic = self._address.topic_of(shard.stream)
             counts[topic] = max(counts[topic], shard.number + 1)
-        missing = {topic: count for topic, count in counts.items() if self._partitions.get(topic, 0) < count}
-        if not missing:
-            return
-        async with self._creating:
-            for topic, count in missing.items():
-                if self._partitions.get(topic, 0) < count:
-                    self._partitions[topic] = await self._create_topic(topic, count)
+        for topic, count in counts.items():
+            if self._partitions.get(topic, 0) < count:
+                self._partitions[topic] = await self._creations.run(
+                    (topic, count), partial(self._create_topic, topic, count)
+                )
 
     async def _create_topic(self, topic: str, count: int) -> int:
         """Create a topic with at least so many partitions, or add partitions to it; return their number."""
@@ -275,10 +292,10 @@ class KafkaBroker:
     async def _await_answer(self, future: Future[T], *expected: int) -> T | None:
         """Return the answer to an administrative request; None after an expected error."""
         try:
-            async with asyncio.timeout(2 * _TIMEOUT_S):
+            async with asyncio.timeout(_ANSWER_S_MAX):
                 return await asyncio.wrap_future(future)
         except TimeoutError:
-            raise LogUnavailable(f"Kafka at {self._address.servers} did not answer; retry later") from None
+            raise self._make_silence_error() from None
         except KafkaException as error:
             if isinstance(error.args[0], KafkaError) and error.args[0].code() in expected:
                 return None
@@ -329,11 +346,13 @@ class KafkaBroker:
             except LogUnavailable as error:
                 writes.refuse(each, error)
         answers: list[int | LogUnavailable] = []
-        for record, answer in zip(records, await writes.future, strict=True):
+        for record, answer in zip(records, await writes.wait(_ANSWER_S_MAX), strict=True):
             if isinstance(answer, KafkaError):
                 if answer.code() in _NO_TOPIC:  # Another process has deleted it.
                     self._partitions.pop(self._address.topic_of(record.shard.stream), None)
                 answers.append(self._make_unavailable_error(KafkaException(answer)))
+            elif answer is None:
+                answers.append(self._make_silence_error())
             else:
                 answers.append(answer)
         return answers
@@ -367,10 +386,11 @@ class KafkaBroker:
         return self._await_confirmation(writes)
 
     async def _await_confirmation(self, writes: _Writes) -> None:
-        (answer,) = await writes.future
+        (answer,) = await writes.wait(_ANSWER_S_MAX)
         if not isinstance(answer, int):
+            reason = "no answer" if answer is None else answer
             raise CommitUnknown(
-                f"Kafka at {self._address.servers} did not confirm the rows ({answer}): they may be stored or "
+                f"Kafka at {self._address.servers} did not confirm the rows ({reason}): they may be stored or "
                 "not. Repeat the request with the same sequence number"
             )
 
@@ -388,13 +408,13 @@ class KafkaBroker:
         try:
             consumer.assign([TopicPartition(topic, partition, min(wanted))])
             try:
-                return self._collect(consumer, topic, wanted)
+                return self._collect(consumer, topic, partition, wanted)
             finally:
                 consumer.unassign()
         finally:
             self._readers.put(consumer)
 
-    def _collect(self, consumer: Consumer, topic: str, wanted: set[int]) -> dict[int, bytes]:
+    def _collect(self, consumer: Consumer, topic: str, partition: int, wanted: set[int]) -> dict[int, bytes]:
         values: dict[int, bytes] = {}
         deadline_s = self._clock.monotonic() + _TIMEOUT_S
         while len(values) < len(wanted):
@@ -405,7 +425,7 @@ class KafkaBroker:
                         raise OffsetOutOfRange(f"The topic {topic} no longer has the record {min(wanted)}")
                     if not error.retriable() and error.code() != KafkaError._ALL_BROKERS_DOWN:
                         raise KafkaException(error)
-                elif (offset := _offset_of(each)) in wanted:
+                elif (each.topic(), each.partition()) == (topic, partition) and (offset := _offset_of(each)) in wanted:
                     values[offset] = each.value() or b""
             if self._clock.monotonic() > deadline_s or self._is_closing.is_set():
                 raise LogUnavailable(f"Kafka did not answer a read of the topic {topic} within {_TIMEOUT_S:g} s")
@@ -424,38 +444,57 @@ class KafkaBroker:
         self._following.start()
 
     def _follow(self, start: int, listener: JournalListener) -> None:
-        consumer = self._follower
-        consumer.assign([TopicPartition(self._address.journal, 0, start)])
-        while not self._is_closing.is_set():
-            message = consumer.poll(_POLL_S)
-            if message is None:
-                continue
-            records: list[tuple[int, bytes]] = []
-            for each in [message, *consumer.consume(_FOLLOWED_MAX, 0)]:
-                error = each.error()
-                if error is None:
-                    records.append((_offset_of(each), each.value() or b""))
-                elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
-                    records = []
-                    self._follow_again(listener)
-                    break
-                else:
-                    _log.warning("the journal of the log is not read", error=error.str())
-            if records:
-                _call_on_loop(self._loop, partial(listener.receive, records))
-
-    def _follow_again(self, listener: JournalListener) -> None:
-        """Begin again at the first record of the journal, after records before it were deleted."""
-        place = TopicPartition(self._address.journal, 0)
+        """Read the journal until the broker is closed. No error ends the thread: appends wait for their records."""
+        position, is_assigned = start, False
         while not self._is_closing.is_set():
             try:
-                start, _ = self._follower.get_watermark_offsets(place, timeout=_TIMEOUT_S)
-            except KafkaException as error:
-                _log.warning("the journal of the log is not read", error=str(error))
-                continue
-            self._follower.assign([TopicPartition(self._address.journal, 0, start)])
-            _call_on_loop(self._loop, partial(listener.restart, start))
-            return
+                if not is_assigned:
+                    self._follower.assign([TopicPartition(self._address.journal, 0, position)])
+                    is_assigned = True
+                next_position = self._give_records(position, listener)
+                if next_position is None:
+                    position, is_assigned = self._find_journal_start(), False
+                    _call_on_loop(self._loop, partial(listener.restart, position))
+                else:
+                    position = next_position
+            except Exception as error:  # noqa: BLE001  without this thread no append would end
+                is_expected = isinstance(error, KafkaException)
+                _log.warning("the journal of the log is not read", error=str(error), exc_info=not is_expected)
+                is_assigned = False
+                self._is_closing.wait(_PAUSE_S)
+
+    def _give_records(self, position: int, listener: JournalListener) -> int | None:
+        """Give the next records to the listener, each once.
+
+        Returns:
+            The offset after the last of them; None if records from `position` on were deleted.
+        """
+        message = self._follower.poll(_POLL_S)
+        if message is None:
+            return position
+        records: list[tuple[int, bytes]] = []
+        for each in [message, *self._follower.consume(_FOLLOWED_MAX, 0)]:
+            error = each.error()
+            if error is None:
+                if (offset := _offset_of(each)) >= position:
+                    records.append((offset, each.value() or b""))
+                    position = offset + 1
+            elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+                return None
+            else:
+                _log.warning("the journal of the log is not read", error=error.str())
+        if records:
+            _call_on_loop(self._loop, partial(listener.receive, records))
+        return position
+
+    def _find_journal_start(self) -> int:
+        """Return the offset of the first record of the journal.
+
+        Raises:
+            KafkaException: The cluster does not answer.
+        """
+        start, _ = self._follower.get_watermark_offsets(TopicPartition(self._address.journal, 0), timeout=_TIMEOUT_S)
+        return int(start)
 
 
 def _call_on_loop(loop: asyncio.AbstractEventLoop, work: Callable[[], None]) -> None:

@@ -94,7 +94,9 @@ class KafkaLimits:
         batches_max: The maximum number of released batches; the oldest are removed. Their positions are in memory.
         producers_max: The maximum number of producers that are remembered.
         head_groups: The number of groups after which the state of the log is written to the journal.
-        answer_timeout_s: The maximum time for which an append waits until its record of the journal is read back.
+        answer_timeout_s: The maximum time for which an append waits until its record of the journal is read back, and
+            for which a reader waits until the journal is read up to its end.
+        request_timeout_s: The maximum time of an append, from its arrival.
         open_timeout_s: The maximum time for opening the log.
         trim_interval_s: The time between two runs of the retention.
     """
@@ -109,6 +111,7 @@ class KafkaLimits:
     producers_max: int = 50_000
     head_groups: int = 20_000
     answer_timeout_s: float = 30
+    request_timeout_s: float = 120
     open_timeout_s: float = 60
     trim_interval_s: float = 60
 
@@ -121,6 +124,8 @@ class _Waiting:
     future: asyncio.Future[Outcome]
     batches: Mapping[Shard, Batch]
     size_bytes: int = 0
+    is_taken: bool = False
+    """Whether the request is in a group, so that its rows may be stored."""
 
     @property
     def journal_bytes(self) -> int:
@@ -158,6 +163,9 @@ class KafkaLog:
         self._asking = asyncio.Lock()
         self._asked = self._answered = self._end = 0
         """The last question of this replica for the end of the journal, the last that was answered, and its answer."""
+        self._failed_question = 0
+        self._question_error: SeamarkError | None = None
+        """The last question that failed, and its error."""
         self._deleted: dict[Shard, int] = {}
         """Kafka's offset of each shard up to which this replica has deleted records."""
         self._dropped: set[str] = set()
@@ -226,27 +234,41 @@ class KafkaLog:
 
     async def catch_up(self) -> None:
         self._check_open()
+        timeout_s = self._limits.answer_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._wait_applied(await self._find_journal_end())
+        except TimeoutError:
+            raise _make_unread_error(timeout_s) from None
+        self._check_open()
+
+    async def _find_journal_end(self) -> int:
+        """Return the end of the journal at a time after the call.
+
+        Calls share the questions to Kafka. Without an answer they also share the error, so that calls that wait for
+        their turn do not ask one after another.
+        """
         requested = self._asked
         async with self._asking:
-            if self._answered <= requested:  # Else a question that began after this call has been answered.
-                number = self._asked = self._asked + 1
+            if self._answered > requested:  # A question that began after this call has been answered.
+                return self._end
+            if self._question_error is not None and self._failed_question > requested:
+                raise self._question_error
+            number = self._asked = self._asked + 1
+            try:
                 self._end = (await self._broker.journal_range()).end
-                self._answered = number
-            end = self._end
-        await self._wait_applied(end, self._limits.answer_timeout_s)
+            except SeamarkError as error:
+                self._failed_question, self._question_error = number, error
+                raise
+            self._answered = number
+            return self._end
 
-    async def _wait_applied(self, end: int, timeout_s: float) -> None:
+    async def _wait_applied(self, end: int) -> None:
+        """Wait until the journal is applied up to an offset, or the log has failed."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._appliers.append((end, future))
         self._wake_appliers(self._journal.applied)
-        try:
-            async with asyncio.timeout(timeout_s):
-                await future
-        except TimeoutError:
-            raise LogUnavailable(
-                f"The journal of the log in Kafka was not read within {timeout_s:g} s; retry later"
-            ) from None
-        self._check_open()
+        await future
 
     # -- appending ---------------------------------------------------------------------------------------------------
 
@@ -306,13 +328,30 @@ class KafkaLog:
     ) -> Outcome:
         self._check_open()
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        self._requests.append(_Waiting(request, future, batches or {}, size_bytes))
+        waiting = _Waiting(request, future, batches or {}, size_bytes)
+        self._requests.append(waiting)
         self._waiting_bytes += size_bytes
         self._wake.set()
-        return await future
+        timeout_s = self._limits.request_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await future
+        except TimeoutError:
+            if waiting.is_taken:
+                raise _make_unknown_error() from None
+            raise LogUnavailable(
+                f"The rows have waited {timeout_s:g} s for Kafka, and nothing of the request is stored; send it again "
+                "later"
+            ) from None
 
     async def run(self) -> None:
         """Write groups until the log is closed or fails."""
+        try:
+            await self._write_groups()
+        except Exception as error:  # noqa: BLE001  no caller may wait for a task that has ended
+            self._fail(error)
+
+    async def _write_groups(self) -> None:
         previous = asyncio.Event()
         previous.set()
         while True:
@@ -321,10 +360,14 @@ class KafkaLog:
             while self._requests and self._failure is None:
                 await self._slots.acquire()
                 await asyncio.sleep(0)  # Every task that is ready may append to this group.
+                group = self._take_group()
+                if not group:  # All requests were cancelled.
+                    self._slots.release()
+                    continue
                 journaled = asyncio.Event()
-                task = asyncio.create_task(self._write_group(self._take_group(), previous, journaled), name="log-group")
+                task = asyncio.create_task(self._write_group(group, previous, journaled), name="log-group")
                 self._groups.add(task)
-                task.add_done_callback(self._groups.discard)
+                task.add_done_callback(partial(self._end_group, group, journaled))
                 previous = journaled
 
     def _take_group(self) -> list[_Waiting]:
@@ -339,8 +382,16 @@ class KafkaLog:
             self._requests.popleft()
             self._waiting_bytes -= first.size_bytes
             if not first.future.done():  # The request was not cancelled.
+                first.is_taken = True
                 group.append(first)
         return group
+
+    def _end_group(self, group: Sequence[_Waiting], journaled: asyncio.Event, task: asyncio.Task[None]) -> None:
+        """Let the next groups go on after a group, also after one that was cancelled before it began."""
+        self._groups.discard(task)
+        journaled.set()
+        self._slots.release()
+        _refuse([waiting.future for waiting in group], _make_unknown_error())
 
     async def _write_group(self, group: list[_Waiting], previous: asyncio.Event, journaled: asyncio.Event) -> None:
         """Write the rows of a group, then its record of the journal.
@@ -354,6 +405,8 @@ class KafkaLog:
         try:
             requests, futures = await self._write_rows(group)
             await previous.wait()
+            if not requests:
+                return
             number = self._next_group
             self._next_group += 1
             record = JournalGroup(VERSION, self._writer, number, self._clock.now_ms(), tuple(requests))
@@ -363,7 +416,7 @@ class KafkaLog:
             try:
                 async with asyncio.timeout(self._limits.answer_timeout_s):
                     await written
-                    await asyncio.gather(*futures, return_exceptions=True)
+                    await asyncio.wait(futures)  # Unlike `gather`, it does not cancel the futures after the time.
                 self.groups += 1
             finally:
                 self._answer(number, None)
@@ -371,12 +424,8 @@ class KafkaLog:
             _refuse(futures, error)
         except TimeoutError:
             pass
-        except Exception:  # noqa: BLE001  no caller may wait for a task that has ended
+        except Exception:  # noqa: BLE001  `_end_group` refuses its requests
             _log.exception("a group of the log failed")
-        finally:
-            journaled.set()
-            self._slots.release()
-            _refuse(futures, _make_unknown_error())
 
     async def _write_rows(self, group: list[_Waiting]) -> tuple[list[Request], list[asyncio.Future[Outcome]]]:
         """Write the rows of a group.
@@ -482,6 +531,8 @@ class KafkaLog:
                     await self.write_head()
             except SeamarkError as error:  # The next run tries again.
                 _log.warning("log maintenance failed", error=error.message)
+            except Exception:  # noqa: BLE001  a bug must not stop the retention permanently
+                _log.exception("log maintenance failed unexpectedly")
 
     async def trim(self) -> None:
         """Remove released rows beyond the retention, forget old producers, and delete topics of removed streams."""
@@ -527,7 +578,13 @@ class KafkaLog:
         start, end = await self._broker.journal_range()
         self._reader = JournalReader(start)
         self._broker.follow_journal(start, self)
-        await self._wait_applied(end, self._limits.open_timeout_s)
+        timeout_s = self._limits.open_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._wait_applied(end)
+        except TimeoutError:
+            raise _make_unread_error(timeout_s) from None
+        self._check_open()
 
     def close(self) -> None:
         """Refuse all later calls."""
@@ -553,6 +610,10 @@ class KafkaLog:
     def _check_open(self) -> None:
         if self._failure is not None:
             raise LogUnavailable(self._failure)
+
+
+def _make_unread_error(timeout_s: float) -> LogUnavailable:
+    return LogUnavailable(f"The journal of the log in Kafka was not read within {timeout_s:g} s; retry later")
 
 
 def _make_unknown_error() -> CommitUnknown:

@@ -17,6 +17,7 @@ from typing import cast
 
 from seamark.formats.runtime.clock import SimulatedClock
 from seamark.formats.runtime.errors import (
+    Corrupt,
     LogUnavailable,
     NoSuchTable,
     ObjectMissing,
@@ -52,6 +53,8 @@ from tests.streams.simulation.ports import (
 
 SHARDS = 2
 LIMITS = StreamLimits(fresh_interval_s=0.05, fresh_retention_s=5)
+SMALL_PARTS = LIMITS._replace(part_bytes_max=1)
+"""Each batch of the log becomes a separate fresh file."""
 LOG_LIMITS = SegmentLimits(segment_bytes=1500, trim_interval_s=0.2, retention_bytes=4000)
 KAFKA_LIMITS = KafkaLimits(
     batches_max=12, head_groups=15, trim_interval_s=0.2, answer_timeout_s=5, open_timeout_s=20, groups_max=3
@@ -127,8 +130,21 @@ class DelayedRunner:
 class World:
     """The state and the actors of a run."""
 
-    def __init__(self, seed: int, *, appends: int = 12, fleet: bool | None = None) -> None:
+    def __init__(
+        self, seed: int, *, appends: int = 12, fleet: bool | None = None, has_small_parts: bool | None = None
+    ) -> None:
+        """Create a world.
+
+        Args:
+            seed: The seed of all choices.
+            appends: The number of appends of each writer.
+            fleet: Whether several servers share a log in Kafka. By default the seed decides.
+            has_small_parts: Whether each batch becomes a separate fresh file. By default the seed decides.
+        """
         self.rng = random.Random(seed)
+        if has_small_parts is None:
+            has_small_parts = seed % 5 in (0, 4)
+        self.limits = SMALL_PARTS if has_small_parts else LIMITS
         self.clock = SimulatedClock(seed)
         scale = self.rng.choice((0.0, 0.3, 1.0))
         self.faults = Faults(
@@ -205,9 +221,12 @@ class World:
             await self._serve_fleet(process)
             return
         with suppress(LogUnavailable):
-            async with open_segments(self.disk, DelayedRunner(self, process), self.clock, self.log_limits) as log:
-                process.log = log
-                await self._flush_all(process)
+            try:
+                async with open_segments(self.disk, DelayedRunner(self, process), self.clock, self.log_limits) as log:
+                    process.log = log
+                    await self._flush_all(process)
+            except Corrupt as error:  # No fault of the disk damages bytes that were synced.
+                raise InvariantBroken(f"acknowledged rows are damaged: {error.message}") from error
 
     async def _serve_fleet(self, process: Process) -> None:
         """Open the log in Kafka, again after each failure, and take part in the choice of owners."""
@@ -293,7 +312,7 @@ class World:
                     self.files,
                     self.storage,
                     self.clock,
-                    LIMITS,
+                    self.limits,
                     fresh_folder=f"fresh/{process.number}",
                     run_in_thread=run,
                 ),

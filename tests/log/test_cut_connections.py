@@ -1,0 +1,169 @@
+"""Tests that both logs keep each append once while connections are delayed, cut and reset at random.
+
+Rows reach the log in Kafka through a proxy before the broker, and the log in files through a proxy before its server.
+An append that is neither stored nor refused in time fails the test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import seamark
+from seamark.connector.client.catalog import create_namespace, create_table
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.streams.writer import stream_writer
+from seamark.formats.runtime.clock import SystemClock
+from seamark.formats.runtime.errors import CommitUnknown, LogUnavailable, TooManyRequests
+from seamark.metaserver.log.kafka.address import KafkaAddress
+from seamark.metaserver.log.kafka.client import open_kafka_log
+from seamark.metaserver.log.kafka.kafka_log import RECORD_BYTES_MAX, KafkaLimits, KafkaLog
+from seamark.metaserver.log.port import Batch, Shard, StreamProducer
+from tests.log.contract import LIMIT_BYTES
+from tests.peers.fault_proxy import FaultProxy, fault_proxy
+from tests.seeds import first_seed
+from tests.services.kafka import Kafka, kafka_broker
+from tests.services.process import free_port
+from tests.services.seamark import Seamark
+
+SHARDS = (Shard("table-1", 0), Shard("table-1", 1), Shard("table-2", 0))
+WRITERS = 6
+SECONDS = 60.0
+APPENDS_MIN = 50
+APPEND_S_MAX = 300.0
+"""The time after which an append has failed: `request_timeout_s`, and patience with a busy machine."""
+Rows = list[tuple[str, int, bytes]]
+"""The producer, the number and the payload of each append to a shard."""
+
+
+@contextmanager
+def open_proxied_kafka(folder: Path) -> Iterator[tuple[Kafka, FaultProxy]]:
+    """Start a broker that its clients reach through a proxy only."""
+    port = free_port()
+    with (
+        fault_proxy("127.0.0.1", port) as proxy,
+        kafka_broker(folder, port=port, advertised=proxy.address) as kafka,
+    ):
+        yield kafka, proxy
+
+
+async def disturb(proxy: FaultProxy, rng: random.Random, is_done: Callable[[], bool]) -> Counter[str]:
+    """Delay, cut and reset connections until `is_done`; return how often."""
+    counts: Counter[str] = Counter()
+    while not is_done():
+        fault = rng.choice(("delay", "cut", "reset", "none"))
+        counts[fault] += 1
+        proxy.piece_delay_s = (lambda: rng.uniform(0, 0.1)) if fault == "delay" else lambda: 0.0
+        if fault == "reset":
+            proxy.reset_connections()
+        proxy.is_cut = fault == "cut"
+        await asyncio.sleep(rng.choice((0.1, 0.5, 2.0)))
+        if proxy.is_cut and rng.random() < 0.5:  # The connections that were cut do not come back.
+            proxy.reset_connections()
+        proxy.is_cut = False
+    proxy.piece_delay_s = lambda: 0.0
+    return counts
+
+
+async def write(
+    logs: list[KafkaLog], name: str, seed: int, is_done: Callable[[], bool]
+) -> dict[Shard, list[tuple[int, bytes]]]:
+    """Append to any of the logs, and repeat each append until it is acknowledged; return the appends by shard."""
+    rng, model, sequence = random.Random(f"{name} {seed}"), defaultdict(list), 0
+    while not is_done() or sequence < APPENDS_MIN // WRITERS:
+        rows: dict[Shard, Batch] = {}
+        for shard in rng.sample(SHARDS, rng.choice((1, 1, 2, 3))):
+            size_bytes = rng.choice((10, 10, 1000, 2 * RECORD_BYTES_MAX + 1))
+            rows[shard] = Batch(rng.randrange(1, 4), rng.randbytes(size_bytes))
+        while True:
+            try:
+                async with asyncio.timeout(APPEND_S_MAX):
+                    await rng.choice(logs).append(rows, StreamProducer(name, sequence))
+            except (CommitUnknown, LogUnavailable, TooManyRequests):
+                await asyncio.sleep(rng.uniform(0, 0.2))
+            else:
+                break
+        for shard, batch in rows.items():
+            model[shard].append((sequence, batch.payload))
+        sequence += 1
+    return model
+
+
+async def read(log: KafkaLog, shard: Shard) -> dict[str, list[tuple[int, bytes]]]:
+    """Return the appends of each producer to a shard, in the order of the log."""
+    await log.catch_up()
+    offset, rows = 0, defaultdict(list)
+    while records := await log.read(shard, offset, limit_bytes=LIMIT_BYTES):
+        for record in records:
+            assert record.offset == offset
+            rows[record.producer].append((record.sequence, record.batch.payload))
+            offset = record.end
+    assert log.watermarks([shard]) == {shard: offset}
+    return rows
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+async def test_log_in_kafka_has_each_append_once_behind_a_network_that_fails(tmp_path: Path) -> None:
+    seed = first_seed()
+    with open_proxied_kafka(tmp_path / "broker") as (kafka, proxy):
+        address = KafkaAddress(servers=proxy.address, prefix=kafka.create_prefix())
+        async with (
+            open_kafka_log(address, SystemClock(), KafkaLimits()) as first,
+            open_kafka_log(address, SystemClock(), KafkaLimits()) as second,
+        ):
+            until_s = time.monotonic() + SECONDS
+
+            def is_done() -> bool:
+                return time.monotonic() > until_s
+
+            faults, *models = await asyncio.gather(
+                disturb(proxy, random.Random(seed), is_done),
+                *(write([first, second], f"w{number}", seed, is_done) for number in range(WRITERS)),
+            )
+            async with open_kafka_log(address, SystemClock(), KafkaLimits()) as third:
+                for shard in SHARDS:
+                    expected = {f"w{number}": model[shard] for number, model in enumerate(models) if model[shard]}
+                    for log in (first, second, third):
+                        assert await read(log, shard) == expected, (seed, faults)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+async def test_log_in_files_has_each_append_once_behind_a_network_that_fails(tmp_path: Path) -> None:
+    seed = first_seed()
+    with Seamark(tmp_path / "home") as server, fault_proxy("127.0.0.1", server.port) as proxy:
+        client = SeamarkClient(server.base_url)
+        create_namespace(client, "db", {})
+        fields = [
+            {"id": 1, "name": "producer", "required": True, "type": "string"},
+            {"id": 2, "name": "number", "required": True, "type": "long"},
+        ]
+        properties = {"seamark.stream.enabled": "true", "seamark.stream.shards": "2"}
+        create_table(client, ("db", "t"), {"type": "struct", "fields": fields}, properties=properties)
+        until_s = time.monotonic() + SECONDS
+
+        def write_rows(name: str) -> int:
+            rng, number = random.Random(f"{name} {seed}"), 0
+            with stream_writer(SeamarkClient(proxy.url), ("db", "t"), producer=name) as writer:
+                while time.monotonic() < until_s or number < APPENDS_MIN // WRITERS:
+                    count = rng.choice((1, 10, 1000))
+                    writer.write([{"producer": name, "number": number + place} for place in range(count)])
+                    writer.flush()
+                    number += count
+            return number
+
+        names = [f"w{number}" for number in range(WRITERS)]
+        disturbing = asyncio.create_task(disturb(proxy, random.Random(seed), lambda: time.monotonic() > until_s))
+        counts = await asyncio.gather(*(asyncio.to_thread(write_rows, name) for name in names))
+        faults = await disturbing
+        rows = await asyncio.to_thread(lambda: seamark.scan(client, "db.t").to_arrow().to_pylist())
+        expected = Counter((name, number) for name, count in zip(names, counts, strict=True) for number in range(count))
+        assert Counter((row["producer"], row["number"]) for row in rows) == expected, (seed, faults)

@@ -1,0 +1,147 @@
+"""Tests that no caller of the log in Kafka waits for ever: each wait has a limit, and ends with an error that says what
+is stored.
+
+A real broker does not fall silent at a chosen step, so `StuckBroker` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from seamark.formats.runtime.clock import SystemClock
+from seamark.formats.runtime.errors import CommitUnknown, LogUnavailable
+from seamark.metaserver.log.kafka.broker import JournalListener, JournalRange, NewRecord
+from seamark.metaserver.log.kafka.kafka_log import KafkaLimits, KafkaLog, open_log_over
+from seamark.metaserver.log.port import Shard
+from tests.log.contract import A, build_batch
+
+LIMITS = KafkaLimits(answer_timeout_s=0.2, request_timeout_s=60)
+
+
+class StuckBroker:
+    """A cluster in memory. `stuck` is the step that it does not answer."""
+
+    identity = "kafka/stuck"
+
+    def __init__(self) -> None:
+        self.stuck = ""
+        self.questions = 0
+        self._listener: JournalListener | None = None
+        self._journal: list[bytes] = []
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._ended.set_result(None)
+
+    async def _answer(self, step: str) -> None:
+        if self.stuck == step:
+            await asyncio.Event().wait()
+
+    async def create_partitions(self, shards: Iterable[Shard]) -> None:
+        pass
+
+    async def write(self, records: Sequence[NewRecord]) -> Sequence[int | LogUnavailable]:
+        await self._answer("write")
+        return range(len(records))
+
+    def write_journal(self, value: bytes) -> Awaitable[None]:
+        if self.stuck == "fault":
+            raise ValueError("a fault of this program")
+        self._journal.append(value)
+        if self.stuck != "follow" and self._listener is not None:
+            records = [(len(self._journal) - 1, value)]
+            asyncio.get_running_loop().call_soon(self._listener.receive, records)
+        return self._answer("journal")
+
+    async def read(self, shard: Shard, records: Sequence[int]) -> Mapping[int, bytes]:
+        return {}
+
+    async def journal_range(self) -> JournalRange:
+        self.questions += 1
+        if self.stuck == "range":
+            await asyncio.sleep(0.01)
+            raise LogUnavailable("the cluster does not answer")
+        await self._answer("range for ever")
+        return JournalRange(0, len(self._journal))
+
+    async def delete_records(self, before: Mapping[Shard, int]) -> None:
+        pass
+
+    async def delete_journal(self, before: int) -> None:
+        pass
+
+    async def delete_stream(self, stream: str) -> None:
+        pass
+
+    def follow_journal(self, start: int, listener: JournalListener) -> None:
+        self._listener = listener
+
+
+@asynccontextmanager
+async def open_stuck_log(limits: KafkaLimits = LIMITS) -> AsyncIterator[tuple[StuckBroker, KafkaLog]]:
+    broker = StuckBroker()
+    async with open_log_over(broker, SystemClock(), limits) as log:
+        yield broker, log
+
+
+@pytest.mark.parametrize("stuck", ["follow", "fault"])
+async def test_append_without_an_answer_to_its_record_has_an_unknown_outcome(stuck: str) -> None:
+    async with open_stuck_log() as (broker, log):
+        broker.stuck = stuck
+        appends = (log.append({A: build_batch(str(number))}) for number in range(3))
+        for outcome in await asyncio.gather(*appends, return_exceptions=True):
+            assert isinstance(outcome, CommitUnknown)
+        broker.stuck = ""
+        await log.append({A: build_batch("next")})
+
+
+async def test_append_that_waits_too_long_for_its_turn_is_refused() -> None:
+    async with open_stuck_log(replace(LIMITS, groups_max=1, request_timeout_s=0.2)) as (broker, log):
+        broker.stuck = "write"
+        first = asyncio.create_task(log.append({A: build_batch("first")}))
+        await asyncio.sleep(0.01)
+        with pytest.raises(LogUnavailable, match="nothing of the request is stored"):
+            await log.append({A: build_batch("second")})
+        with pytest.raises(CommitUnknown):
+            await first
+
+
+async def test_appends_end_when_the_log_is_closed_before_their_group_begins() -> None:
+    async with open_stuck_log() as (_, log):
+        appends = [asyncio.create_task(log.append({A: build_batch(str(number))})) for number in range(3)]
+        while not log._groups:  # The task of the group exists, and has not run.
+            await asyncio.sleep(0)
+    for outcome in await asyncio.gather(*appends, return_exceptions=True):
+        assert isinstance(outcome, CommitUnknown)
+
+
+async def test_appends_are_refused_after_an_unexpected_error_of_the_writer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(log: KafkaLog) -> None:
+        raise ValueError("a fault of this program")
+
+    monkeypatch.setattr(KafkaLog, "_take_group", fail)
+    async with open_stuck_log() as (_, log):
+        for _ in range(2):
+            with pytest.raises(LogUnavailable, match="Restart the server"):
+                await log.append({A: build_batch("x")})
+
+
+async def test_readers_share_the_error_of_a_question_for_the_end_of_the_journal() -> None:
+    async with open_stuck_log() as (broker, log):
+        broker.stuck, broker.questions = "range", 0
+        outcomes = await asyncio.gather(*(log.catch_up() for _ in range(20)), return_exceptions=True)
+        assert {str(outcome) for outcome in outcomes} == {"the cluster does not answer"}
+        assert broker.questions <= 2
+        broker.stuck = ""
+        await log.catch_up()
+
+
+async def test_readers_are_refused_when_the_end_of_the_journal_is_not_known_in_time() -> None:
+    async with open_stuck_log() as (broker, log):
+        broker.stuck = "range for ever"
+        for outcome in await asyncio.gather(*(log.catch_up() for _ in range(3)), return_exceptions=True):
+            assert isinstance(outcome, LogUnavailable)
+            assert "was not read within 0.2 s" in outcome.message
