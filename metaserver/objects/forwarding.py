@@ -24,8 +24,8 @@ class ForwardingObjects:
     async def read_range(self, location: str, start: int, length: int) -> bytes:
         return await self._stored.read_range(self._at(location), start, length)
 
-    async def create(self, location: str, data: bytes) -> None:
-        await self._stored.create(self._at(location), data)
+    async def create(self, location: str, data: bytes, *, durable: bool = True) -> None:
+        await self._stored.create(self._at(location), data, durable=durable)
 
     async def exists(self, location: str) -> bool:
         return await self._stored.exists(self._at(location))

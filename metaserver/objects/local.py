@@ -1,6 +1,7 @@
 """Local files as object storage.
 
-`create` returns only after the bytes, the name and every new folder are on disk. The bytes are written to
+`create` returns only after the bytes, the name and every new folder are on disk, unless the caller needs no durable
+file. The bytes are written to
 a temporary file in the same folder. The file is synced and then linked to its final name with link(2),
 which fails if the name exists. So put-if-absent is atomic, and no reader sees a partial file. Then the
 folder is synced. obstore's LocalStore is not used because it never calls fsync. After a power cut, a
@@ -130,12 +131,12 @@ class LocalObjects:
         check_range(start, length)
         return await self.run(location, lambda place: _read_range(place, start, length))
 
-    async def create(self, location: str, data: bytes) -> None:
+    async def create(self, location: str, data: bytes, *, durable: bool = True) -> None:
         temporary = TEMPORARY_PREFIX + self._clock.random_bytes(12).hex()
 
         def create(place: LocalPlace) -> None:
             try:
-                self._create(place, location, data, temporary)
+                self._create(place, location, data, temporary, durable=durable)
             except NotADirectoryError as error:
                 raise StorageError(f"{location!r} is below a path that is a file, not a folder") from error
             except FileNotFoundError as error:
@@ -244,12 +245,12 @@ class LocalObjects:
         finally:
             os.close(descriptor)
 
-    def _create(self, place: LocalPlace, location: str, data: bytes, temporary_name: str) -> None:
+    def _create(self, place: LocalPlace, location: str, data: bytes, temporary_name: str, *, durable: bool) -> None:
         folder = self.folders.open(place.folder)
         try:
             temporary, descriptor = _open_new(folder, temporary_name)
             try:
-                _write_synced(descriptor, data, place.umask)
+                _write(descriptor, data, place.umask, durable=durable)
                 try:
                     os.link(temporary, place.name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
                 except FileExistsError:
@@ -264,7 +265,8 @@ class LocalObjects:
             finally:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(temporary, dir_fd=folder)
-            os.fsync(folder)
+            if durable:
+                os.fsync(folder)
         finally:
             os.close(folder)
 
@@ -395,15 +397,16 @@ def _open_new(folder: int, name: str) -> tuple[str, int]:
         name += "-"
 
 
-def _write_synced(descriptor: int, data: bytes, umask: int | None) -> None:
-    """Write and sync the data. The descriptor is always closed."""
+def _write(descriptor: int, data: bytes, umask: int | None, *, durable: bool) -> None:
+    """Write the data, and sync them if they are durable. The descriptor is always closed."""
     try:
         if umask is not None:
             os.fchmod(descriptor, 0o666 & ~umask)
         unwritten = memoryview(data)
         while unwritten:
             unwritten = unwritten[os.write(descriptor, unwritten) :]
-        os.fsync(descriptor)
+        if durable:
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 

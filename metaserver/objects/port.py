@@ -72,10 +72,11 @@ class ObjectStore(Protocol):
             ValueError: The start or the length is negative.
         """
 
-    async def create(self, location: str, data: bytes) -> None:
+    async def create(self, location: str, data: bytes, *, durable: bool = True) -> None:
         """Create the object if it does not exist.
 
-        When the method returns, the object is complete and survives a power cut. After RetryLater or StorageError
+        When the method returns, the object is complete and survives a power cut. With `durable=False` a power cut may
+        damage or remove it: nothing may need it after the power cut. After RetryLater or StorageError
         the object may or may not exist: use a new name, or delete the object.
 
         Raises:

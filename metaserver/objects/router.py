@@ -50,10 +50,10 @@ class RoutedObjects:
         async with self._slots:
             return await store.read_range(checked, start, length)
 
-    async def create(self, location: str, data: bytes) -> None:
+    async def create(self, location: str, data: bytes, *, durable: bool = True) -> None:
         store, checked = self._find_route(location)
         async with self._slots:
-            await store.create(checked, data)
+            await store.create(checked, data, durable=durable)
 
     async def exists(self, location: str) -> bool:
         store, checked = self._find_route(location)

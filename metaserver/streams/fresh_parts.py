@@ -15,8 +15,10 @@ import msgspec
 
 from seamark.metaserver.streams.row_files import EncodedFile, KeyedRows
 
-MERGED_ROWS_MAX = 1_000_000
-"""The maximum number of rows of parts that a new part replaces."""
+MERGED_ROWS_MAX = 50_000
+"""The maximum number of rows of a part that replaces others. A reader waits while it is written."""
+_PARTS_MIN = 16
+"""A part that replaces others may have this share of all waiting rows, if that is more than `MERGED_ROWS_MAX`."""
 _MERGE_RATIO = 2
 """A new part replaces the part before it, unless the earlier part has more than this number of times its rows."""
 
@@ -85,9 +87,11 @@ class FreshParts:
     def _merge(self, added: OffsetRange, cut: int | None) -> OffsetRange:
         """Extend a range over the small parts before it."""
         start = added.start
+        first = self.parts[0].start if self.parts else start
+        rows_max = max(MERGED_ROWS_MAX, (added.end - first) // _PARTS_MIN)
         for part in reversed(self.parts):
             rows = added.end - start
-            if part.end - part.start > _MERGE_RATIO * rows or added.end - part.start > MERGED_ROWS_MAX:
+            if part.end - part.start > _MERGE_RATIO * rows or added.end - part.start > rows_max:
                 break
             if cut is not None and part.start < cut <= start:
                 break

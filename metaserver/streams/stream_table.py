@@ -382,7 +382,7 @@ class StreamTable:
             files, keyed = await self._run_in_thread(partial(self._files.encode_keyed, rows, metadata, folder, key))
         else:
             files = await self._run_in_thread(partial(self._files.encode, rows, metadata, folder))
-        await self._create([(file.location, file.data) for file in files])
+        await self._create([(file.location, file.data) for file in files], durable=folder is None)
         return files, keyed
 
     async def _store_index_files(
@@ -391,16 +391,20 @@ class StreamTable:
         """Store the index files of a flush. After a failure, there are no index files, and the indexer builds them."""
         try:
             index_files = await self._run_in_thread(partial(self._files.encode_index_files, files, metadata))
-            await self._create(index_files)
+            await self._create(index_files, durable=True)
         except Exception as error:  # noqa: BLE001  an index is never a reason to keep rows waiting
             _log.warning("a flush has no index files", table=self.uuid, error=str(error))
             return ()
         return index_files
 
-    async def _create(self, files: Sequence[tuple[str, bytes]]) -> None:
-        """Store files; after an error, they are deleted later."""
+    async def _create(self, files: Sequence[tuple[str, bytes]], *, durable: bool) -> None:
+        """Store files; after an error, they are deleted later.
+
+        Fresh files are not durable: after a power cut, the log has their rows, and no plan names the files.
+        """
         stored = await asyncio.gather(
-            *(self._objects.create(location, data) for location, data in files), return_exceptions=True
+            *(self._objects.create(location, data, durable=durable) for location, data in files),
+            return_exceptions=True,
         )
         errors = [error for error in stored if isinstance(error, BaseException)]
         if errors:
@@ -421,7 +425,7 @@ class StreamTable:
         folder = self._fresh_folder if fresh else None
         stored = self._tables.open_stored_rows(entry, metadata)
         deletes = await self._run_in_thread(partial(self._files.encode_deletes, keyed, metadata, stored, folder))
-        await self._create(deletes.files)
+        await self._create(deletes.files, durable=not fresh)
         return deletes
 
     async def flush(self, *, only_first: bool = False) -> int:

@@ -105,10 +105,10 @@ class FailingObjects:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._objects, name)
 
-    async def create(self, location: str, data: bytes) -> None:
+    async def create(self, location: str, data: bytes, *, durable: bool = True) -> None:
         if self._faults.is_due():
             raise StorageError("injected: the disk is full")
-        await self._objects.create(location, data)
+        await self._objects.create(location, data, durable=durable)
         if self._faults.is_due():
             raise RetryLater("injected: slow down, after the write")
 

@@ -68,9 +68,9 @@ class FaultyObjects:
     async def check_links(self, locations: Sequence[str]) -> None:
         await self.inner.check_links(locations)
 
-    async def create(self, location: str, data: bytes) -> None:
+    async def create(self, location: str, data: bytes, *, durable: bool = True) -> None:
         fault = await self._act_before("create", location)
-        await self.inner.create(location, data)
+        await self.inner.create(location, data, durable=durable)
         self._act_after(fault, location)
 
     async def delete(self, location: str) -> None:

@@ -115,6 +115,19 @@ async def test_recreated_folder_is_synced_again(
     assert (tmp_path / "warehouse/corner").stat().st_ino in synced
 
 
+async def test_file_that_needs_not_be_durable_is_complete_and_not_synced(
+    store: ObjectStore, base: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store.create(f"{base}/t/1", b"first")
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    await store.create(f"{base}/t/2", b"second", durable=False)
+    assert not synced
+    assert await store.read(f"{base}/t/2") == b"second"
+    with pytest.raises(ObjectExists):
+        await store.create(f"{base}/t/2", b"third", durable=False)
+
+
 @pytest.mark.parametrize("step", ["write", "fsync", "link"])
 async def test_failed_create_leaves_no_file(
     store: ObjectStore, base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str

@@ -304,7 +304,12 @@ MUTATIONS: list[tuple[Callable[[pytest.MonkeyPatch], None], str, bool, int]] = [
     (store_shards_apart, "only a part of an append", False, 349),
     (plan_with_an_old_journal, "acknowledged rows are lost|went back", True, 10),
     (acknowledge_before_the_journal, "acknowledged rows are lost", True, 1),
-    (decide_by_a_setting_of_the_server, "different states|twice|out of order|a part of an append|rows are lost", True, 1),
+    (
+        decide_by_a_setting_of_the_server,
+        "different states|twice|out of order|a part of an append|rows are lost",
+        True,
+        1,
+    ),
     (delete_rows_that_came_late, "acknowledged rows are lost|has been deleted", True, 1),
     (begin_at_any_head, "different states|acknowledged rows are lost|twice", True, 22),
     (write_shards_apart, "only a part of an append|different states", True, 1),

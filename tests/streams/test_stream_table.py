@@ -189,7 +189,7 @@ async def test_a_reader_sees_an_append_whole_after_half_of_its_fresh_files_faile
         await table.append({0: build_batch(3)})
         store = world.create
 
-        async def fail_at_second_shard(location: str, data: bytes) -> None:
+        async def fail_at_second_shard(location: str, data: bytes, *, durable: bool = True) -> None:
             if json.loads(data)[-1] == 5:
                 world.create = store  # type: ignore[method-assign]
                 raise RetryLater("the storage is busy")
@@ -231,7 +231,7 @@ async def test_readers_that_wait_for_a_write_that_fails_late_share_its_error(mon
         await table.append({0: build_batch(1)})
         tries, create = 0, world.create
 
-        async def fail(location: str, data: bytes) -> None:
+        async def fail(location: str, data: bytes, *, durable: bool = True) -> None:
             nonlocal tries
             tries += 1
             await asyncio.sleep(0.02)
@@ -254,7 +254,7 @@ async def test_reader_misses_no_row_if_another_owner_flushes_half_of_a_fresh_fil
         assert await world.read(table) == [1, 2, 3]
         create, is_flushed = world.create, False
 
-        async def create_after_a_flush(location: str, data: bytes) -> None:
+        async def create_after_a_flush(location: str, data: bytes, *, durable: bool = True) -> None:
             nonlocal is_flushed
             if not is_flushed:
                 is_flushed = True

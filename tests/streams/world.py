@@ -75,7 +75,7 @@ class World:
 
     # The methods of the storage
 
-    async def create(self, location: str, data: bytes) -> None:
+    async def create(self, location: str, data: bytes, *, durable: bool = True) -> None:
         assert location not in self.objects
         if self.rng.random() < self.busy_chance:
             raise RetryLater("the storage is busy")

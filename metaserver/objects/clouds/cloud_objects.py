@@ -126,7 +126,7 @@ class CloudObjects(ABC, Generic[S]):
     async def check_links(self, locations: Sequence[str]) -> None:
         """Do nothing, because object stores have no links."""
 
-    async def create(self, location: str, data: bytes) -> None:
+    async def create(self, location: str, data: bytes, *, durable: bool = True) -> None:
         store, at = self._open(location)
         write_id = self._clock.random_bytes(16).hex()
         try:

@@ -149,7 +149,9 @@ class NamedSnapshots:
             seal = partial(self._shared.seal, table.uuid, until_ms=until_ms)
             encoded = await run_encoding(metadata, listed, files, folder, self._clock, seal, deletes)
             locations += [location for location, _ in encoded.files]
-            await asyncio.gather(*(self._objects.create(location, data) for location, data in encoded.files))
+            await asyncio.gather(
+                *(self._objects.create(location, data, durable=False) for location, data in encoded.files)
+            )
         finally:
             table.give_up_files(locations)
         self._add(table.uuid, _NamedSnapshot(key, encoded.snapshot, self._clock.monotonic()))

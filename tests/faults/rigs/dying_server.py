@@ -67,9 +67,9 @@ class DyingStore(Wrapper):
 
 
 class DyingObjects(Wrapper):
-    async def create(self, location: str, data: bytes) -> None:
+    async def create(self, location: str, data: bytes, *, durable: bool = True) -> None:
         self._fuse.pass_step("before-metadata-write")
-        await self._inner.create(location, data)
+        await self._inner.create(location, data, durable=durable)
         self._fuse.pass_step("after-metadata-write")
 
 

@@ -219,7 +219,7 @@ class Storage:
         self._network = network
         self.objects: dict[str, bytes] = {}
 
-    async def create(self, location: str, data: bytes) -> None:
+    async def create(self, location: str, data: bytes, *, durable: bool = True) -> None:
         async def receive() -> None:
             self.objects[location] = data
 
