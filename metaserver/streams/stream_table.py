@@ -246,8 +246,8 @@ class StreamTable:
         pointer.
 
         Files are written at most once in `fresh_interval_s`, for all readers. A reader that comes earlier waits for the
-        next write, so it always gets all rows that were acknowledged before. If the storage takes long to fail, all readers
-        that wait get its error, because else each of them would wait for it, one after another.
+        next write, so it always gets all rows that were acknowledged before. If a write fails late, all readers that
+        wait get its error, because else each of them would wait for the storage, one after another.
 
         Args:
             flushed: The flushed offsets that belong to the reader's pointer.
