@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from seamark.formats.runtime.errors import BadRequest, CommitUnknown, TooLarge, TooManyRequests
+from seamark.formats.runtime.errors import BadRequest, CommitUnknown, RetryLater, TooLarge, TooManyRequests
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.log.port import Acknowledgement, Position
 from seamark.metaserver.streams.appends import TableRows
@@ -122,14 +122,17 @@ class JoinedAppends:
             self.request_count -= 1
 
     async def _run(self, uuid: str, queue: _TableQueue) -> None:
-        """Append waiting rows until no request waits."""
+        """Append waiting rows until no request waits. No request is left without an answer, also after an error."""
+        batch: list[_Request] = []
         try:
             while batch := queue.take_batch():
                 await self._append(batch)
         finally:
+            _refuse(batch, CommitUnknown("The server failed while it stored the rows; they may be stored or not"))
             queue.append_count -= 1
             if not queue.append_count:
                 del self._queues[uuid]
+                _refuse(queue.waiting, RetryLater("The server failed before it stored the rows; send them again"))
 
     async def _append(self, batch: Sequence[_Request]) -> None:
         """Append the rows of some requests together, and answer them."""
@@ -167,7 +170,7 @@ class JoinedAppends:
             await asyncio.gather(*(self._append([request]) for request in batch))
 
 
-def _refuse(batch: Sequence[_Request], error: Exception) -> None:
+def _refuse(batch: Iterable[_Request], error: Exception) -> None:
     for request in batch:
         if not request.answer.done():
             request.answer.set_exception(error)

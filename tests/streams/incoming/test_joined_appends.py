@@ -15,7 +15,7 @@ import pytest
 from seamark.connector.client.catalog import create_table
 from seamark.connector.client.client import SeamarkClient
 from seamark.formats.runtime.errors import CommitUnknown
-from seamark.metaserver.log.port import Batch, Shard
+from seamark.metaserver.log.port import Acknowledgement, Batch, Shard
 from seamark.metaserver.log.segments import SegmentLog
 from seamark.metaserver.streams.incoming.prepared_rows import JoinedRows, PreparedRows, RowPreparation
 from seamark.metaserver.streams.stream_properties import ENABLED
@@ -190,3 +190,21 @@ async def test_an_unknown_outcome_is_the_answer_to_all_joined_requests(
     for status, answer in await send_together(stream, may_fail, requests):
         assert (status, answer["error"]["type"]) == (500, "CommitStateUnknownException")
         assert "a repeat can store them twice" in answer["error"]["message"]
+
+
+async def test_no_request_waits_after_an_unexpected_error_of_a_joined_append(
+    stream: Stream, held_appends: asyncio.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append = SegmentLog.append
+
+    async def forget_positions(log: SegmentLog, batches: Mapping[Shard, Batch], producer: Any = None) -> Any:
+        await append(log, batches, producer)
+        monkeypatch.setattr(SegmentLog, "append", append)
+        return Acknowledgement(())
+
+    monkeypatch.setattr(SegmentLog, "append", forget_positions)
+    requests = [partial(stream.send, json.dumps([{"id": number}]).encode()) for number in range(REQUESTS)]
+    answers = await send_together(stream, held_appends, requests)
+    assert {status for status, _ in answers} <= {500, 503}
+    assert await stream.send(b'[{"id": 1000}]')
+    assert 1000 in await stream.ids()
