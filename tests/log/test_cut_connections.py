@@ -35,7 +35,7 @@ from tests.services.seamark import Seamark
 
 SHARDS = (Shard("table-1", 0), Shard("table-1", 1), Shard("table-2", 0))
 WRITERS = 6
-SECONDS = 60.0
+SECONDS = 30.0
 APPENDS_MIN = 50
 APPEND_S_MAX = 300.0
 """The time after which an append has failed: `request_timeout_s`, and patience with a busy machine."""

@@ -37,6 +37,7 @@ FILES = {
     "iceberg/expressions/test_expression_java.py": "engines",
     "iceberg/manifests/test_manifest_peers.py": "engines",
     "iceberg/test_puffin.py": "engines",
+    "log/test_cut_connections.py": "engines",
     "objects/test_signing_clients.py": "engines",
     **dict.fromkeys(("packaging/test_imports.py", "packaging/test_lock.py", "packaging/test_wheel.py"), "server"),
 }
