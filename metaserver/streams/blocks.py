@@ -85,13 +85,26 @@ class ShardBlocks:
                 f"rows {start} to {end} of {self._shard} are not in memory: {self.start} to {self.end} are"
             )
         slices = []
-        for record in self._records:
+        for record in self._find_records(start, end):
             first, last = max(start, record.offset), min(end, record.end)
-            if first < last:
-                start_row, end_row = first - record.offset, last - record.offset
-                kinds = record.batch.kinds[start_row:end_row]
-                slices.append(RowSlice(record.batch.payload, start_row, last - first, kinds))
+            start_row, end_row = first - record.offset, last - record.offset
+            kinds = record.batch.kinds[start_row:end_row]
+            slices.append(RowSlice(record.batch.payload, start_row, last - first, kinds))
         return slices
+
+    def _find_records(self, start: int, end: int) -> list[Record]:
+        """Return the records with rows from `start` to `end`, exclusive, ascending.
+
+        Readers mostly ask for the last rows, so the search begins with the last record.
+        """
+        records: list[Record] = []
+        for record in reversed(self._records):
+            if record.end <= start:
+                break
+            if max(start, record.offset) < min(end, record.end):
+                records.append(record)
+        records.reverse()
+        return records
 
     def split(self, start: int, end: int, *, bytes_max: int) -> list[tuple[int, int]]:
         """Return consecutive ranges that together are the rows from `start` to `end`, exclusive.
@@ -100,9 +113,7 @@ class ShardBlocks:
         """
         ranges: list[tuple[int, int]] = []
         first, size_bytes = start, 0
-        for record in self._records:
-            if record.end <= start or record.offset >= end:
-                continue
+        for record in self._find_records(start, end):
             if size_bytes and size_bytes + record.batch.size_bytes > bytes_max:
                 ranges.append((first, record.offset))
                 first, size_bytes = record.offset, 0
