@@ -96,7 +96,7 @@ class _Writes:
     async def wait(self, timeout_s: float) -> list[int | KafkaError | LogUnavailable | None]:
         """Return the answer to each record, or None if there is no answer after `timeout_s`.
 
-        The client library gives up each record in time. A fault of it must not keep an append for ever.
+        The client library gives up each record in time. After a fault of it, the append still ends.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):

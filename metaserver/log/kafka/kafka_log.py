@@ -245,8 +245,8 @@ class KafkaLog:
     async def _find_journal_end(self) -> int:
         """Return the end of the journal at a time after the call.
 
-        Calls share the questions to Kafka. Without an answer they also share the error, so that calls that wait for
-        their turn do not ask one after another.
+        Calls share the questions to Kafka. Without an answer they also share the error, so that calls that wait do not
+        ask one after another.
         """
         requested = self._asked
         async with self._asking:
