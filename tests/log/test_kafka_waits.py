@@ -1,5 +1,4 @@
-"""Tests that no caller of the log in Kafka waits permanently: each wait has a limit, and ends with an error that says what
-is stored.
+"""Tests that each wait for the log in Kafka has a limit, and ends with an error that says what is stored.
 
 A real broker does not fall silent at a chosen step, so `StuckBroker` does.
 """
