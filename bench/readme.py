@@ -239,8 +239,13 @@ STREAM_CLAIMS: dict[str, tuple[tuple[str, str], ...]] = {
     "streams_spark": (
         ("10,000 rows/s, read by Spark", "visible, p99"),
         ("10,000 rows/s, read by PyIceberg", "visible, p50"),
+        ("10,000 rows/s, read by PyIceberg", "visible, p99"),
         ("10,000 rows/s", "data files"),
         ("10,000 rows/s", "CPU for 1,000,000 rows"),
+    ),
+    "streams_topics": (
+        ("20,000 messages of 1 rows, JSON", "appended"),
+        ("2,000 messages of 100 rows, Arrow", "appended"),
     ),
     "streams_readers": (
         ("1 readers at full speed, log in files", "acknowledged"),
