@@ -163,9 +163,9 @@ def _compute_digest(data: bytes) -> str:
 def _record_locations(store: type[LocalObjects] | type[S3Objects], touched: list[str]) -> Iterator[None]:
     create, delete = store.create, store.delete
 
-    async def record_create(self: Any, location: str, data: bytes) -> None:
+    async def record_create(self: Any, location: str, data: bytes, **options: bool) -> None:
         touched.append(location)
-        await create(self, location, data)
+        await create(self, location, data, **options)
 
     async def record_delete(self: Any, location: str) -> None:
         touched.append(location)

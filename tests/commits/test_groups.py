@@ -146,7 +146,7 @@ async def test_no_pointer_moves_before_all_files_of_a_change_are_stored(
         paths = sorted(tmp_path.rglob("*.avro"))
         late_results: list[str] = []
 
-        async def create_late(self: LocalObjects, location: str, data: bytes) -> None:
+        async def create_late(self: LocalObjects, location: str, data: bytes, **options: bool) -> None:
             if ending in location and len(late_results) < 2:
                 late_results.append(location)
                 is_first = len(late_results) == 1
@@ -154,7 +154,7 @@ async def test_no_pointer_moves_before_all_files_of_a_change_are_stored(
                 assert (await lake.read_metadata())["current-snapshot-id"] == before
                 if is_first:
                     raise StorageError("the disk is gone")
-            await create(self, location, data)
+            await create(self, location, data, **options)
 
         monkeypatch.setattr(LocalObjects, "create", create_late)
         assert (await lake.send({"add": [lake.data([(1, 0, "b")])]})).status == 500

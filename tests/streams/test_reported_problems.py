@@ -202,11 +202,11 @@ async def test_tables_whose_storage_hangs_delay_no_other_table(stream: Stream, m
     slow, is_released, waiting = set[str](), asyncio.Event(), set[str]()
     store = StreamTable._create
 
-    async def hang(table: StreamTable, files: Any) -> None:
+    async def hang(table: StreamTable, files: Any, *, durable: bool) -> None:
         if table.uuid in slow and not is_released.is_set():
             waiting.add(table.uuid)
             await is_released.wait()
-        await store(table, files)
+        await store(table, files, durable=durable)
 
     monkeypatch.setattr(StreamTable, "_create", hang)
     names = [f"slow{number}" for number in range(10)]
