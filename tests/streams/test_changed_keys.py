@@ -41,8 +41,8 @@ async def commit(stream: Stream, *updates: dict[str, Any]) -> int:
         return answer.status
 
 
-async def set_key(stream: Stream, names: str) -> None:
-    assert await commit(stream, {"action": "Set-Properties", "updates": {KEY: names}}) == 200
+async def set_key(stream: Stream, names: str, action: str = "set-properties") -> None:
+    assert await commit(stream, {"action": action, "updates": {KEY: names}}) == 200
 
 
 async def promote(stream: Stream, name: str) -> None:
@@ -61,7 +61,7 @@ async def test_key_columns_with_other_names_in_files_are_found(tmp_path: Path) -
         await create(stream, schema, properties={"format-version": "2", SHARDS: "4", KEY: HOSTILE[0]})
         expected: dict[int, str] = {}
         for number, key in enumerate([*HOSTILE, "1x , a-b"]):
-            await set_key(stream, key)
+            await set_key(stream, key, "Set-Properties" if number % 2 else "set-properties")
             rows = [dict.fromkeys(HOSTILE, value) | {"v-1": f"{number}.{value}"} for value in range(8)]
             await stream.post(*rows)
             await stream.post(*(dict.fromkeys(HOSTILE, number) | {"_op": "delete"} for _ in range(2)))
@@ -134,7 +134,8 @@ async def test_error_of_the_flush_leaves_the_table_changeable(tmp_path: Path, mo
     schema = Schema(NestedField(1, "a", LongType()), NestedField(2, "b", LongType()), NestedField(3, "v", StringType()))
     async with streaming(tmp_path) as stream:
         await create(stream, schema, properties={"format-version": "2", SHARDS: "4", KEY: "a"})
-        await stream.post({"a": 1, "b": 2, "v": "one"}, {"a": 2, "b": 2, "v": "two"}, {"a": 1, "b": 3, "v": "three"})
+        values = ((1, 1, "zero"), (1, 2, "one"), (2, 2, "two"), (1, 3, "three"))
+        await stream.post(*({"a": a, "b": b, "v": value} for a, b, value in values))
         with monkeypatch.context() as patch:
 
             def fail(*args: object) -> None:
