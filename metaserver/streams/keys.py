@@ -7,7 +7,7 @@ from typing import NamedTuple
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.types.values import FLOATS
 from seamark.formats.index.keys.keys import family_of
-from seamark.formats.runtime.errors import BadRequest, RetryLater
+from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.streams.row_files import RowKey
 
 KEY = "seamark.stream.key"
@@ -79,25 +79,22 @@ class AcceptedKeys:
     def __init__(self) -> None:
         self._newest: dict[str, _AcceptedKey] = {}
 
-    def check(self, uuid: str, location: str, metadata: TableMetadata) -> None:
-        """Check that a table has accepted no row with a later key.
+    def accept(self, uuid: str, location: str, metadata: TableMetadata) -> bool:
+        """Remember the key of rows, and return whether no row with another key was accepted for later metadata.
 
         Args:
             uuid: The table.
             location: The location of the metadata.
             metadata: The metadata for which rows are packed.
-
-        Raises:
-            RetryLater: The key has changed since the metadata was read.
         """
         newest = self._newest.get(uuid)
         if newest is not None and newest.location == location:
-            return
+            return True
         accepted = _AcceptedKey(location, metadata.last_updated_ms, identify_key(metadata))
         if newest is None or accepted.updated_ms >= newest.updated_ms:
             self._newest[uuid] = accepted
-        elif accepted.key != newest.key:
-            raise RetryLater("The key of the stream table has changed; send the rows again")
+            return True
+        return accepted.key == newest.key
 
     def forget(self, uuid: str) -> None:
         self._newest.pop(uuid, None)

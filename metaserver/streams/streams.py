@@ -244,8 +244,7 @@ class Streams:
                 raise RetryLater("The number of shards of the table has changed; send the rows again")
         for (table, _), append in zip(batches.items(), appends, strict=True):
             self._check_memory(table, append.size_bytes)
-            assert append.loaded.entry is not None
-            self._accepted_keys.check(table.uuid, append.loaded.entry.metadata_location, append.loaded.metadata)
+            await self._check_key(append.loaded)
         acknowledged = await append_to_tables(batches, named)
         if not acknowledged.duplicate:
             self.counts.rows += sum(batch.rows for rows in batches.values() for batch in rows.values())
@@ -259,6 +258,20 @@ class Streams:
                 if loaded.metadata.current_snapshot_id is None and state.task is None:
                     state.is_due = True
         return acknowledged
+
+    async def _check_key(self, loaded: LoadedTable) -> None:
+        """Check that a table has accepted no row with another key since its metadata was read.
+
+        Raises:
+            RetryLater: The key has changed.
+        """
+        entry = loaded.entry
+        assert entry is not None
+        if not self._accepted_keys.accept(entry.uuid, entry.metadata_location, loaded.metadata):
+            current, _ = await self.stream_tables.load(entry.uuid)
+            if current.metadata_location != entry.metadata_location:
+                raise RetryLater("The key of the stream table has changed; send the rows again")
+            self._accepted_keys.forget(entry.uuid)  # The table was replaced by older metadata.
 
     async def find_last_sequence(self, producer: ProducerKey) -> int | None:
         """Return the number of the producer's last append, if it is later than the number in `producer`."""

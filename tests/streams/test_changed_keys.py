@@ -18,6 +18,9 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import DecimalType, LongType, NestedField, StringType
 
 from seamark.connector.streams import row_files
+from seamark.formats.runtime.errors import RetryLater
+from seamark.metaserver.streams.appends import TableRows
+from seamark.metaserver.streams.incoming.prepared_rows import RowPreparation
 from seamark.metaserver.streams.keys import KEY
 from seamark.metaserver.streams.stream_properties import SHARDS
 from tests.seeds import examples, first_seed
@@ -151,6 +154,33 @@ async def test_error_of_the_flush_leaves_the_table_changeable(tmp_path: Path, mo
                 (4, 2, "four"),
             ]
             await stream.flush()
+
+
+async def test_append_that_read_an_earlier_key_is_repeated_after_rows_with_the_new_key(tmp_path: Path) -> None:
+    schema = Schema(NestedField(1, "a", LongType()), NestedField(2, "b", LongType()))
+    async with streaming(tmp_path) as stream:
+        await create(stream, schema, properties={"format-version": "2", KEY: "a"})
+        await stream.post({"a": 1, "b": 1})
+        components = stream.server.components
+        streams, tables = components.streams, components.catalog.tables
+
+        async def prepare() -> TableRows:
+            loaded = await tables.load(("db",), "t")
+            prepared = RowPreparation(loaded.metadata, streams.row_files, 1).prepare_json([{"a": 2, "b": 2}])
+            assert prepared.batches is not None
+            return TableRows(loaded, prepared.batches)
+
+        earlier = await prepare()
+        await set_key(stream, "b")
+        await streams.append([earlier], None)  # No row has the new key, so the append is as before the change.
+        earlier = await prepare()
+        await set_key(stream, "a")
+        await stream.post({"a": 3, "b": 2})
+        await stream.flush()
+        with pytest.raises(RetryLater, match="The key of the stream table has changed"):
+            await streams.append([earlier], None)
+        await streams.append([await prepare()], None)
+        assert sorted((row["a"], row["b"]) for row in await read(stream)) == [(1, 1), (2, 2), (3, 2)]
 
 
 @pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(2, judged_number=1)))

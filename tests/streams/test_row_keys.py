@@ -161,7 +161,7 @@ def test_rows_replace_others_by_the_key_that_they_came_with(seed: int) -> None:
     history = [(metadata, 0)]
     number = 0
     for _ in range(rng.randint(4, 25)):
-        step = rng.choice(("append", "append", "append", "key", "promote", "rename", "return"))
+        step = rng.choice(("append", "append", "append", "key", "promote", "rename", "schema", "property"))
         before = identify_key(metadata)
         ids = {each.name: each for each in metadata.current_schema.fields}
         if step == "key":
@@ -175,7 +175,11 @@ def test_rows_replace_others_by_the_key_that_they_came_with(seed: int) -> None:
             keyed = {name.strip() for name in metadata.properties[KEY].split(",")}
             changed = rng.choice([each for each in ids.values() if each.name not in keyed and each.id < VALUE])
             metadata = change_fields(metadata, changed.id, name=f"{changed.name}_")
-        elif step == "return":
+        elif step == "schema":
+            key = {name.strip() for name in metadata.properties[KEY].split(",") if name.strip()}
+            fitting = [each for each in metadata.schemas if key <= {column.name for column in each.fields}]
+            metadata = change_table(metadata, {"action": "set-current-schema", "schema-id": rng.choice(fitting).id})
+        elif step == "property":
             metadata = change_table(metadata, {"action": "set-properties", "updates": {"p": str(number)}})
         else:
             # Some appends have read the metadata before a change of the key.
