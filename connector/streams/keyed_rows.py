@@ -17,24 +17,41 @@ import numpy as np
 import pyarrow as pa
 
 from seamark.connector.arrow.arrays import Longs, Mask
-from seamark.connector.arrow.casting import Unwritable
+from seamark.connector.arrow.casting import Unwritable, arrow_type
 from seamark.connector.read.deleted_rows import Deletes, union_positions
 from seamark.connector.read.tables import OpenTable
+from seamark.connector.streams.packed_rows import RowKey, UnpackedRows, find_column
 from seamark.connector.streams.stored_files import MemoryStorage, ServedStorage, ServerFiles, StoredRowsPort
 from seamark.connector.write.delete_files import BY_FILE, GRANULARITY, DeletedRows, write_deletes
 from seamark.connector.write.latest_rows import Rank, column_of, select_latest
-from seamark.connector.write.row_locations import BatchKeys, MatchedRows, find_key_fields, hashes_of, locate
+from seamark.connector.write.row_locations import (
+    RANGES_MAX,
+    SCAN,
+    BatchKeys,
+    MatchedRows,
+    find_key_fields,
+    hashes_of,
+    locate,
+)
 from seamark.connector.write.target import target_of
 from seamark.connector.write.upserts import read_scope
+from seamark.formats.iceberg.expressions.arrow import arrow_array
+from seamark.formats.iceberg.expressions.expression import TRUE, Expression, any_of
 from seamark.formats.iceberg.expressions.expression_json import expression_json
 from seamark.formats.iceberg.expressions.residuals import add_nan
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.partition import PartitionSpec
 from seamark.formats.iceberg.types.schema import Field, Schema
+from seamark.formats.iceberg.types.types import base_name
+from seamark.formats.iceberg.types.values import decimal_precision, decode_json
 from seamark.formats.index.keys.hashing import Hashes
+from seamark.formats.index.keys.keys import family_of, has_keys
 from seamark.formats.runtime.errors import BadRequest
 
 DELETE = 2
 """The kind of a row that deletes the row with its key (`RowKind` of the log)."""
+_PROMOTIONS = ("int", "long", "date", "timestamp", "timestamp_ns")
+"""Types of key columns, each after those that can be promoted to it."""
 _FILES_BY_FILE_MAX = 64
 """The maximum number of data files whose position deletes are in a file each, which plans name for that file alone."""
 
@@ -90,14 +107,14 @@ class KeyedRows:
     """Consecutive rows of a keyed stream: their keys, and the files with the latest row of each key.
 
     Attributes:
-        keys: The distinct keys of the rows, including deleted rows.
-        hashes: The hashes of these keys.
+        keys: The distinct keys of the rows, including deleted rows, for each key of the table that rows state.
+        hashes: The hashes of these keys; of the last key, if there are several.
         files: The files.
         located: A version of the table, and the rows in its files that have one of the keys.
         replaced: The positions of the rows of each file that a later part replaces, by the later part.
     """
 
-    keys: BatchKeys
+    keys: tuple[BatchKeys, ...]
     hashes: KeyHashes
     files: tuple[KeyedFile, ...]
     located: tuple[_Version, tuple[MatchedRows, ...]] | None = None
@@ -128,33 +145,44 @@ class EncodedRowDeletes(NamedTuple):
     scope: bytes
 
 
-@dataclass
-class KeyColumns:
-    """The key of rows with several schemas, collected batch by batch."""
+def read_key_columns(fields: Sequence[Field], rows: pa.RecordBatch | pa.Table, schema: Schema) -> list[pa.Array]:
+    """Return the key columns of rows with a schema of the table, with the types of the fields.
 
-    fields: tuple[Field, ...]
-    columns: list[list[pa.Array]] = field(default_factory=list)
+    Rows whose schema lacks a column have its initial default there.
 
-    def add(self, batch: pa.RecordBatch | pa.Table, schema: Schema) -> None:
-        self.columns.append(self.read(batch, schema))
-
-    def read(self, batch: pa.RecordBatch | pa.Table, schema: Schema) -> list[pa.Array]:
-        """Return the key columns of rows with a schema of the table; a column that the schema lacks is null."""
-        table = pa.Table.from_batches([batch]) if isinstance(batch, pa.RecordBatch) else batch
-        arrays = []
-        for key_field in self.fields:
-            stored = schema.index.by_id.get(key_field.id)
-            column = pa.chunked_array([pa.nulls(table.num_rows)]) if stored is None else table.column(stored.name)
-            arrays.append(column_of(pa.table({key_field.name: column}), key_field))
-        return arrays
-
-    def concatenate(self) -> list[pa.Array]:
-        return [pa.concat_arrays(column) for column in zip(*self.columns, strict=True)]
+    Raises:
+        Unwritable: The values of a column do not fit the type of its field.
+    """
+    columns = {field.id for field in schema.fields}
+    arrays = []
+    for key_field in fields:
+        column = find_column(rows, key_field.id) if key_field.id in columns else _repeat_default(key_field, len(rows))
+        if column is None:
+            raise Unwritable(f"the rows have no column with the field id {key_field.id}, which is a key column")
+        arrays.append(_cast_key(column, key_field))
+    return arrays
 
 
-def key_fields(metadata: TableMetadata, key: Sequence[str]) -> tuple[Field, ...]:
-    """Return the fields of the key columns in the current schema."""
-    return tuple(find_key_fields(metadata.current_schema, key))
+def _repeat_default(key_field: Field, rows: int) -> pa.Array:
+    kind = str(key_field.type)
+    if key_field.initial_default is None:
+        return pa.nulls(rows)
+    return pa.repeat(arrow_array(kind, [decode_json(kind, key_field.initial_default)])[0], rows)
+
+
+def _cast_key(column: pa.Array | pa.ChunkedArray, key_field: Field) -> pa.Array:
+    """Return a key column with the type that its field has in data files, also after a promotion of a date.
+
+    Raises:
+        Unwritable: A value does not fit the type.
+    """
+    target = arrow_type(str(key_field.type), key_field.name)
+    if pa.types.is_date(column.type) and pa.types.is_timestamp(target):
+        try:
+            column = column.cast(target)
+        except pa.ArrowInvalid as error:
+            raise Unwritable(f"column {key_field.name} is {key_field.type}: {error}") from None
+    return column_of(pa.table({key_field.name: column}), key_field)
 
 
 def hash_keys(fields: Sequence[Field], columns: Sequence[pa.Array]) -> KeyHashes:
@@ -173,37 +201,93 @@ class LatestRows(NamedTuple):
     """The rows of a stream that stay when later rows have replaced earlier rows.
 
     Attributes:
-        keys: The distinct keys of all rows.
-        hashes: Their hashes.
+        keys: The distinct keys of all rows, for each key of the table that rows state.
+        fields: The last of these keys, with the types by which it is hashed.
+        hashes: The hashes of the distinct values of the last key.
         stays: Whether each row is written to a file: bool[rows].
     """
 
-    keys: BatchKeys
+    keys: tuple[BatchKeys, ...]
+    fields: tuple[Field, ...]
     hashes: KeyHashes
     stays: Mask
 
 
-def select_rows(fields: Sequence[Field], columns: Sequence[pa.Array], kinds: bytes) -> LatestRows:
-    """Return the latest row of each key.
+def select_rows(groups: Sequence[Sequence[UnpackedRows]], metadata: TableMetadata) -> LatestRows:
+    """Return the rows that no later row replaces.
 
-    A row without a complete key stays. Such rows were accepted before the table had this key.
+    A row replaces the earlier rows with its key, also those that came before the table had this key. A row without a
+    complete key stays until a later row replaces it by another key.
 
     Args:
-        fields: The key.
-        columns: The key columns of all rows, in the order of the log.
-        kinds: The kind of each row.
+        groups: The rows by the key that they state (`group_by_key`).
+        metadata: The table's metadata.
     """
-    complete = are_complete(columns)
-    keyed = np.flatnonzero(complete)
-    keyed_columns = [column.take(pa.array(keyed)) for column in columns]
-    hashes = hash_keys(fields, keyed_columns)
-    latest = select_latest(hashes, Rank.of(None, None, len(keyed)))
-    stays = ~complete
-    stays[keyed[latest]] = True
-    stays &= np.frombuffer(kinds, dtype=np.uint8) != DELETE
-    chosen = pa.array(latest)
-    keys = BatchKeys(fields, [column.take(chosen) for column in keyed_columns])
-    return LatestRows(keys, hashes.take(latest), stays)
+    rows = [each for group in groups for each in group]
+    stays = np.zeros(sum(each.rows.num_rows for each in rows), dtype=np.bool_)
+    keys: list[BatchKeys] = []
+    fields: tuple[Field, ...] = ()
+    hashes = KeyHashes(np.zeros(0, dtype=np.uint64), np.zeros(0, dtype=np.uint64))
+    start = before = 0
+    for group in groups:
+        end = start + sum(each.rows.num_rows for each in group)
+        kinds = np.frombuffer(b"".join(each.kinds for each in group), dtype=np.uint8)
+        stays[start:end] = kinds != DELETE
+        if group[0].key:
+            fields = _hash_fields(group[0].key, rows[: before + len(group)], metadata)
+            columns = _concatenate_columns(fields, group)
+            complete = are_complete(columns)
+            keyed = np.flatnonzero(complete)
+            keyed_columns = [column.take(pa.array(keyed)) for column in columns]
+            all_hashes = hash_keys(fields, keyed_columns)
+            latest = select_latest(all_hashes, Rank.of(None, None, len(keyed)))
+            replaced = complete.copy()
+            replaced[keyed[latest]] = False
+            stays[start:end] &= ~replaced
+            chosen = pa.array(latest)
+            distinct = BatchKeys(fields, [column.take(chosen) for column in keyed_columns])
+            hashes = all_hashes.take(latest)
+            if start:
+                earlier = _concatenate_columns(fields, rows[:before])
+                stays[:start] &= ~((distinct.match(earlier) >= 0) & are_complete(earlier))
+            keys.append(distinct)
+        start, before = end, before + len(group)
+    return LatestRows(tuple(keys), fields, hashes, stays)
+
+
+def _concatenate_columns(fields: Sequence[Field], rows: Sequence[UnpackedRows]) -> list[pa.Array]:
+    columns = [read_key_columns(fields, each.rows, each.schema) for each in rows]
+    return [pa.concat_arrays(column) for column in zip(*columns, strict=True)]
+
+
+def _hash_fields(key: RowKey, rows: Sequence[UnpackedRows], metadata: TableMetadata) -> tuple[Field, ...]:
+    """Return the fields of a key, with types that hold the values of all the rows.
+
+    Hashes depend only on the families of types. So the hashes of rows with one key do not depend on the table's current
+    schema, which is used if it has the same families.
+    """
+    fields: dict[int, Field] = {}
+    for schema in {each.schema.id: each.schema for each in rows}.values():
+        for stored in schema.fields:
+            if stored.id not in fields or _width_of(str(stored.type)) > _width_of(str(fields[stored.id].type)):
+                fields[stored.id] = stored
+    for current in metadata.current_schema.fields:
+        if current.id in fields and _is_wider_of_family(current, fields[current.id]):
+            fields[current.id] = current
+    return tuple(msgspec.structs.replace(fields[column_id], required=False) for column_id, _ in key)
+
+
+def _is_wider_of_family(field: Field, other: Field) -> bool:
+    kinds = [each.type for each in (field, other) if isinstance(each.type, str) and has_keys(each.type)]
+    return len(kinds) == 2 and family_of(kinds[0]) == family_of(kinds[1]) and _width_of(kinds[0]) >= _width_of(kinds[1])
+
+
+def _width_of(kind: str) -> int:
+    """Return a number that grows with the promotions of a type."""
+    name = base_name(kind)
+    if name == "decimal":
+        return decimal_precision(kind)
+    return _PROMOTIONS.index(name) if name in _PROMOTIONS else 0
 
 
 def encode_deletes(
@@ -239,9 +323,10 @@ def encode_deletes(
     )
 
 
-def _encode_scope(keys: BatchKeys, opened: OpenTable) -> bytes:
+def _encode_scope(keys: Iterable[BatchKeys], opened: OpenTable) -> bytes:
     """Return the filter of the rows that a commit of these keys has read, as JSON; empty without keys."""
-    return msgspec.json.encode(expression_json(add_nan(read_scope(keys, opened)))) if keys.count else b""
+    scopes = [read_scope(_resolve(each, opened.metadata).keys, opened) for each in keys if each.count]
+    return msgspec.json.encode(expression_json(add_nan(any_of(*scopes)))) if scopes else b""
 
 
 def _move(path: str, folder: str) -> str:
@@ -259,7 +344,8 @@ def _delete_stored(
         # Another thread may replace `part.located` by the rows of another version at any time.
         located = part.located
         if located is None or located[0] != version:
-            located = part.located = version, locate(server, opened, part.keys).files
+            files = [rows for keys in part.keys for rows in _locate(server, opened, keys)]
+            located = part.located = version, tuple(files)
         for rows in located[1]:
             server.add_sizes([rows.task.file, *rows.task.deletes])
             by_path.setdefault(rows.task.path, (rows, []))[1].append(rows.positions)
@@ -274,6 +360,59 @@ def _delete_stored(
         )
         for path, (rows, positions) in by_path.items()
     ]
+
+
+class _ReadableKeys(NamedTuple):
+    """Keys with the names and types that a schema of the table has for their columns."""
+
+    keys: BatchKeys
+    schema: Schema
+
+
+class _DroppedKeys(BatchKeys):
+    """Keys with a column that the current schema lacks, so that plans have no filter for it."""
+
+    def filter_expression(
+        self, values_max: int, specs: Sequence[PartitionSpec] = (), ranges_max: int = RANGES_MAX
+    ) -> Expression:
+        return TRUE
+
+
+def _resolve(keys: BatchKeys, metadata: TableMetadata) -> _ReadableKeys:
+    """Return keys as the current schema has their columns, which may be renamed or promoted.
+
+    If it lacks a column, which was dropped while rows waited, the newest schema that has all columns is used.
+    """
+    ids = {field.id for field in keys.fields}
+    complete = [schema for schema in metadata.schemas if ids <= {field.id for field in schema.fields}]
+    schema = max(complete, key=lambda each: (_holds(each, keys), each.id == metadata.current_schema_id, each.id))
+    by_id = {field.id: field for field in schema.fields}
+    fields = [by_id[field.id] for field in keys.fields]
+    is_current = schema.id == metadata.current_schema_id
+    if is_current and all(
+        (field.name, field.type) == (key_field.name, key_field.type)
+        for field, key_field in zip(fields, keys.fields, strict=True)
+    ):
+        return _ReadableKeys(keys, schema)
+    columns = [
+        column if field.type == key_field.type else _cast_key(column, msgspec.structs.replace(field, required=False))
+        for column, field, key_field in zip(keys.columns, fields, keys.fields, strict=True)
+    ]
+    return _ReadableKeys((BatchKeys if is_current else _DroppedKeys)(fields, columns), schema)
+
+
+def _holds(schema: Schema, keys: BatchKeys) -> bool:
+    """Return whether the types of a schema hold all values of the keys."""
+    by_id = {field.id: field for field in schema.fields}
+    return all(_width_of(str(by_id[field.id].type)) >= _width_of(str(field.type)) for field in keys.fields)
+
+
+def _locate(server: ServerFiles, opened: OpenTable, keys: BatchKeys) -> tuple[MatchedRows, ...]:
+    """Return the rows in the table's files that have one of the keys."""
+    resolved, schema = _resolve(keys, opened.metadata)
+    if schema.id == opened.schema.id:
+        return locate(server, opened, resolved).files
+    return locate(server, replace(opened, schema=schema), resolved, SCAN).files
 
 
 def _delete_fresh(parts: Sequence[KeyedRows]) -> list[DeletedRows]:
@@ -300,6 +439,6 @@ def check_key(metadata: TableMetadata, key: Sequence[str]) -> tuple[Field, ...]:
         BadRequest: A column cannot be a key column.
     """
     try:
-        return key_fields(metadata, key)
+        return tuple(find_key_fields(metadata.current_schema, key))
     except Unwritable as error:
         raise BadRequest(f"The key of the stream table is not valid: {error}") from None

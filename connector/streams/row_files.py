@@ -10,28 +10,38 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
-from seamark.connector.arrow.casting import Unwritable, arrow_schema, conform
+from seamark.connector.arrow.casting import UNKNOWN, Unwritable, arrow_schema, conform
 from seamark.connector.parquet.projection import FileProjection
 from seamark.connector.streams.index_files import encode_index_files as encode_index_files
 from seamark.connector.streams.keyed_reads import get_keyed_rows as get_keyed_rows
 from seamark.connector.streams.keyed_rows import (
     DELETE,
     EncodedRowDeletes,
-    KeyColumns,
     KeyedFile,
     KeyedRows,
     are_complete,
     check_key,
     encode_deletes,
     hash_keys,
+    read_key_columns,
     select_rows,
 )
+from seamark.connector.streams.packed_rows import (
+    SCHEMA_ID,
+    PackedSlice,
+    group_by_key,
+    key_of_names,
+    schema_of,
+    unpack_rows,
+)
+from seamark.connector.streams.packed_rows import list_keys as list_keys
+from seamark.connector.streams.packed_rows import pack_rows as pack_rows
 from seamark.connector.streams.stored_files import MemoryStorage, StoredRowsPort
 from seamark.connector.write.data_files import finish_data_file, open_data_file_writer
 from seamark.connector.write.target import WriteTarget, check_unencrypted, target_of
@@ -41,29 +51,8 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.runtime.errors import BadRequest, Corrupt
 
-_SCHEMA_ID = b"seamark.schema-id"
-"""The key in the metadata of the Arrow schema for the id of the table's schema to which the rows conform."""
-_KEY_IDS = b"seamark.key-ids"
-"""The key in the metadata of the Arrow schema for the ids of the key columns, if the table has a key."""
-
-
-_IPC_OPTIONS = pa.ipc.IpcWriteOptions()
-"""The default options. Without them, each stream reads the environment, which costs as much as ten rows."""
 _ARROW_SCHEMAS_MAX = 64
 """The maximum number of Arrow schemas in memory. One of a thousand columns takes about a megabyte with its schema."""
-
-
-class _Slice(Protocol):
-    """Consecutive rows of a packed batch."""
-
-    @property
-    def payload(self) -> bytes: ...
-    @property
-    def first(self) -> int: ...
-    @property
-    def rows(self) -> int: ...
-    @property
-    def kinds(self) -> bytes: ...
 
 
 class EncodedRows(NamedTuple):
@@ -110,11 +99,19 @@ def _conform_with_deletes(rows: pa.RecordBatch, schema: Schema, kinds: bytes, ke
     fields = tuple(
         field if field.name in key else msgspec.structs.replace(field, required=False) for field in schema.fields
     )
-    arrow, relaxed = _arrow_schema_of(schema), Schema(fields, schema.id)
+    relaxed = Schema(fields, schema.id)
     conformed = conform(rows, relaxed, arrow_schema(relaxed))
-    written = pa.array(np.frombuffer(kinds, dtype=np.uint8) != DELETE)
-    conform(conformed.filter(written), schema, arrow)
-    return pa.RecordBatch.from_arrays(conformed.columns, schema=arrow)
+    written = np.frombuffer(kinds, dtype=np.uint8) != DELETE
+    stored = [field for field in schema.fields if field.type != UNKNOWN]  # Rows have no columns of this type.
+    for field, column in zip(stored, conformed.columns, strict=True):
+        if field.required and column.null_count:
+            lacking = np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False) & written)
+            if len(lacking):
+                raise Unwritable(
+                    f"column {field.name} is required, but {len(lacking):,} of its values are null; the first is in "
+                    f"row {lacking[0]}"
+                )
+    return pa.RecordBatch.from_arrays(conformed.columns, schema=_arrow_schema_of(schema))
 
 
 class _SameSchema:
@@ -142,29 +139,13 @@ def _cache_arrow_schema(key: _SameSchema) -> pa.Schema:
 
 def shard_rows(rows: pa.RecordBatch, metadata: TableMetadata, key: Sequence[str], shards: int) -> list[int]:
     """Return the shard of each row of `conform_rows`: rows with the same key are in one shard."""
-    keys = KeyColumns(check_key(metadata, key))
-    hashes = hash_keys(keys.fields, keys.read(rows, metadata.current_schema))
+    fields = check_key(metadata, key)
+    hashes = hash_keys(fields, read_key_columns(fields, rows, metadata.current_schema))
     numbers: list[int] = (hashes.high % np.uint64(shards)).tolist()
     return numbers
 
 
-def pack_rows(rows: pa.RecordBatch, metadata: TableMetadata, key: Sequence[str]) -> bytes:
-    """Return rows of `conform_rows` as an Arrow IPC stream.
-
-    Its schema has the id of the table's schema and, for rows with a key, the ids of the key columns.
-    """
-    names = {_SCHEMA_ID: str(metadata.current_schema_id).encode()}
-    if key:
-        ids = {field.name: field.id for field in metadata.current_schema.fields}
-        names[_KEY_IDS] = ",".join(str(ids[name]) for name in key).encode()
-    schema = rows.schema.with_metadata(names)
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, schema, options=_IPC_OPTIONS) as stream:
-        stream.write_batch(rows.replace_schema_metadata(schema.metadata))
-    return bytes(sink.getvalue())
-
-
-def decode_rows(rows: Sequence[_Slice], metadata: TableMetadata) -> list[pa.RecordBatch]:
+def decode_rows(rows: Sequence[PackedSlice], metadata: TableMetadata) -> list[pa.RecordBatch]:
     """Return a batch for each slice, with the columns of the table's current schema and their field ids.
 
     Raises:
@@ -179,7 +160,7 @@ def decode_rows(rows: Sequence[_Slice], metadata: TableMetadata) -> list[pa.Reco
     for packed in rows:
         with pa.ipc.open_stream(pa.py_buffer(packed.payload)) as stream:
             batch = stream.read_next_batch().slice(packed.first, packed.rows)
-        schema_id = stream.schema.metadata[_SCHEMA_ID]
+        schema_id = stream.schema.metadata[SCHEMA_ID]
         try:
             if schema_id not in projections:
                 projections[schema_id] = FileProjection(list(batch.schema), fields, {})
@@ -190,7 +171,7 @@ def decode_rows(rows: Sequence[_Slice], metadata: TableMetadata) -> list[pa.Reco
     return batches
 
 
-def encode_rows(rows: Sequence[_Slice], metadata: TableMetadata, folder: str | None) -> list[EncodedRows]:
+def encode_rows(rows: Sequence[PackedSlice], metadata: TableMetadata, folder: str | None) -> list[EncodedRows]:
     """Return packed rows as Parquet files, one for each schema and partition.
 
     Rows that were packed for an earlier schema are written with that schema: readers know what its columns are now.
@@ -204,45 +185,48 @@ def encode_rows(rows: Sequence[_Slice], metadata: TableMetadata, folder: str | N
         BadRequest: If the table has a property that writers do not support.
     """
     by_schema: dict[int, list[pa.RecordBatch]] = {}
-    for batch, schema_id in map(_unpack, rows):
-        by_schema.setdefault(schema_id, []).append(batch)
+    for packed in rows:
+        unpacked = unpack_rows(packed, metadata)
+        by_schema.setdefault(unpacked.schema.id, []).append(unpacked.rows)
     return [file for file, _ in _encode(by_schema, metadata, folder)]
 
 
 def encode_keyed_rows(
-    rows: Sequence[_Slice], metadata: TableMetadata, folder: str | None, key: Sequence[str]
+    rows: Sequence[PackedSlice], metadata: TableMetadata, folder: str | None, key: Sequence[str]
 ) -> tuple[list[EncodedRows], KeyedRows]:
-    """Return the latest row of each key as Parquet files, and the keys of all rows.
+    """Return the rows that no later row replaces as Parquet files, and the keys of all rows.
+
+    Each row replaces others by the key that its payload states, which may be an earlier key of the table.
 
     Args:
-        rows: The rows, in the order of the log.
+        rows: The rows, those of each shard in the order of the log.
         metadata: The table's metadata.
-        folder: The folder of the files; None for those of data files.
-        key: The names of the key columns; if it is empty, the rows state their key.
+        folder: The folder of fresh files, whose rows have one key (`list_keys`); None for the folders of data files.
+        key: The names of the current key columns; empty for a table without a valid key.
 
     Raises:
         BadRequest: If the table has a property that writers do not support.
     """
-    keys = KeyColumns(check_key(metadata, key or _read_key(rows, metadata)))
-    batches = [_unpack(packed) for packed in rows]
-    for batch, schema_id in batches:
-        keys.add(batch, _schema_of(metadata, schema_id))
-    kinds = b"".join(packed.kinds or bytes(packed.rows) for packed in rows)
-    latest = select_rows(keys.fields, keys.concatenate(), kinds)
+    unpacked = [unpack_rows(packed, metadata) for packed in rows]
+    groups = group_by_key(unpacked, key_of_names(metadata.current_schema, key))
+    if folder is not None and len(groups) > 1:
+        raise ValueError("the rows of a fresh file have several keys")
+    latest = select_rows(groups, metadata)
     by_schema: dict[int, list[pa.RecordBatch]] = {}
     start = 0
-    for batch, schema_id in batches:
-        stays = latest.stays[start : start + batch.num_rows]
-        start += batch.num_rows
+    for each in (each for group in groups for each in group):
+        stays = latest.stays[start : start + each.rows.num_rows]
+        start += each.rows.num_rows
         if stays.any():
-            by_schema.setdefault(schema_id, []).append(batch.filter(pa.array(stays)))
+            by_schema.setdefault(each.schema.id, []).append(each.rows.filter(pa.array(stays)))
     files, file_keys = [], []
     for file, table in _encode(by_schema, metadata, folder):
         files.append(file)
-        schema = _schema_of(metadata, int(table.schema.metadata[_SCHEMA_ID]))
-        columns = keys.read(table, schema)
-        content = msgspec.json.decode(file.content_file)
-        file_keys.append(KeyedFile(content, hash_keys(keys.fields, columns), are_complete(columns)))
+        if folder is not None:  # Later parts delete rows of fresh files.
+            schema = schema_of(metadata, int(table.schema.metadata[SCHEMA_ID]))
+            columns = read_key_columns(latest.fields, table, schema)
+            content = msgspec.json.decode(file.content_file)
+            file_keys.append(KeyedFile(content, hash_keys(latest.fields, columns), are_complete(columns)))
     return files, KeyedRows(latest.keys, latest.hashes, tuple(file_keys))
 
 
@@ -263,45 +247,6 @@ def encode_row_deletes(
         raise Corrupt(f"The rows that later rows replace cannot be located: {error}") from None
 
 
-def _unpack(packed: _Slice) -> tuple[pa.RecordBatch, int]:
-    """Return the rows of a slice, and the id of their schema."""
-    with pa.ipc.open_stream(pa.py_buffer(packed.payload)) as stream:
-        batch = stream.read_next_batch()
-    schema_id = int(stream.schema.metadata[_SCHEMA_ID])
-    return batch.slice(packed.first, packed.rows).replace_schema_metadata(None), schema_id
-
-
-def _read_key(rows: Sequence[_Slice], metadata: TableMetadata) -> list[str]:
-    """Return the key that the last of the rows with a key state, as names of the current schema.
-
-    Raises:
-        BadRequest: A column of the key was dropped.
-    """
-    ids: list[int] = []
-    for packed in rows:
-        with pa.ipc.open_stream(pa.py_buffer(packed.payload)) as stream:
-            ids = [int(text) for text in stream.schema.metadata.get(_KEY_IDS, b"").split(b",") if text] or ids
-    names = {field.id: field.name for field in metadata.current_schema.fields}
-    if lacking := [column_id for column_id in ids if column_id not in names]:
-        raise BadRequest(
-            f"Rows of the stream replace others by the column with id {lacking[0]}, which was dropped from the table; "
-            "add the rows to the table before the column is dropped"
-        )
-    return [names[column_id] for column_id in ids]
-
-
-def _schema_of(metadata: TableMetadata, schema_id: int) -> Schema:
-    """Return a schema of the table.
-
-    Raises:
-        BadRequest: The table no longer has the schema.
-    """
-    schema = metadata.schema(schema_id)
-    if schema is None:
-        raise BadRequest(f"The table no longer has the schema {schema_id}, in which rows of its stream are stored")
-    return schema
-
-
 def _encode(
     by_schema: Mapping[int, Sequence[pa.RecordBatch]], metadata: TableMetadata, folder: str | None
 ) -> Iterator[tuple[EncodedRows, pa.Table]]:
@@ -312,11 +257,11 @@ def _encode(
     """
     try:
         for schema_id, batches in by_schema.items():
-            target = _target_of(metadata, _schema_of(metadata, schema_id))
+            target = _target_of(metadata, schema_of(metadata, schema_id))
             table = pa.Table.from_batches(batches, target.arrow).combine_chunks()
             for batch in table.to_batches():
                 for file, rows in _encode_batch(batch, target, folder):
-                    yield file, rows.replace_schema_metadata({_SCHEMA_ID: str(schema_id).encode()})
+                    yield file, rows.replace_schema_metadata({SCHEMA_ID: str(schema_id).encode()})
     except Unwritable as error:
         raise BadRequest(f"The rows cannot be written: {error}") from None
 

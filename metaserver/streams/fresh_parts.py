@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from seamark.metaserver.streams.row_files import EncodedFile, KeyedRows
+from seamark.metaserver.streams.row_files import EncodedFile, KeyedRows, RowKey
 
 MERGED_ROWS_MAX = 50_000
 """The maximum number of rows of a part that replaces others. A reader waits while it is written."""
@@ -27,7 +27,7 @@ class FreshPart(msgspec.Struct, frozen=True):
     """Fresh files with the rows of a shard from `start` to `end`, exclusive, without their data.
 
     Attributes:
-        key: The names of the table's key columns when the files were written.
+        key: The key by which the rows replace others. All parts of a table have the same key.
         keyed: The keys of the rows, for rows with a key. In this case, the files have only the latest row of each key.
     """
 
@@ -35,7 +35,7 @@ class FreshPart(msgspec.Struct, frozen=True):
     start: int
     end: int
     files: tuple[EncodedFile, ...]
-    key: tuple[str, ...] = ()
+    key: RowKey = ()
     keyed: KeyedRows = None
 
 

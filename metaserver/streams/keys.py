@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.types.values import FLOATS
+from seamark.formats.index.keys.keys import family_of
 from seamark.formats.runtime.errors import BadRequest
+from seamark.metaserver.streams.row_files import RowKey
 
 KEY = "seamark.stream.key"
 """The property with the names of the key columns. If it is absent, the identifier fields are the key."""
@@ -41,3 +45,56 @@ def key_of(metadata: TableMetadata) -> tuple[str, ...]:
                 f"The column {name} cannot be a key of a stream table: its type is nested or floating-point"
             )
     return names
+
+
+def identify_key(metadata: TableMetadata) -> RowKey | None:
+    """Return the columns of the key and the families of their types, on which the shards of rows depend.
+
+    Returns:
+        The key; empty for a table without a key, None for a key that is not valid.
+    """
+    try:
+        names = key_of(metadata)
+    except BadRequest:
+        return None
+    by_name = {field.name: field for field in metadata.current_schema.fields}
+    return tuple((by_name[name].id, family_of(str(by_name[name].type))) for name in names)
+
+
+class _AcceptedKey(NamedTuple):
+    """The key of the newest metadata for which a table has accepted rows."""
+
+    location: str
+    updated_ms: int
+    key: RowKey | None
+
+
+class AcceptedKeys:
+    """The keys of the rows that this process has accepted for each table.
+
+    When the key of a table changes, an append that has read the metadata before may still run. After a row with the new
+    key, a row with the old key could add a second row with the same key.
+    """
+
+    def __init__(self) -> None:
+        self._newest: dict[str, _AcceptedKey] = {}
+
+    def accept(self, uuid: str, location: str, metadata: TableMetadata) -> bool:
+        """Remember the key of rows, and return whether no row with another key was accepted for later metadata.
+
+        Args:
+            uuid: The table.
+            location: The location of the metadata.
+            metadata: The metadata for which rows are packed.
+        """
+        newest = self._newest.get(uuid)
+        if newest is not None and newest.location == location:
+            return True
+        accepted = _AcceptedKey(location, metadata.last_updated_ms, identify_key(metadata))
+        if newest is None or accepted.updated_ms >= newest.updated_ms:
+            self._newest[uuid] = accepted
+            return True
+        return accepted.key == newest.key
+
+    def forget(self, uuid: str) -> None:
+        self._newest.pop(uuid, None)

@@ -16,6 +16,12 @@ import pyarrow as pa
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.streams.stored_rows import StoredRows
 
+RowKey: TypeAlias = tuple[tuple[int, str], ...]
+"""The ids of the columns of a key, and the families of their types; empty for rows without a key.
+
+Rows with the same key and the same value of the key are in one shard.
+"""
+
 
 class RowSlice(NamedTuple):
     """Consecutive rows of a batch of the log.
@@ -118,6 +124,13 @@ class RowFiles(Protocol):
     def pack(self, rows: pa.RecordBatch, metadata: TableMetadata, key: Sequence[str] = ()) -> bytes:
         """Return rows of `conform` as a payload of the log, which states their schema and their key."""
 
+    def list_keys(self, rows: Sequence[RowSlice], metadata: TableMetadata) -> frozenset[RowKey]:
+        """Return the keys by which rows replace others: the keys that the table had when the rows were packed.
+
+        Raises:
+            BadRequest: The table no longer has the schema of a slice.
+        """
+
     def decode(self, rows: Sequence[RowSlice], metadata: TableMetadata) -> list[pa.RecordBatch]:
         """Return a batch for each slice, with the columns of the table's current schema and their field ids.
 
@@ -144,13 +157,16 @@ class RowFiles(Protocol):
     def encode_keyed(
         self, rows: Sequence[RowSlice], metadata: TableMetadata, folder: str | None, key: Sequence[str]
     ) -> tuple[list[EncodedFile], KeyedRows]:
-        """Return the latest row of each key as files, and the keys of all rows.
+        """Return the rows that no later row replaces as files, and the keys of all rows.
+
+        Each row replaces others by the key that it states. Rows of an earlier key of the table are before the others.
 
         Args:
-            rows: Rows that were packed for this schema of the table or an earlier one, in the order of the log.
+            rows: Rows that were packed for this schema of the table or an earlier one, those of each shard in the order
+                of the log.
             metadata: The table's metadata.
-            folder: The folder of the files; None for the folders of the table's data files.
-            key: The names of the key columns; if it is empty, the rows state their key.
+            folder: The folder of fresh files, whose rows have one key; None for the folders of the table's data files.
+            key: The names of the current key columns; empty for a table without a valid key.
 
         Raises:
             BadRequest: The table has a property that writers do not support, or the key is not valid.
@@ -227,6 +243,10 @@ class ImportedRowFiles:
     def pack(self, rows: pa.RecordBatch, metadata: TableMetadata, key: Sequence[str] = ()) -> bytes:
         packed: bytes = self._module.pack_rows(rows, metadata, key)
         return packed
+
+    def list_keys(self, rows: Sequence[RowSlice], metadata: TableMetadata) -> frozenset[RowKey]:
+        keys: frozenset[RowKey] = self._module.list_keys(rows, metadata)
+        return keys
 
     def decode(self, rows: Sequence[RowSlice], metadata: TableMetadata) -> list[pa.RecordBatch]:
         return list(self._module.decode_rows(rows, metadata))

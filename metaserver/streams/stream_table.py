@@ -24,7 +24,7 @@ import structlog
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.runtime.clock import Clock
-from seamark.formats.runtime.errors import CommitConflict, CommitUnknown, OffsetOutOfRange, SeamarkError
+from seamark.formats.runtime.errors import CommitConflict, CommitUnknown, OffsetOutOfRange, RetryLater, SeamarkError
 from seamark.metaserver.log.port import Acknowledgement, Batch, Record, Shard, StreamLog, StreamProducer
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.store.model import Entry
@@ -37,6 +37,7 @@ from seamark.metaserver.streams.row_files import (
     EncodedIndexFile,
     KeyedRows,
     RowFiles,
+    RowKey,
     RowSlice,
 )
 from seamark.metaserver.streams.stored_rows import StoredRows
@@ -46,6 +47,10 @@ _log = structlog.get_logger("seamark.streams")
 
 class FlushedBefore(CommitConflict):
     """The pointer that a reader has is older than the rows in memory. The reader has to read the pointer again."""
+
+
+class SeveralKeys(RetryLater):
+    """Rows that wait replace others by several keys, because the key of the table has changed. A flush adds them."""
 
 
 class StreamTables(Protocol):
@@ -254,6 +259,7 @@ class StreamTable:
 
         Raises:
             FlushedBefore: A later flush has removed rows from memory. Read the pointer again.
+            SeveralKeys: The rows replace others by several keys. Flush the table, and read the pointer again.
         """
         await self._log.catch_up()
         asked, last_write = self.watermarks(), self._writes
@@ -298,27 +304,27 @@ class StreamTable:
         self._advance(flushed)
 
     async def _write_parts(self, marks: Mapping[int, int]) -> None:
-        """Write the missing fresh files up to these offsets."""
+        """Write the missing fresh files up to these offsets.
+
+        Raises:
+            SeveralKeys: Rows that wait replace others by several keys.
+        """
         _, metadata = await self._tables.load(self.uuid)
         self._written_s = self._clock.monotonic()
         self._written_marks = marks
-        key = self._tables.key_of(metadata)
-        for parts in self._parts.values():
-            if any(part.key != key for part in parts.parts):  # The key of the table has changed.
-                self._give_up(parts.clear())
+        names = self._tables.key_of(metadata)
+        ranges: dict[int, list[tuple[int, int]]] = {}
         for number, mark in marks.items():
-            blocks, parts = self._blocks[number], self._parts[number]
             await self._read_rows(number, mark)
-            ranges = [
-                piece
-                for chosen in parts.choose_ranges(blocks.start, mark, self._cut.get(number))
-                for piece in blocks.split(chosen.start, chosen.end, bytes_max=self._limits.part_bytes_max)
-            ]
+            ranges[number] = self._choose_ranges(number, mark)
+        key = await self._find_key([(number, *each) for number in ranges for each in ranges[number]], metadata)
+        for number, shard_ranges in ranges.items():
+            blocks, parts = self._blocks[number], self._parts[number]
             written: list[FreshPart] = []
             try:
-                for first in range(0, len(ranges), _PARTS_AT_ONCE):
-                    pieces = ranges[first : first + _PARTS_AT_ONCE]
-                    written += await self._write_ranges(number, pieces, metadata, key)
+                for first in range(0, len(shard_ranges), _PARTS_AT_ONCE):
+                    pieces = shard_ranges[first : first + _PARTS_AT_ONCE]
+                    written += await self._write_ranges(number, pieces, metadata, key, names)
             finally:
                 # The parts that were written before a failure are the first of the ranges. They are valid without the
                 # other parts.
@@ -327,13 +333,47 @@ class StreamTable:
                 else:  # A flush has ended meanwhile.
                     self._give_up(written)
 
+    def _choose_ranges(self, number: int, mark: int) -> list[tuple[int, int]]:
+        """Return the ranges of the parts to write so that the parts of a shard reach an offset."""
+        blocks, parts = self._blocks[number], self._parts[number]
+        return [
+            piece
+            for chosen in parts.choose_ranges(blocks.start, mark, self._cut.get(number))
+            for piece in blocks.split(chosen.start, chosen.end, bytes_max=self._limits.part_bytes_max)
+        ]
+
+    async def _find_key(self, ranges: Sequence[tuple[int, int, int]], metadata: TableMetadata) -> RowKey:
+        """Return the key by which the rows of these ranges, and of the parts that exist, replace others.
+
+        Raises:
+            SeveralKeys: They have several keys. Shards and hashes depend on the key, so parts cannot delete rows of
+                parts with another key.
+        """
+        rows = [row_slice for number, start, end in ranges for row_slice in self._read_slices(number, start, end)]
+        keys = {part.key for parts in self._parts.values() for part in parts.parts}
+        if any(row_slice.kinds for row_slice in rows):
+            keys |= await self._run_in_thread(partial(self._files.list_keys, rows, metadata))
+        elif rows:
+            keys.add(())
+        if len(keys) > 1:
+            raise SeveralKeys(
+                "The key of the stream table has changed, and rows with several keys wait for a flush; try again"
+            )
+        return next(iter(keys), ())
+
     async def _write_ranges(
-        self, number: int, ranges: Sequence[tuple[int, int]], metadata: TableMetadata, key: tuple[str, ...]
+        self,
+        number: int,
+        ranges: Sequence[tuple[int, int]],
+        metadata: TableMetadata,
+        key: RowKey,
+        names: tuple[str, ...],
     ) -> list[FreshPart]:
         """Write the parts of some ranges of a shard at the same time. After a failure, their files are deleted."""
 
         async def write(start: int, end: int) -> FreshPart:
-            files, keyed = await self._store(self._read_slices(number, start, end), metadata, self._fresh_folder, key)
+            rows = self._read_slices(number, start, end)
+            files, keyed = await self._store(rows, metadata, self._fresh_folder, names)
             return FreshPart(number, start, end, tuple(map(_drop_data, files)), key, keyed)
 
         outcomes = await asyncio.gather(*(write(*each) for each in ranges), return_exceptions=True)
@@ -378,7 +418,7 @@ class StreamTable:
             The files and, if the rows have a key, the keys of the rows.
         """
         keyed: KeyedRows = None
-        if key or any(part.kinds for part in rows):
+        if any(part.kinds for part in rows):
             files, keyed = await self._run_in_thread(partial(self._files.encode_keyed, rows, metadata, folder, key))
         else:
             files = await self._run_in_thread(partial(self._files.encode, rows, metadata, folder))

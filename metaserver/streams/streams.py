@@ -46,6 +46,7 @@ from seamark.metaserver.streams.catalog_tables import CatalogTables
 from seamark.metaserver.streams.fresh_snapshots import with_fresh_snapshot
 from seamark.metaserver.streams.incoming.joined_appends import JoinedAppends
 from seamark.metaserver.streams.keyed_gets import KeyedGets
+from seamark.metaserver.streams.keys import AcceptedKeys
 from seamark.metaserver.streams.log_opening import LogElsewhere, LogSource
 from seamark.metaserver.streams.owners import StreamOwners
 from seamark.metaserver.streams.pauses import Pauses
@@ -57,6 +58,7 @@ from seamark.metaserver.streams.stream_counts import FlushReport, StreamCounts, 
 from seamark.metaserver.streams.stream_properties import fresh_folder_of, interval_ms_of, shards_of
 from seamark.metaserver.streams.stream_table import (
     FlushedBefore,
+    SeveralKeys,
     StreamLimits,
     StreamTable,
     append_to_tables,
@@ -138,6 +140,7 @@ class Streams:
         self._tables: dict[str, StreamTable] = {}
         self._opening: SingleFlight[str, StreamTable] = SingleFlight()
         self._flushes: dict[str, _FlushState] = {}
+        self._accepted_keys = AcceptedKeys()
         self.snapshots = NamedSnapshots(
             objects,
             Manifests.of(objects, catalog.context.settings),
@@ -214,7 +217,7 @@ class Streams:
             TooManyRequests: The memory for rows is full.
             TooLarge: The rows are larger than the memory that a table may use.
             SequenceGap: The number does not follow the producer's last number.
-            RetryLater: The number of shards of a table has changed since it was loaded.
+            RetryLater: The number of shards or the key of a table has changed since it was loaded.
         """
         try:
             return await self._append(appends, producer)
@@ -241,6 +244,7 @@ class Streams:
                 raise RetryLater("The number of shards of the table has changed; send the rows again")
         for (table, _), append in zip(batches.items(), appends, strict=True):
             self._check_memory(table, append.size_bytes)
+            await self._check_key(append.loaded)
         acknowledged = await append_to_tables(batches, named)
         if not acknowledged.duplicate:
             self.counts.rows += sum(batch.rows for rows in batches.values() for batch in rows.values())
@@ -254,6 +258,20 @@ class Streams:
                 if loaded.metadata.current_snapshot_id is None and state.task is None:
                     state.is_due = True
         return acknowledged
+
+    async def _check_key(self, loaded: LoadedTable) -> None:
+        """Check that a table has accepted no row with another key since its metadata was read.
+
+        Raises:
+            RetryLater: The key has changed.
+        """
+        entry = loaded.entry
+        assert entry is not None
+        if not self._accepted_keys.accept(entry.uuid, entry.metadata_location, loaded.metadata):
+            current, _ = await self.stream_tables.load(entry.uuid)
+            if current.metadata_location != entry.metadata_location:
+                raise RetryLater("The key of the stream table has changed; send the rows again")
+            self._accepted_keys.forget(entry.uuid)  # The table was replaced by older metadata.
 
     async def find_last_sequence(self, producer: ProducerKey) -> int | None:
         """Return the number of the producer's last append, if it is later than the number in `producer`."""
@@ -300,6 +318,7 @@ class Streams:
 
         Raises:
             NoSuchTable: The table was dropped meanwhile.
+            SeveralKeys: Rows wait that replace others by several keys, and this server may not flush them.
         """
         documents = self._context.documents
         for _ in range(_STALE_TRIES):
@@ -311,7 +330,11 @@ class Streams:
                 fresh = await table.get_fresh_rows(flushed)
             except LogElsewhere:  # A replica without the log serves the flushed rows.
                 return FreshTable(LoadedTable(entry, metadata), None, flushed)
-            except FlushedBefore:
+            except (FlushedBefore, SeveralKeys) as error:
+                if isinstance(error, SeveralKeys):
+                    if self._context.settings.role == READ:
+                        raise
+                    await self.flush(entry.uuid)
                 namespace, name, uuid = entry.namespace, entry.name, entry.uuid
                 entry, metadata = await self._catalog.tables.entry(namespace, name), None
                 if entry.uuid != uuid:
@@ -564,6 +587,7 @@ class Streams:
         self._flushes.pop(table.uuid, None)
         self.snapshots.forget(table.uuid)
         self._owners.forget(table.uuid)
+        self._accepted_keys.forget(table.uuid)
 
     async def close(self) -> None:
         """Wait for running flushes, and end the cleaning."""

@@ -307,6 +307,7 @@ async def test_unflushed_rows_keep_their_key_after_schema_changes(tmp_path: Path
         await stream.post({"id": 1, "name": "a"}, {"id": 2, "name": "b"})
         await stream.flush()
         await stream.post({"id": 1, "name": "c"}, {"id": 3, "name": "d"})
+        assert await read(stream) == {1: "c", 2: "b", 3: "d"}  # So the rows are in fresh files, too.
 
         def change_schema() -> None:
             with stream.catalog.load_table("db.t").update_schema() as update:

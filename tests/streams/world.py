@@ -19,7 +19,7 @@ from seamark.metaserver.log.port import Batch
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.store.model import Entry, EntryKind
 from seamark.metaserver.store.operations import FlushedRange
-from seamark.metaserver.streams.row_files import EncodedFile, EncodedIndexFile, RowSlice
+from seamark.metaserver.streams.row_files import EncodedFile, EncodedIndexFile, RowKey, RowSlice
 from seamark.metaserver.streams.stream_table import FlushedBefore, StreamLimits, StreamTable
 from tests.log.memory import MemoryLog, open_memory_log
 
@@ -37,6 +37,9 @@ class NumberFiles:
         self.file_count += 1
         location = f"{folder or 'data'}/{self.file_count}"
         return [EncodedFile(location, json.dumps(numbers).encode(), b"{}", len(numbers))]
+
+    def list_keys(self, rows: Sequence[RowSlice], metadata: TableMetadata) -> frozenset[RowKey]:
+        return frozenset([()])
 
     def encode_index_files(self, files: Sequence[EncodedFile], metadata: TableMetadata) -> list[EncodedIndexFile]:
         return []

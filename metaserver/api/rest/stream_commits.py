@@ -9,20 +9,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
+
+import structlog
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.snapshot import MAIN, Snapshot
+from seamark.formats.iceberg.metadata.updates import apply_updates, read_updates
 from seamark.formats.protocol.wire import FRESH_HEADER, show
-from seamark.formats.runtime.errors import BadRequest
+from seamark.formats.runtime.errors import (
+    BadRequest,
+    CommitConflict,
+    CommitUnknown,
+    ReadOnlyServer,
+    RetryLater,
+    SeamarkError,
+)
 from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.api.http.dispatch import Call
 from seamark.metaserver.api.http.parameters.fresh import reads_fresh
 from seamark.metaserver.api.indexes.dimension_rights import check_index_properties
 from seamark.metaserver.store.model import TABLE, Entry, EntryKind, NamespacePath
 from seamark.metaserver.streams.incoming.dead_letters import parse_dead_letter_table
-from seamark.metaserver.streams.keys import KEY
+from seamark.metaserver.streams.keys import identify_key
 from seamark.metaserver.streams.log_opening import LogElsewhere
+
+_log = structlog.get_logger("seamark.streams")
 
 
 async def prepare_stream_table(
@@ -46,10 +59,12 @@ async def prepare_stream_table(
         BadRequest: The commit is based on a fresh snapshot, and is not one append. Or it may be, and has no requirement
             that would fail.
     """
+    updates = list(map(_lower_action, updates))
     snapshots = [update.get("snapshot") for update in updates if update.get("action") == "add-snapshot"]
     is_reset = any(_drops_history(update) for update in updates)
     await _check_named_tables(call, updates)
-    if not (snapshots or is_reset or any(map(_sets_key, updates))) or not call.components.streams.has_log:
+    may_set_key = any(update.get("action") in _KEY_ACTIONS for update in updates)
+    if not (snapshots or is_reset or may_set_key) or not call.components.streams.has_log:
         return None
     entry = await call.components.store.entry(EntryKind.TABLE, namespace, name)
     if entry is None or not entry.flushed:
@@ -58,10 +73,8 @@ async def prepare_stream_table(
     if is_reset:
         with suppress(LogElsewhere):  # No reader of this process has seen rows that wait on another server.
             await call.components.streams.flush(entry.uuid)
-    elif any(_changes_key(update, metadata) for update in updates):
-        # An update may correct a key by which rows cannot be flushed. They then replace rows by the new key.
-        with suppress(LogElsewhere, BadRequest):
-            await call.components.streams.flush(entry.uuid)
+    elif may_set_key and await call.in_turn(partial(_changes_key, updates, metadata, call.components.clock.now_ms())):
+        await _flush_before_new_key(call, entry)
     fresh = None
     for snapshot in snapshots:
         if not isinstance(snapshot, dict):  # which the commit refuses
@@ -91,7 +104,8 @@ async def check_not_based_on_fresh(
     Raises:
         BadRequest: A snapshot is.
     """
-    snapshots = [update.get("snapshot") for update in updates if update.get("action") == "add-snapshot"]
+    lowered = map(_lower_action, updates)
+    snapshots = [update.get("snapshot") for update in lowered if update.get("action") == "add-snapshot"]
     if not snapshots or not call.components.streams.has_log:
         return
     entry = await call.components.store.entry(EntryKind.TABLE, namespace, name)
@@ -169,31 +183,44 @@ async def _check_named_tables(call: Call, updates: Sequence[dict[str, Any]]) -> 
             await check_dead_letter_table(call, properties)
 
 
-def _sets_key(update: dict[str, Any]) -> bool:
-    """Return whether an update may change the key of a stream table."""
-    action = update.get("action")
-    names = {"set-properties": update.get("updates"), "remove-properties": update.get("removals")}.get(str(action))
-    return action == "add-schema" or (isinstance(names, dict | list) and KEY in names)
+_KEY_ACTIONS = frozenset({"add-schema", "set-current-schema", "set-properties", "remove-properties"})
+"""The actions of updates that may change the key of a stream table."""
 
 
-def _changes_key(update: dict[str, Any], metadata: TableMetadata) -> bool:
-    """Return whether an update may give a stream table another key.
-
-    Rows that wait are flushed before such an update: they replace rows by the key that they came with.
-    """
-    if update.get("action") != "add-schema":
-        return _sets_key(update)
-    schema = update.get("schema")
-    if not isinstance(schema, dict):  # which the commit refuses
-        return False
-    current = metadata.current_schema
-    if schema.get("identifier-field-ids", []) != list(current.identifier_field_ids):
+def _changes_key(updates: Sequence[dict[str, Any]], metadata: TableMetadata, now_ms: int) -> bool:
+    """Return whether updates give a stream table another key, or may do so."""
+    try:
+        # Types of version 3 need that version.
+        of_key = [update for update in updates if update.get("action") in (*_KEY_ACTIONS, "upgrade-format-version")]
+        changed = apply_updates(metadata, read_updates(of_key), now_ms=now_ms)
+    except SeamarkError:  # The commit probably fails, too.
         return True
-    fields = schema.get("fields")
-    valid = [field for field in fields if isinstance(field, dict)] if isinstance(fields, list) else []
-    names = {field["id"]: field.get("name") for field in valid if isinstance(field.get("id"), int)}
-    key = metadata.properties.get(KEY, "").replace(" ", "").split(",")
-    return any(names.get(field.id) != field.name for field in current.fields if field.name in key)
+    return identify_key(changed) != identify_key(metadata)
+
+
+async def _flush_before_new_key(call: Call, entry: Entry) -> None:
+    """Flush a stream table before its key changes, so that rows that wait replace others by the key they came with.
+
+    The commit does not need the flush: rows state their key, and a later flush orders rows of several keys. So an error
+    that would come again does not keep an update from correcting the table.
+
+    Raises:
+        SeamarkError: The flush may succeed if the client repeats the commit.
+    """
+    try:
+        await call.components.streams.flush(entry.uuid)
+    except LogElsewhere:  # No reader of this process has seen rows that wait on another server.
+        pass
+    except (CommitConflict, CommitUnknown, RetryLater, ReadOnlyServer):
+        raise
+    except Exception:  # noqa: BLE001  a table with a row that cannot be flushed must stay changeable
+        _log.warning("rows wait while the key of their table changes", table=entry.uuid, exc_info=True)
+
+
+def _lower_action(update: dict[str, Any]) -> dict[str, Any]:
+    """Return an update with its action in lower case, in which the commit reads it."""
+    action = update.get("action")
+    return {**update, "action": action.lower()} if isinstance(action, str) else update
 
 
 def _drops_history(update: dict[str, Any]) -> bool:

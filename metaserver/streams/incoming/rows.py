@@ -2,17 +2,19 @@
 
 JSON values have the form of Iceberg's JSON of single values (Iceberg spec, Appendix D). Dates and times are ISO 8601.
 Decimals, and long integers beyond 2^53, are strings or numbers. Binary values are hexadecimal digits, and structs are
-objects with names. If a value does not fit its column, it is refused with its row, its column and the value; no value
-is rounded.
+objects with names. If a value does not fit its column, it is refused with its row, its column and the value. No value
+is rounded, except that a number with a fraction becomes the nearest number of a floating-point column.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
 from enum import Enum
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
 from seamark.formats.iceberg.expressions.arrow import arrow_array, to_row_type
@@ -199,6 +201,8 @@ def _make_converter(kind: str) -> Callable[[Any], Any]:
             value = str(value)
         elif kind == "long" and isinstance(value, str) and value.lstrip("-").isdigit() and len(value) <= 20:
             value = int(value)
+        elif kind in ("float", "double") and isinstance(value, int) and not isinstance(value, bool):
+            _check_exact(value, kind)
         elif kind in ("timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns") and isinstance(value, str):
             value = value.replace(" ", "T", 1)
             if value.endswith(("Z", "z")):
@@ -209,6 +213,20 @@ def _make_converter(kind: str) -> Callable[[Any], Any]:
         return decoded
 
     return convert
+
+
+def _check_exact(number: int, kind: str) -> None:
+    """Check that a floating-point column does not change an integer.
+
+    Some writers print large floating-point numbers as integers, with zeros after the digits that identify the number.
+
+    Raises:
+        ValueError: The column cannot hold the integer.
+    """
+    with np.errstate(over="ignore"):  # A number beyond the range of the column is refused later.
+        nearest = np.float32(number) if kind == "float" else np.float64(number)
+    if np.isfinite(nearest) and number not in (int(nearest), Decimal(str(nearest))):
+        raise ValueError(f"the nearest {kind} is {nearest}; send an integer that the column can hold, or a fraction")
 
 
 class _Budget:
@@ -264,11 +282,21 @@ def _convert_struct(value: Any, children: Sequence[tuple[Field, Callable[[Any], 
 
 
 def _map(value: Any, key: Callable[[Any], Any], item: Callable[[Any], Any]) -> list[tuple[Any, Any]]:
-    """Return the entries of a map: an object whose names are the keys, or Iceberg's object with `keys` and `values`."""
+    """Return the entries of a map: an object whose names are the keys, or Iceberg's object with `keys` and `values`.
+
+    Raises:
+        ValueError: A key occurs twice, or a key or a value does not fit.
+    """
     entries = _require(value, dict)
+    pairs = entries.items()
     if set(entries) == {"keys", "values"} and all(isinstance(part, list) for part in entries.values()):
-        return [(key(one), item(other)) for one, other in zip(entries["keys"], entries["values"], strict=True)]
-    return [(key(one), item(other)) for one, other in entries.items()]
+        pairs = zip(entries["keys"], entries["values"], strict=True)
+    converted = [(key(entry_key), item(entry_value)) for entry_key, entry_value in pairs]
+    texts = [repr(entry_key) for entry_key, _ in converted]  # A key may be a struct, which has no hash.
+    if len(set(texts)) < len(texts):
+        repeated = next(text for place, text in enumerate(texts) if text in texts[:place])
+        raise ValueError(f"the map has the key {repeated[:_SHOWN_CHARACTERS]} twice")
+    return converted
 
 
 def _require(value: Any, kind: type) -> Any:

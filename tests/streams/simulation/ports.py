@@ -28,7 +28,7 @@ from seamark.metaserver.log.kafka.broker import JournalListener, JournalRange, N
 from seamark.metaserver.log.port import Shard
 from seamark.metaserver.store.model import Entry, EntryKind, Replica
 from seamark.metaserver.store.operations import FlushedRange, RenewReplica
-from seamark.metaserver.streams.row_files import EncodedDeletes, EncodedFile, EncodedIndexFile, RowSlice
+from seamark.metaserver.streams.row_files import EncodedDeletes, EncodedFile, EncodedIndexFile, RowKey, RowSlice
 
 T = TypeVar("T")
 
@@ -249,6 +249,9 @@ class LineFiles:
         lines = [line for each in rows for line in each.payload.split(b"\n")[each.first : each.first + each.rows]]
         self._count += 1
         return [EncodedFile(f"{folder or 'data'}/{self._count}", b"\n".join(lines), b"{}", len(lines))]
+
+    def list_keys(self, rows: Sequence[RowSlice], metadata: Any) -> frozenset[RowKey]:
+        return frozenset([()])
 
     def encode_index_files(self, files: Sequence[EncodedFile], metadata: Any) -> list[EncodedIndexFile]:
         return []

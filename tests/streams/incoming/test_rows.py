@@ -1,0 +1,47 @@
+"""Tests of JSON rows: a value that a column cannot hold is refused, and not changed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from seamark.formats.iceberg.types.schema import Field, ListType, MapType, Schema
+from seamark.formats.runtime.errors import BadRequest
+from seamark.metaserver.streams.incoming.rows import to_batch
+
+
+def convert(kind: Any, *values: Any) -> list[Any]:
+    schema = Schema((Field(1, "a", False, kind),), 0)
+    values_read: list[Any] = to_batch([{"a": value} for value in values], schema).column(0).to_pylist()
+    return values_read
+
+
+@pytest.mark.parametrize(
+    ("kind", "number"),
+    [("double", 2**53 + 1), ("double", -(2**53) - 1), ("double", 123456789012345678901234567890), ("float", 2**24 + 1)],
+)
+def test_integer_that_a_floating_point_column_would_change_is_refused(kind: str, number: int) -> None:
+    for column, value in ((kind, number), (ListType(2, kind, False), [0.5, number])):
+        with pytest.raises(BadRequest, match=rf"Row 1, column a: .*{number}.*the nearest {kind} is"):
+            convert(column, None, value)
+
+
+def test_integer_beyond_the_range_of_a_column_is_refused() -> None:
+    for kind, number in (("float", 10**39), ("double", 10**400)):
+        with pytest.raises(BadRequest, match="Row 0, column a"):
+            convert(kind, number)
+
+
+def test_integer_that_identifies_a_floating_point_number_is_accepted() -> None:
+    numbers = [2**53, -(2**60), 2**100, 10**22, 1152921504606847000]  # JavaScript prints 2^60 as the last number.
+    assert convert("double", *numbers, 0.5) == [*map(float, numbers), 0.5]
+    assert convert("float", 2**24, 2**30) == [float(2**24), float(2**30)]
+
+
+@pytest.mark.parametrize("entries", [{"1": "a", "01": "b"}, {"keys": [1, 2, 1], "values": ["a", "b", "c"]}])
+def test_map_with_a_key_twice_is_refused(entries: dict[str, Any]) -> None:
+    kind = MapType(2, "long", 3, "string", False)
+    with pytest.raises(BadRequest, match=r"Row 0, column a: .*the map has the key 1 twice"):
+        convert(kind, entries)
+    assert convert(kind, {"1": "a", "2": "b"}) == [[(1, "a"), (2, "b")]]

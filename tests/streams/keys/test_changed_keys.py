@@ -1,0 +1,231 @@
+"""Tests of stream tables whose key changes while rows wait and while appends run: stock PyIceberg reads the latest row
+of each key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.schema import Schema
+from pyiceberg.types import DecimalType, LongType, NestedField, StringType
+
+from seamark.connector.streams import row_files
+from seamark.formats.runtime.errors import RetryLater
+from seamark.metaserver.streams.appends import TableRows
+from seamark.metaserver.streams.incoming.prepared_rows import RowPreparation
+from seamark.metaserver.streams.keys import KEY
+from seamark.metaserver.streams.stream_properties import SHARDS
+from tests.seeds import examples, first_seed
+from tests.streams.test_rows_over_http import ARROW, Stream, create, encode_arrow, streaming
+
+HOSTILE = ("a-b", "a_x2Db", "a b", "1x")
+"""Names of columns that differ in files. Two of them would have the same name there."""
+
+
+async def read(stream: Stream) -> list[dict[str, Any]]:
+    """Return the rows that stock PyIceberg reads."""
+    rows: list[dict[str, Any]] = await asyncio.to_thread(
+        lambda: stream.catalog.load_table("db.t").scan().to_arrow().to_pylist()
+    )
+    return rows
+
+
+async def commit(stream: Stream, *updates: dict[str, Any]) -> int:
+    url = f"{stream.server.url}/v1/namespaces/db/tables/t"
+    async with stream.server.http.post(url, json={"requirements": [], "updates": list(updates)}) as answer:
+        return answer.status
+
+
+async def set_key(stream: Stream, names: str, action: str = "set-properties") -> None:
+    assert await commit(stream, {"action": action, "updates": {KEY: names}}) == 200
+
+
+async def promote(stream: Stream, name: str) -> None:
+    def update() -> None:
+        with stream.catalog.load_table("db.t").update_schema() as change:
+            change.update_column(name, DecimalType(20, 2))
+
+    await asyncio.to_thread(update)
+
+
+async def test_key_columns_with_other_names_in_files_are_found(tmp_path: Path) -> None:
+    """The table has several shards, and its key changes from column to column while rows wait."""
+    fields = [NestedField(number, name, LongType()) for number, name in enumerate(HOSTILE, 1)]
+    schema = Schema(*fields, NestedField(5, "v-1", StringType(), required=True))
+    async with streaming(tmp_path) as stream:
+        await create(stream, schema, properties={"format-version": "2", SHARDS: "4", KEY: HOSTILE[0]})
+        expected: dict[int, str] = {}
+        for number, key in enumerate([*HOSTILE, "1x , a-b"]):
+            await set_key(stream, key, "Set-Properties" if number % 2 else "set-properties")
+            rows = [dict.fromkeys(HOSTILE, value) | {"v-1": f"{number}.{value}"} for value in range(8)]
+            await stream.post(*rows)
+            await stream.post(*(dict.fromkeys(HOSTILE, number) | {"_op": "delete"} for _ in range(2)))
+            expected = {value: f"{number}.{value}" for value in range(8) if value != number}
+            status, _ = await stream.send(
+                encode_arrow(**{name: [9] for name in HOSTILE}, **{"v-1": [None], "_op": ["delete"]}), ARROW
+            )
+            assert status == 200
+            if number % 2:
+                assert sorted((row["a-b"], row["v-1"]) for row in await read(stream)) == sorted(expected.items())
+        for _ in range(2):
+            assert sorted((row["a b"], row["v-1"]) for row in await read(stream)) == sorted(expected.items())
+            await stream.flush()
+
+
+async def test_promotion_of_the_key_replaces_rows_that_wait(tmp_path: Path) -> None:
+    schema = Schema(
+        NestedField(1, "k", DecimalType(10, 2), required=True),
+        NestedField(2, "v", StringType()),
+        identifier_field_ids=[1],
+    )
+    async with streaming(tmp_path) as stream:
+        await create(stream, schema, properties={"format-version": "2", SHARDS: "8"})
+        await stream.post({"k": "0.01", "v": "first"})
+        await stream.flush()
+        await stream.post(*({"k": f"{number}.50", "v": "old"} for number in range(12)))
+        assert len(await read(stream)) == 13
+        await promote(stream, "k")
+        await stream.post(*({"k": f"{number}.50", "v": "new"} for number in range(11)), {"k": "11.50", "_op": "delete"})
+        for _ in range(2):
+            assert sorted((str(row["k"]), row["v"]) for row in await read(stream)) == sorted(
+                [("0.01", "first"), *((f"{number}.50", "new") for number in range(11))]
+            )
+            await stream.flush()
+
+
+async def test_return_to_an_earlier_schema_flushes_rows_by_their_key(tmp_path: Path) -> None:
+    """The first return gives the table another key. The second drops the key column."""
+    schema = Schema(
+        NestedField(1, "a", LongType(), required=True),
+        NestedField(2, "v", StringType()),
+        identifier_field_ids=[1],
+    )
+    async with streaming(tmp_path) as stream:
+        await create(stream, schema, properties={"format-version": "2", SHARDS: "4"})
+
+        def add_column() -> None:
+            with stream.catalog.load_table("db.t").update_schema(allow_incompatible_changes=True) as change:
+                change.add_column("b", LongType(), required=True)
+                change.set_identifier_fields("b")
+
+        await asyncio.to_thread(add_column)
+        await stream.post(*({"a": number, "b": 100 + number, "v": "old"} for number in range(8)))
+        await stream.post({"a": 1, "b": 107, "v": "second"})
+        assert await commit(stream, {"action": "set-current-schema", "schema-id": 0}) == 200
+        await stream.post(*({"a": number, "v": "new"} for number in range(6)))
+        for _ in range(2):
+            rows = sorted((row["a"], row["v"]) for row in await read(stream))
+            assert rows == [*((number, "new") for number in range(6)), (6, "old")]
+            await stream.flush()
+        assert await commit(stream, {"action": "set-current-schema", "schema-id": 1}) == 200
+        await set_key(stream, "b")
+        await stream.post({"a": 9, "b": 106, "v": "third"})
+        assert await commit(stream, {"action": "set-current-schema", "schema-id": 0}) == 200
+        rows = sorted((row["a"], row["v"]) for row in await read(stream))
+        assert rows == [*((number, "new") for number in range(6)), (9, "third")]
+
+
+async def test_error_of_the_flush_leaves_the_table_changeable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    schema = Schema(NestedField(1, "a", LongType()), NestedField(2, "b", LongType()), NestedField(3, "v", StringType()))
+    async with streaming(tmp_path) as stream:
+        await create(stream, schema, properties={"format-version": "2", SHARDS: "4", KEY: "a"})
+        values = ((1, 1, "zero"), (1, 2, "one"), (2, 2, "two"), (1, 3, "three"))
+        await stream.post(*({"a": a, "b": b, "v": value} for a, b, value in values))
+        with monkeypatch.context() as patch:
+
+            def fail(*args: object) -> None:
+                raise KeyError("a bug of the encoder")
+
+            patch.setattr(row_files, "encode_keyed_rows", fail)
+            await set_key(stream, "b")
+            await stream.post({"a": 4, "b": 2, "v": "four"})
+        for _ in range(2):
+            # The rows that waited replace others by `a`, and the last row replaces one of them by `b`.
+            assert sorted((row["a"], row["b"], row["v"]) for row in await read(stream)) == [
+                (1, 3, "three"),
+                (4, 2, "four"),
+            ]
+            await stream.flush()
+
+
+async def test_append_that_read_an_earlier_key_is_repeated_after_rows_with_the_new_key(tmp_path: Path) -> None:
+    schema = Schema(NestedField(1, "a", LongType()), NestedField(2, "b", LongType()))
+    async with streaming(tmp_path) as stream:
+        await create(stream, schema, properties={"format-version": "2", KEY: "a"})
+        await stream.post({"a": 1, "b": 1})
+        components = stream.server.components
+        streams, tables = components.streams, components.catalog.tables
+
+        async def prepare() -> TableRows:
+            loaded = await tables.load(("db",), "t")
+            prepared = RowPreparation(loaded.metadata, streams.row_files, 1).prepare_json([{"a": 2, "b": 2}])
+            assert prepared.batches is not None
+            return TableRows(loaded, prepared.batches)
+
+        earlier = await prepare()
+        await set_key(stream, "b")
+        await streams.append([earlier], None)  # No row has the new key, so the append is as before the change.
+        earlier = await prepare()
+        await set_key(stream, "a")
+        await stream.post({"a": 3, "b": 2})
+        await stream.flush()
+        with pytest.raises(RetryLater, match="The key of the stream table has changed"):
+            await streams.append([earlier], None)
+        await streams.append([await prepare()], None)
+        assert sorted((row["a"], row["b"]) for row in await read(stream)) == [(1, 1), (2, 2), (3, 2)]
+
+
+@pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(2, judged_number=1)))
+async def test_rows_are_replaced_while_the_key_changes_and_appends_run(tmp_path: Path, seed: int) -> None:
+    """The key columns have the same value in each row, so the latest row of a value is the same by every key."""
+    rng = Random(seed)
+    fields = [NestedField(number, name, DecimalType(9, 2)) for number, name in enumerate(HOSTILE, 1)]
+    schema = Schema(*fields, NestedField(5, "v", StringType(), required=True))
+    model: dict[int, str] = {}
+
+    async def write(stream: Stream, keys: Sequence[int], rounds: int) -> None:
+        for number in range(rounds):
+            rows = []
+            for key in rng.sample(keys, rng.randint(1, len(keys))):
+                row = dict.fromkeys(HOSTILE, f"{key}.50")
+                if rng.random() < 0.25:
+                    rows.append(row | {"_op": "delete"})
+                    model.pop(key, None)
+                else:
+                    model[key] = f"{keys[0]}.{number}"
+                    rows.append(row | {"v": model[key]})
+            body = json.dumps(rows).encode()
+            while (answer := await stream.send(body))[0] == 503:  # The key has changed since the request began.
+                pass
+            assert answer[0] == 200, answer
+
+    async def change(stream: Stream) -> None:
+        for _ in range(4):
+            if rng.random() < 0.6:
+                await set_key(stream, rng.choice((*HOSTILE, "1x, a b")))
+            else:
+                with suppress(CommitFailedException):  # A flush was faster.
+                    await promote(stream, rng.choice(HOSTILE))
+
+    async def check(stream: Stream) -> None:
+        rows = await read(stream)
+        assert sorted((int(row["a-b"]), row["v"]) for row in rows) == sorted(model.items())
+
+    async with streaming(tmp_path) as stream:
+        shards = rng.choice(("1", "5"))
+        await create(stream, schema, properties={"format-version": "2", SHARDS: shards, KEY: HOSTILE[0]})
+        for round_number in range(3):
+            writers = [write(stream, range(10 * writer, 10 * writer + 10), 5) for writer in range(3)]
+            await asyncio.gather(*writers, change(stream), read(stream))
+            await check(stream)
+            if round_number:
+                await stream.flush()
+                await check(stream)

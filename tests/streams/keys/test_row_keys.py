@@ -1,0 +1,221 @@
+"""Tests of the rows of streams whose table changes its key: each row replaces others by the key that it came with."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass, field
+from decimal import Decimal
+from random import Random
+from typing import Any
+
+import msgspec
+import pyarrow.parquet as pq
+import pytest
+
+from seamark.connector.streams import row_files
+from seamark.formats.iceberg.files.parquet import FIELD_ID
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.new_table import build_table_metadata
+from seamark.formats.iceberg.metadata.updates import apply_updates, read_updates
+from seamark.formats.runtime.errors import BadRequest
+from seamark.metaserver.log.port import Batch
+from seamark.metaserver.streams.incoming.prepared_rows import RowPreparation
+from seamark.metaserver.streams.keys import KEY, identify_key, key_of
+from seamark.metaserver.streams.row_files import ImportedRowFiles, RowSlice
+from tests.seeds import examples, first_seed
+
+FILES = ImportedRowFiles(row_files.__name__)
+NAMES = ("a-b", "a_x2Db", "a b", "1x")
+"""Names of columns that differ in files. Two of them would have the same name there."""
+VALUE, PRICE, DAY = 5, 6, 7
+"""The ids of the columns beside those of `NAMES`, whose ids begin at 1."""
+PROMOTIONS = {"int": "long", "decimal(9, 2)": "decimal(20, 2)", "date": "timestamp"}
+
+
+def create_table(key: str) -> TableMetadata:
+    names = dict(zip(NAMES, ("int", "long", "string", "long"), strict=True))
+    names |= {"value": "string", "price": "decimal(9, 2)", "day": "date"}
+    fields = [
+        {"id": number, "name": name, "type": kind, "required": name == "value"}
+        for number, (name, kind) in enumerate(names.items(), 1)
+    ]
+    return build_table_metadata(
+        uuid="a3a0e2c6-5d3d-4ff5-8d3c-0f6d8f0f4f5e",
+        location="file:///t",
+        schema={"type": "struct", "fields": fields},
+        properties={KEY: key, "format-version": "3"},
+        now_ms=1,
+    )
+
+
+def change_table(metadata: TableMetadata, *updates: dict[str, Any]) -> TableMetadata:
+    return apply_updates(metadata, read_updates(updates), now_ms=metadata.last_updated_ms + 1)
+
+
+def change_fields(metadata: TableMetadata, column_id: int, **changes: Any) -> TableMetadata:
+    """Return the table with another name or type of a column, or without it."""
+    schema = metadata.current_schema
+    fields = [
+        msgspec.to_builtins(msgspec.structs.replace(each, **(changes if each.id == column_id else {})))
+        for each in schema.fields
+        if changes or each.id != column_id
+    ]
+    return change_table(
+        metadata,
+        {"action": "add-schema", "schema": {"type": "struct", "fields": fields}},
+        {"action": "set-current-schema", "schema-id": -1},
+    )
+
+
+@dataclass
+class Log:
+    """The batches of each shard, and the rows in the order of the keys that the table had.
+
+    Attributes:
+        groups: For each key that the table had, its column ids and its rows: the values by column id, and whether the
+            row deletes.
+    """
+
+    shards: int
+    batches: dict[int, list[Batch]] = field(default_factory=dict)
+    groups: list[tuple[tuple[int, ...], list[tuple[dict[int, Any], bool]]]] = field(default_factory=list)
+
+    def begin_group(self, metadata: TableMetadata) -> None:
+        ids = {each.name: each.id for each in metadata.current_schema.fields}
+        self.groups.append((tuple(ids[name] for name in key_of(metadata)), []))
+
+    def append(self, metadata: TableMetadata, group: int, rows: list[dict[int, Any]], deletes: list[bool]) -> None:
+        names = {each.id: each.name for each in metadata.current_schema.fields}
+        sent = [
+            {names[column]: value for column, value in row.items() if column in names}
+            | ({"_op": "delete"} if is_delete else {})
+            for row, is_delete in zip(rows, deletes, strict=True)
+        ]
+        batches = RowPreparation(metadata, FILES, self.shards).prepare_json(sent).batches
+        assert batches is not None
+        for shard, batch in ({0: batches} if isinstance(batches, Batch) else batches).items():
+            self.batches.setdefault(shard, []).append(batch)
+        known = [{column: value for column, value in row.items() if column in names} for row in rows]
+        self.groups[group][1].extend(zip(known, deletes, strict=True))
+
+    def list_slices(self) -> list[RowSlice]:
+        return [
+            RowSlice(batch.payload, 0, batch.rows, batch.kinds)
+            for _, batches in sorted(self.batches.items())
+            for batch in batches
+        ]
+
+    def replay(self) -> list[str]:
+        """Return the values of the rows that stay."""
+        rows: list[dict[int, Any]] = []
+        for key, changes in self.groups:
+            for row, is_delete in changes:
+                values = [row.get(column) for column in key]
+                if key and None not in values:
+                    rows = [other for other in rows if [other.get(column) for column in key] != values]
+                if not is_delete:
+                    rows.append(row)
+        return sorted(row[VALUE] for row in rows)
+
+
+def read_values(files: list[Any]) -> list[str]:
+    values: list[str] = []
+    for file in files:
+        table = pq.read_table(io.BytesIO(file.data))
+        place = next(place for place, each in enumerate(table.schema) if each.metadata[FIELD_ID] == str(VALUE).encode())
+        values += table.column(place).to_pylist()
+    return sorted(values)
+
+
+def encode(log: Log, metadata: TableMetadata) -> list[str]:
+    """Return the values in the files of a flush."""
+    try:
+        key = key_of(metadata)
+    except BadRequest:
+        key = ()
+    slices = log.list_slices()
+    if any(each.kinds for each in slices):
+        return read_values(FILES.encode_keyed(slices, metadata, None, key)[0])
+    return read_values(FILES.encode(slices, metadata, None))
+
+
+def choose_row(rng: Random, number: int) -> dict[int, Any]:
+    return {
+        1: rng.randrange(4),
+        2: rng.randrange(4),
+        3: rng.choice("xyz"),
+        4: rng.randrange(4),
+        VALUE: f"v{number}",
+        PRICE: f"{rng.randrange(4)}.50",
+        DAY: f"2026-01-0{rng.randrange(1, 5)}",
+    }
+
+
+@pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(30, judged_number=10)))
+def test_rows_replace_others_by_the_key_that_they_came_with(seed: int) -> None:
+    rng = Random(seed)
+    keys = ("a-b", "a_x2Db", "a b", "1x", "price", "day", "a-b,a_x2Db", "1x, a b", "")
+    metadata = create_table(rng.choice(keys))
+    log = Log(rng.choice((1, 3)))
+    log.begin_group(metadata)
+    history = [(metadata, 0)]
+    number = 0
+    for _ in range(rng.randint(4, 25)):
+        step = rng.choice(("append", "append", "append", "key", "promote", "rename", "schema", "property"))
+        before = identify_key(metadata)
+        ids = {each.name: each for each in metadata.current_schema.fields}
+        if step == "key":
+            names = [name for name in keys if all(part.strip() in ids for part in name.split(",") if part.strip())]
+            metadata = change_table(metadata, {"action": "set-properties", "updates": {KEY: rng.choice(names)}})
+        elif step == "promote":
+            changed = rng.choice([each for each in ids.values() if each.type in PROMOTIONS] or [None])
+            if changed is not None:
+                metadata = change_fields(metadata, changed.id, type=PROMOTIONS[changed.type])
+        elif step == "rename":
+            keyed = {name.strip() for name in metadata.properties[KEY].split(",")}
+            changed = rng.choice([each for each in ids.values() if each.name not in keyed and each.id < VALUE])
+            metadata = change_fields(metadata, changed.id, name=f"{changed.name}_")
+        elif step == "schema":
+            key = {name.strip() for name in metadata.properties[KEY].split(",") if name.strip()}
+            fitting = [each for each in metadata.schemas if key <= {column.name for column in each.fields}]
+            metadata = change_table(metadata, {"action": "set-current-schema", "schema-id": rng.choice(fitting).id})
+        elif step == "property":
+            metadata = change_table(metadata, {"action": "set-properties", "updates": {"p": str(number)}})
+        else:
+            # Some appends have read the metadata before a change of the key.
+            used, group = rng.choice(history[-3:]) if rng.random() < 0.3 else (metadata, len(log.groups) - 1)
+            rows = [choose_row(rng, number := number + 1) for _ in range(rng.randint(1, 6))]
+            if used.current_schema.fields[DAY - 1].type == "timestamp":
+                rows = [row | {DAY: f"{row[DAY]}T00:00:00"} for row in rows]
+            deletes = [bool(key_of(used)) and rng.random() < 0.2 for _ in rows]
+            log.append(used, group, rows, deletes)
+        if identify_key(metadata) != before:
+            log.begin_group(metadata)
+        if history[-1][0] is not metadata:
+            history.append((metadata, len(log.groups) - 1))
+    for _, changes in log.groups:
+        for row, _ in changes:
+            row |= {PRICE: Decimal(row[PRICE]), DAY: row[DAY][:10]}
+    if log.batches:
+        assert encode(log, metadata) == log.replay()
+
+
+def test_column_that_was_dropped_is_still_the_key_of_its_rows() -> None:
+    metadata = create_table("a-b")
+    log = Log(3)
+    log.begin_group(metadata)
+    log.append(
+        metadata, 0, [{1: key, VALUE: f"{round_number}.{key}"} for round_number in "ab" for key in (1, 2)], 4 * [False]
+    )
+    log.append(metadata, 0, [{1: 2}], [True])
+    dropped = change_fields(change_table(metadata, {"action": "set-properties", "updates": {KEY: ""}}), 1)
+    assert encode(log, dropped) == ["b.1"]
+
+
+def test_delete_does_not_hide_a_missing_value_of_another_row() -> None:
+    preparation = RowPreparation(create_table("a-b"), FILES, 1)
+    assert preparation.prepare_json([{"a-b": 1, "value": "x"}, {"a-b": 2, "_op": "delete"}]).row_count == 2
+    with pytest.raises(
+        BadRequest, match=r"column value is required, but 1 of its values are null; the first is in row 1"
+    ):
+        preparation.prepare_json([{"a-b": 2, "_op": "delete"}, {"a-b": 1}])
