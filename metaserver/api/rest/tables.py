@@ -30,10 +30,9 @@ from seamark.metaserver.api.http.render import (
     table_answer,
     table_etag,
 )
-from seamark.metaserver.api.indexes.dimension_rights import check_index_properties
 from seamark.metaserver.api.plans.column_reads import count_read, read_of_report, usage_of
 from seamark.metaserver.api.plans.statement_reads import count_statement, history_of, read_of_scan_report
-from seamark.metaserver.api.rest.stream_commits import check_dead_letter_table, prepare_stream_table
+from seamark.metaserver.api.rest.stream_commits import check_named_tables, prepare_stream_table
 from seamark.metaserver.catalog.column_usage import ColumnRead
 from seamark.metaserver.catalog.documents import SnapshotMode
 from seamark.metaserver.catalog.values import Caller, CreateTable, LoadedTable
@@ -80,8 +79,7 @@ async def list_tables(call: Call) -> dict[str, Any]:
 
 @Route("POST", f"{_NAMESPACE}/tables", "createTable", body_size=BodySize.MEDIUM, is_idempotent=True).takes(_CreateTable)
 async def create_table(call: Call, body: _CreateTable) -> web.Response:
-    await check_dead_letter_table(call, body.properties or {})
-    await check_index_properties(call, body.properties or {})
+    await check_named_tables(call, body.properties or {})
     tables = call.components.catalog.tables
     create = tables.stage if body.stage_create else tables.create
     return await _run_creation(call, lambda caller: create(caller, call.namespace, body), body.name)
@@ -170,7 +168,13 @@ async def table_exists(call: Call) -> None:
 async def register_table(call: Call, body: _RegisterTable) -> web.Response:
     register, overwrite = call.components.catalog.tables.register, bool(body.overwrite)
     args = call.namespace, body.name, body.metadata_location
-    return await _run_creation(call, lambda caller: register(caller, *args, overwrite=overwrite), body.name)
+
+    async def check_properties(properties: Mapping[str, str]) -> None:
+        await check_named_tables(call, properties)
+
+    return await _run_creation(
+        call, lambda caller: register(caller, *args, overwrite=overwrite, check_properties=check_properties), body.name
+    )
 
 
 @Route("POST", f"{_TABLE}/unregister", "unregisterTable", is_idempotent=True)

@@ -65,8 +65,8 @@ class PolicyServer:
 
 
 @asynccontextmanager
-async def policy_server() -> AsyncIterator[PolicyServer]:
-    server = PolicyServer()
+async def policy_server(server: PolicyServer | None = None) -> AsyncIterator[PolicyServer]:
+    server = server or PolicyServer()
     app = web.Application()
     app.router.add_post("/{path:.*}", server.handle)
     runner = web.AppRunner(app, shutdown_timeout=0)
