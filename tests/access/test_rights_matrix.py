@@ -67,10 +67,8 @@ NEEDED = {
     "addGrant removeGrant": {"manage-grants"},
 }
 """The privileges that each operation needs on its object."""
-NEEDED_EVERYWHERE = {
-    "registerTable registerView importTable importView": {"create", "write"},
-    "listAudit": {"manage-grants"},
-}
+NEEDED_THROUGHOUT = {"registerTable registerView importTable importView": {"create", "write"}}
+NEEDED_ON_CATALOG = {"listAudit": {"manage-grants"}}
 NEEDED_ON_SERVER = {
     "createToken revokeToken listTokens": {"manage-grants"},
     "listReplicas listWarehouses loadWarehouse": {"browse"},
@@ -80,7 +78,12 @@ NEEDED_ON_SERVER = {
 }
 NEEDED_OF = {
     operation: (needed, place)
-    for place, table in (("object", NEEDED), ("everywhere", NEEDED_EVERYWHERE), ("server", NEEDED_ON_SERVER))
+    for place, table in (
+        ("object", NEEDED),
+        ("throughout", NEEDED_THROUGHOUT),
+        ("catalog", NEEDED_ON_CATALOG),
+        ("server", NEEDED_ON_SERVER),
+    )
     for operations, needed in table.items()
     for operation in operations.split()
 }
@@ -119,13 +122,6 @@ class Model:
     def __init__(self, rights: Iterable[Right]) -> None:
         self.rights = list(rights)
         self.held = {securable: self._find_held(securable) for securable in OBJECTS}
-        self.denied = {
-            privilege
-            for right in self.rights
-            if right.deny
-            for privilege in PRIVILEGES
-            if right.name in INCLUDED[privilege]
-        }
 
     def _find_held(self, securable: Securable) -> set[str]:
         allowed: set[str] = set()
@@ -140,6 +136,16 @@ class Model:
             else:
                 allowed |= INCLUDED[right.name]
         return allowed - denied
+
+    def find_denied_in(self, path: NamespacePath) -> set[str]:
+        """Return the privileges that are denied on an object in the namespace, or on the namespace."""
+        return {
+            privilege
+            for right in self.rights
+            if right.deny and right.securable != SERVER and right.securable.namespace[: len(path)] == path
+            for privilege in PRIVILEGES
+            if right.name in INCLUDED[privilege]
+        }
 
     def sees(self, path: NamespacePath) -> bool:
         """Whether the principal may browse the namespace, or an object of a grant in it."""
@@ -165,7 +171,11 @@ class Model:
             return needed <= self.held[securable]
         if place == "server":
             return needed <= self.held[SERVER]
-        return needed <= self.held[CATALOG] and needed <= self.held[securable] and not needed & self.denied
+        if not (needed <= self.held[CATALOG] and needed <= self.held[securable]):
+            return False
+        if place == "catalog" or "manage-grants" in self.held[CATALOG]:
+            return True
+        return not needed & self.find_denied_in(securable.namespace)
 
 
 def make_principals() -> list[list[Right]]:
@@ -230,7 +240,9 @@ def test_locations_of_a_writer_are_in_namespaces_that_the_model_lets_it_write() 
         for path in list_namespaces_with(grants, CREATE | WRITE):
             assert needed <= model.held[Securable(path)], (rights, path)
         if holds_everywhere(grants, CREATE | WRITE):
-            assert all(needed <= held for securable, held in model.held.items() if securable != SERVER), rights
+            assert needed <= model.held[CATALOG], rights
+            is_manager = "manage-grants" in model.held[CATALOG]
+            assert is_manager or all(needed <= held for place, held in model.held.items() if place != SERVER), rights
     assert list_namespaces_with([Grant("p", "writer", ("a",)), Grant("p", "read")], CREATE | WRITE) == [("a",)]
 
 

@@ -15,7 +15,7 @@ import msgspec
 from seamark.formats.protocol.wire import check_name, parse_namespace
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.access.principal import ROLE_PREFIX, make_grant
-from seamark.metaserver.access.rights.decisions import SERVER_ADMIN, THE_SERVER, WAREHOUSE, securable_of
+from seamark.metaserver.access.rights.decisions import SERVER_ADMIN, THE_SERVER, WAREHOUSE, Securable, list_above, securable_of
 from seamark.metaserver.access.rights.privileges import Privilege
 from seamark.metaserver.access.tokens import TTL_S_MAX, create_token, is_live, revoke_token
 from seamark.metaserver.api.http.describe import Parameter, ResponseSpec, doc
@@ -201,6 +201,8 @@ async def list_grants(call: Call) -> GrantPage:
     managed = await call.select([grant for grant in named if grant.kind != SERVER], securable_of, "addGrant")
     if await call.may(THE_SERVER, "addGrant"):
         managed += [grant for grant in named if grant.kind == SERVER]
+    denials = [grant for grant in named if grant.deny and grant.kind != SERVER]
+    managed += [grant for grant in denials if await _manages_above(call, securable_of(grant))]
     visible = {*managed, *(grant for grant in named if grant.principal in me.names or grant in me.grants)}
     # No part contains a control character, so the separator is unambiguous.
     grants = {
@@ -223,6 +225,9 @@ async def list_grants(call: Call) -> GrantPage:
 async def add_grant(call: Call, body: AddGrantRequest) -> None:
     grant = _make_grant(body)
     await _check_may_manage(call, grant)
+    if grant.deny and grant.principal != call.principal.name:
+        # The owner of a table may leave its rights to others, but not take theirs: these belong to the namespace.
+        await call.allow(securable_of(grant).container)
     await call.components.store.transact([SaveGrant(grant)])
 
 
@@ -258,7 +263,8 @@ async def remove_grant(call: Call) -> None:
             deny=boolean_query(query, "deny"),
         )
     )
-    await _check_may_manage(call, grant)
+    if not (grant.deny and await _manages_above(call, securable_of(grant))):
+        await _check_may_manage(call, grant)
     await call.components.store.transact([RemoveGrant(grant)])
 
 
@@ -318,6 +324,19 @@ async def _check_may_manage(call: Call, grant: Grant) -> None:
     await call.allow(securable_of(grant))
     if is_of_server and grant.role == SERVER_ADMIN and securable_of(grant) == WAREHOUSE:
         await call.allow(THE_SERVER)
+
+
+async def _manages_above(call: Call, securable: Securable) -> bool:
+    """Return whether the caller may manage the grants of a level above the object.
+
+    It then removes denials on the object, also those that count for itself. Otherwise, the managers of one object could
+    lock out the admins of its namespace or of the catalog.
+    """
+    for above in list_above(securable):
+        if await call.may(above, "removeGrant"):
+            await call.allow(above, operation="removeGrant")
+            return True
+    return False
 
 
 def _describe_grant(grant: Grant) -> GrantAnswer:

@@ -251,6 +251,52 @@ async def test_manager_of_the_grants_of_the_catalog_cannot_become_an_admin_of_th
     assert (await house("steward", "POST", "/api/v1/tokens", token)).status == 403
 
 
+async def test_manager_of_one_object_takes_no_rights_of_the_admins_above_it(house: House) -> None:
+    assert (await house("maker", "POST", "/v1/namespaces/db/tables", {"name": "m", "schema": SCHEMA})).status == 200
+    location = (await house("root", "GET", TABLE)).json["metadata-location"]
+    assert (await house("root", "POST", f"{TABLE}/unregister", {})).status == 200
+    denials: list[dict[str, Any]] = [
+        {"principal": principal, "privilege": privilege, "namespace": ["db"], "table": "m", "deny": True}
+        for principal in ("root", "role:admins", "writer")
+        for privilege in ("write", "manage-grants")
+    ]
+    for denial in denials:
+        assert (await house("maker", "PUT", "/api/v1/grants", denial)).error[0] == 403, "the owner of the table only"
+        assert (await house("steward", "PUT", "/api/v1/grants", denial)).status == 204
+    own = {"principal": "maker", "privilege": "drop", "namespace": ["db"], "table": "m", "deny": True}
+    assert (await house("maker", "PUT", "/api/v1/grants", own)).status == 204
+    table = "/v1/namespaces/db/tables/m"
+    assert (await house("root", "POST", table, set_properties(x="1"))).status == 403
+    assert (await house("root", "GET", "/api/v1/audit?pageSize=1")).status == 200
+    register = {"name": "t", "metadata-location": location}
+    assert (await house("root", "POST", "/v1/namespaces/db/register", register)).status == 200
+    listed = (await house("root", "GET", "/api/v1/grants?principal=root")).json["grants"]
+    assert {grant["privilege"] for grant in listed if grant.get("deny")} == {"write", "manage-grants"}
+    for privilege in ("write", "manage-grants"):
+        query = f"principal=root&privilege={privilege}&namespace=db&table=m&deny=true"
+        assert (await house("lister", "DELETE", f"/api/v1/grants?{query}")).status == 403
+        assert (await house("root", "DELETE", f"/api/v1/grants?{query}")).status == 204
+    assert (await house("root", "POST", table, set_properties(x="1"))).status == 200
+
+
+async def test_denial_in_one_namespace_confines_registrations_in_others(house: House) -> None:
+    store = house.api.server.components.store
+    await store.transact([SaveGrant(Grant("writer", "writer"))])
+    metadata = {}
+    for namespace in ("db", "other"):
+        await house("root", "POST", "/v1/namespaces", {"namespace": [namespace]})
+        tables = f"/v1/namespaces/{namespace}/tables"
+        created = await house("root", "POST", tables, {"name": "r", "schema": SCHEMA})
+        metadata[namespace] = created.json["metadata-location"]
+        assert (await house("root", "POST", f"{tables}/r/unregister", {})).status == 200
+    denial = {"principal": "writer", "privilege": "browse", "namespace": ["db"], "table": "u", "deny": True}
+    assert (await house("steward", "PUT", "/api/v1/grants", denial)).status == 204
+    for namespace, place, status in (("db", "db", 403), ("other", "db", 403), ("other", "other", 200)):
+        register = {"name": "r", "metadata-location": metadata[place]}
+        answer = await house("writer", "POST", f"/v1/namespaces/{namespace}/register", register)
+        assert answer.status == status, (namespace, place, answer.raw)
+
+
 async def test_contradictory_grant_is_rejected(house: House) -> None:
     grants: list[dict[str, Any]] = [
         {"role": "reader", "privilege": "read"},
