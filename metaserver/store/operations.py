@@ -542,6 +542,12 @@ class RemoveGrant(Operation, frozen=True):
     grant: Grant
 
 
+class RemoveGrantsOf(Operation, frozen=True):
+    """Remove all grants of a principal, also those as owner and those on dropped entries. Its denials stay."""
+
+    principal: str
+
+
 class SaveAudit(Operation, frozen=True):
     records: tuple[AuditRecord, ...]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from seamark.formats.protocol.wire import NAMESPACE_SEPARATOR
 from seamark.formats.runtime.errors import (
     AlreadyExists,
     BadRequest,
@@ -88,6 +89,23 @@ def remove_grant(op: operations.RemoveGrant, now_ms: int) -> Steps[None]:
     )
     if not rows:
         raise NotFound(f"Grant does not exist: {op.grant.describe()}")
+
+
+def remove_grants_of(op: operations.RemoveGrantsOf, now_ms: int) -> Steps[None]:
+    for table in ("grants", "dropped_grants"):
+        yield StoreStatement(f"DELETE FROM {table} WHERE principal = $1 AND deny = 0", (op.principal,))  # noqa: S608
+
+
+def forget_grants_below(path: NamespacePath) -> Steps[None]:
+    """Remove the grants on a dropped namespace and on names in it, so that they do not count for a later namespace.
+
+    Its managers may have added some of them for themselves. Denials stay, as those on entries.
+    """
+    # Paths below continue with the separator, and no name has a character as low as the separator.
+    yield StoreStatement(
+        "DELETE FROM grants WHERE namespace BETWEEN $1 AND $2 AND deny = 0",
+        (pack(path), f"{pack(path)}{NAMESPACE_SEPARATOR}\U0010ffff"),
+    )
 
 
 def move_grants(

@@ -279,6 +279,20 @@ async def test_manager_of_one_object_takes_no_rights_of_the_admins_above_it(hous
     assert (await house("root", "POST", table, set_properties(x="1"))).status == 200
 
 
+async def test_rights_on_a_dropped_namespace_do_not_count_for_the_next_of_its_name(house: House) -> None:
+    assert (await house("maker", "POST", "/v1/namespaces", {"namespace": ["db", "fin"]})).status == 200
+    admin = {"principal": "maker", "role": "admin", "namespace": ["db", "fin"]}
+    for grant in (admin, {**admin, "principal": "guest"}):
+        assert (await house("maker", "PUT", "/api/v1/grants", grant)).status == 204
+    assert (await house("maker", "DELETE", "/v1/namespaces/db%1Ffin")).status == 204
+    assert (await house("root", "POST", "/v1/namespaces", {"namespace": ["db", "fin"]})).status == 200
+    pay = "/v1/namespaces/db%1Ffin/tables"
+    assert (await house("root", "POST", pay, {"name": "pay", "schema": SCHEMA})).status == 200
+    for principal in ("maker", "guest"):
+        assert (await house(principal, "GET", f"{pay}/pay/credentials")).status in (403, 404)
+        assert (await house(principal, "DELETE", f"{pay}/pay")).status in (403, 404)
+
+
 async def test_denial_in_one_namespace_confines_registrations_in_others(house: House) -> None:
     store = house.api.server.components.store
     await store.transact([SaveGrant(Grant("writer", "writer"))])
