@@ -355,7 +355,7 @@ class GrantAuthorizer(Authorizer):
             names = " and ".join(list_names(denied & rule.bits))
             return f"{principal.name} may not {operation}{where}: a grant denies it {names} there"
         if rule.scope is Scope.CATALOG and decisions.holds(principal.grants, WAREHOUSE, rule.bits):
-            return f"{principal.name} may not {operation}{where}: a grant denies it a right on an object in the namespace"
+            return f"{principal.name} may not {operation}{where}: an object in the namespace is denied to it"
         return (
             f"{principal.name} may not {operation}{where}: it needs {describe_need(rule.bits)} on {scope}. "
             f"An admin grants it with: {grant_command(principal, rule.bits, securable.container)}"

@@ -91,7 +91,8 @@ class Imports:
         Raises:
             AlreadyExists, BadRequest: As for a table. Or the view runs with the rights of a user, and `keep_owner` is
                 false.
-            Forbidden: The caller may not name the user with whose rights the view runs, or may not place the view there.
+            Forbidden: The caller may not name the user with whose rights the view runs, or may not place the view
+                there.
         """
         existing = await self._find(EntryKind.VIEW, namespace, name, location)
         if existing is not None:

@@ -45,7 +45,6 @@ from seamark.metaserver.store.model import Entry, EntryKind, InstantState, Names
 from seamark.metaserver.store.operations import DropEntry, RenameEntry
 from seamark.metaserver.store.port import InstantFilter
 
-
 PropertyCheck = Callable[[Mapping[str, str]], Awaitable[None]]
 
 

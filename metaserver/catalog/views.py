@@ -128,7 +128,8 @@ class Views:
 
         Raises:
             BadRequest: The file is outside the warehouse, or is not a valid metadata file.
-            Forbidden: The caller may not name the user with whose rights the view runs, or may not place the view there.
+            Forbidden: The caller may not name the user with whose rights the view runs, or may not place the view
+                there.
             AlreadyExists: The name exists.
         """
         requested_ms = self._context.clock.now_ms()

@@ -15,7 +15,14 @@ import msgspec
 from seamark.formats.protocol.wire import check_name, parse_namespace
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.access.principal import ROLE_PREFIX, make_grant
-from seamark.metaserver.access.rights.decisions import SERVER_ADMIN, THE_SERVER, WAREHOUSE, Securable, list_above, securable_of
+from seamark.metaserver.access.rights.decisions import (
+    SERVER_ADMIN,
+    THE_SERVER,
+    WAREHOUSE,
+    Securable,
+    list_above,
+    securable_of,
+)
 from seamark.metaserver.access.rights.privileges import Privilege
 from seamark.metaserver.access.tokens import TTL_S_MAX, create_token, is_live, revoke_token
 from seamark.metaserver.api.http.describe import Parameter, ResponseSpec, doc

@@ -99,8 +99,8 @@ async def _check_names_no_table(properties: Mapping[str, str]) -> None:
         named.append(DEAD_LETTER_TABLE)
     if named:
         raise BadRequest(
-            f"The property {named[0][:100]} of the metadata file names another table, which an import does not take from "
-            "another catalog; remove it there, and set it after the import"
+            f"The property {named[0][:100]} of the metadata file names another table, which an import does not take "
+            "from another catalog; remove it there, and set it after the import"
         )
 
 

@@ -195,7 +195,9 @@ class RecordsContract(StorePair):
         denial = Grant("bob", "read", ("fin", "x"), deny=True)
         rights = [Grant("ann", "admin", path) for path in (("fin",), ("fin", "x"), ("fin", "x", "y"))]
         rights.append(Grant("ann", "read", ("fin",), "table", "t"))
-        await store.transact([CreateNamespace(path=("fin",), properties={}), *map(SaveGrant, (*rights, neighbor, denial))])
+        await store.transact(
+            [CreateNamespace(path=("fin",), properties={}), *map(SaveGrant, (*rights, neighbor, denial))]
+        )
         await store.transact([DropNamespace(path=("fin",))])
         assert await store.grants(None) == [neighbor, denial]
 
