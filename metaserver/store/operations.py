@@ -526,10 +526,28 @@ class RevokeToken(Operation, frozen=True):
     now_ms: int
 
 
+class GrantLimits(msgspec.Struct, frozen=True):
+    """The maximum numbers of grants and denials. The ownership of tables, views and functions does not count."""
+
+    of_object: int
+    """On one object."""
+    of_principal: int
+    """Of one principal."""
+    of_principal_below: int
+    """Of one principal in one namespace of the first level and everything in it."""
+    below: int
+    """Of all principals in one namespace of the first level and everything in it."""
+
+
 class SaveGrant(Operation, frozen=True):
-    """Save a grant. The operation is idempotent."""
+    """Save a grant. The operation is idempotent.
+
+    Raises:
+        BadRequest: The grant would exceed a limit.
+    """
 
     grant: Grant
+    limits: GrantLimits | None = None
 
 
 class RemoveGrant(Operation, frozen=True):

@@ -293,6 +293,35 @@ async def test_rights_on_a_dropped_namespace_do_not_count_for_the_next_of_its_na
         assert (await house(principal, "DELETE", f"{pay}/pay")).status in (403, 404)
 
 
+async def test_manager_of_one_namespace_adds_a_limited_number_of_grants_on_existing_objects(house: House) -> None:
+    missing = {"principal": "nobody", "privilege": "browse", "namespace": ["db"], "table": "none"}
+    assert (await house("steward", "PUT", "/api/v1/grants", missing)).error[:2] == (404, "NoSuchTableException")
+    store = house.api.server.components.store
+    await store.transact([SaveGrant(Grant("nobody", "read", ("db",), "table", f"x{n}", True)) for n in range(499)])
+    await store.transact([SaveGrant(Grant(f"n{n}", "read", ("db",), "table", "t")) for n in range(980)])
+    allowed = {"principal": "nobody", "privilege": "read", "namespace": ["db"], "table": "u"}
+    for _ in range(2):
+        assert (await house("steward", "PUT", "/api/v1/grants", allowed)).status == 204
+    refused = await house("steward", "PUT", "/api/v1/grants", {**allowed, "privilege": "plan"})
+    assert refused.error[0] == 400
+    assert "500 grants of nobody in namespace db" in refused.error[2]
+    assert (await house("root", "PUT", "/api/v1/grants", {**allowed, "privilege": "plan"})).status == 204
+    assert (await house("root", "PUT", "/api/v1/grants", missing)).status == 204
+    listed: list[Any] = []
+    for principal in ("root", "nobody"):
+        listed, token = [], ""
+        while token is not None:
+            page = (await house(principal, "GET", f"/api/v1/grants?pageSize=400&pageToken={token}")).json
+            listed += page["grants"]
+            token = page["next-page-token"]
+            assert len(page["grants"]) <= 400
+        stored = [grant for grant in await store.grants(None) if principal in ("root", grant.principal)]
+        assert len(listed) == len(stored)
+        assert {(grant["principal"], grant.get("table", "")) for grant in listed} == {
+            (grant.principal, grant.name if grant.kind == "table" else "") for grant in stored
+        }
+
+
 async def test_denial_in_one_namespace_confines_registrations_in_others(house: House) -> None:
     store = house.api.server.components.store
     await store.transact([SaveGrant(Grant("writer", "writer"))])
