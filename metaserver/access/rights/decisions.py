@@ -7,6 +7,7 @@ and a denial anywhere above the object, or on it, is stronger than any number of
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -165,6 +166,41 @@ def select_read_grants(grants: Sequence[Grant]) -> list[Grant]:
         for securable in sorted(securables)
         if not any(above in securables for above in list_above(securable))
     ]
+
+
+def narrow_read_grants(grants: Sequence[Grant]) -> list[Grant] | None:
+    """Return fewer grants and denials of `read`, which allow no more, and less only in one namespace.
+
+    The namespace is the one with the most of the grants and denials, as deep as it has at least half of them.
+
+    Args:
+        grants: The result of `select_read_grants`.
+
+    Returns:
+        None if no namespace has several of them.
+    """
+    inside = [grant for grant in grants if len(_place_of(grant).namespace) + bool(grant.name) > 1]
+    path: NamespacePath = ()
+    while True:
+        depth = len(path) + 1
+        below = Counter(grant.namespace[:depth] for grant in inside if _is_below(grant, depth))
+        if not below:
+            break
+        largest, count = below.most_common(1)[0]
+        if count < 2 or (path and 2 * count < len(inside)):
+            break
+        path = largest
+        inside = [grant for grant in inside if _is_below(grant, depth) and grant.namespace[:depth] == path]
+    if not path:
+        return None
+    removed = set(inside)
+    denials = [Grant("", "read", path, deny=True)] if any(grant.deny for grant in inside) else []
+    return [grant for grant in grants if grant not in removed] + denials
+
+
+def _is_below(grant: Grant, depth: int) -> bool:
+    """Return whether the object of a grant is in a namespace with that many levels, and is not that namespace."""
+    return len(grant.namespace) + bool(grant.name) > depth
 
 
 def _place_of(grant: Grant) -> Securable:

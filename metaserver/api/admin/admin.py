@@ -68,7 +68,7 @@ _LIMITS = GrantLimits(of_object=1000, of_principal=2000, of_principal_below=500,
 _GRANTS_READ = 500
 """The number of grants that a listing reads from the database at a time."""
 _GRANTS_READ_MAX = 5000
-"""The maximum number of grants that one page of a listing looks at. So a page can be shorter than requested, or empty."""
+"""The maximum number of grants that one page of a listing looks at. So a page can be short or empty."""
 _FORBIDDEN = ResponseSpec(403, "Requires an admin of the server or of the whole catalog")
 _MAY_NOT_GRANT = ResponseSpec(403, "Needs the privilege manage-grants, as in the role admin, on that object")
 
