@@ -250,6 +250,25 @@ class Authorizer(ABC):
                 raise missing[0](f"{missing[1]} does not exist: {name}")
         raise Forbidden(await self.explain_refusal(principal, operation, securable))
 
+    async def require_new_name(self, principal: Principal, operation: str, securable: Securable) -> None:
+        """Check that `principal` may give a name, besides its right on the namespace.
+
+        Args:
+            principal: The principal.
+            operation: The id of the operation.
+            securable: The object with the new name.
+
+        Raises:
+            Forbidden: The principal may not browse or create an object of the name. The answer is the same whether the
+                object exists or not.
+        """
+        _, denied = decisions.find_bits(principal.grants, securable)
+        if denied & (BROWSE | CREATE) or not await self.allows(principal, "tableExists", securable):
+            raise Forbidden(
+                f"{principal.name} may not {operation} in {show_path(securable.namespace)} with the name "
+                f"{securable.name[:100]}: a denial or the policy of the server does not allow it; choose another name"
+            )
+
     async def require_somewhere(self, principal: Principal, operation: str) -> None:
         """Check that `principal` may do `operation` on at least one object.
 

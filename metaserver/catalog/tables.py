@@ -116,6 +116,7 @@ class Tables:
         overwrite: bool,
         allows_locations: bool = True,
         check_properties: PropertyCheck | None = None,
+        check_drop: Callable[[], Awaitable[None]] | None = None,
     ) -> LoadedTable:
         """Create a name for existing metadata.
 
@@ -124,6 +125,7 @@ class Tables:
             allows_locations: Whether the table may name files at the locations in its property
                 `seamark.allowed-locations`.
             check_properties: Raises an error if the caller may not set these properties of a table.
+            check_drop: Raises an error if the caller may not drop the table that has the name.
 
         Raises:
             BadRequest: The file is outside the warehouse, or is not a valid metadata file.
@@ -158,6 +160,8 @@ class Tables:
             operations.append(swap_of(current, location, requested_ms))
         else:
             if current is not None:
+                if check_drop is not None:
+                    await check_drop()
                 operations += drop_operations(self._context, caller, current, purge=False, requested_ms=requested_ms)
             operations += self._context.create_entry(caller, entry)
         operations.append(await claim(self._context, caller, metadata, entry, may_restore=not is_same))

@@ -79,6 +79,7 @@ async def list_tables(call: Call) -> dict[str, Any]:
 
 @Route("POST", f"{_NAMESPACE}/tables", "createTable", body_size=BodySize.MEDIUM, is_idempotent=True).takes(_CreateTable)
 async def create_table(call: Call, body: _CreateTable) -> web.Response:
+    await call.allow_new_name(TABLE, call.namespace, body.name)
     await check_named_tables(call, body.properties or {})
     tables = call.components.catalog.tables
     create = tables.stage if body.stage_create else tables.create
@@ -127,7 +128,7 @@ async def _load_plan(call: Call, mode: SnapshotMode) -> web.Response:
 @Route("POST", _TABLE, "updateTable", body_size=BodySize.MEDIUM, is_idempotent=True).takes(_CommitTable)
 async def update_table(call: Call, body: _CommitTable) -> web.Response:
     commits, namespace, name = call.components.engine_commits, call.namespace, call.name
-    await check_may_create(call, namespace, body.requirements)
+    await check_may_create(call, namespace, name, body.requirements)
     fresh = await prepare_stream_table(call, namespace, name, body.requirements, body.updates)
 
     return await run_idempotent(
@@ -139,14 +140,17 @@ async def update_table(call: Call, body: _CommitTable) -> web.Response:
     )
 
 
-async def check_may_create(call: Call, namespace: NamespacePath, requirements: Sequence[Mapping[str, Any]]) -> None:
-    """Check that the caller may create tables in the namespace, if the requirements are those of a new table.
+async def check_may_create(
+    call: Call, namespace: NamespacePath, name: str, requirements: Sequence[Mapping[str, Any]]
+) -> None:
+    """Check that the caller may create a table of the name, if the requirements are those of a new table.
 
     Raises:
-        Forbidden: The caller may not create tables there.
+        Forbidden: The caller may not create tables there, or none of this name.
     """
     if any(requirement.get("type") == "assert-create" for requirement in requirements):
         await call.allow(Securable(namespace), operation="createTable")
+        await call.allow_new_name(TABLE, namespace, name)
 
 
 @Route("DELETE", _TABLE, "dropTable", is_idempotent=True)
@@ -166,14 +170,22 @@ async def table_exists(call: Call) -> None:
 
 @Route("POST", f"{_NAMESPACE}/register", "registerTable", is_idempotent=True).takes(_RegisterTable)
 async def register_table(call: Call, body: _RegisterTable) -> web.Response:
+    await call.allow_new_name(TABLE, call.namespace, body.name)
     register, overwrite = call.components.catalog.tables.register, bool(body.overwrite)
     args = call.namespace, body.name, body.metadata_location
 
     async def check_properties(properties: Mapping[str, str]) -> None:
         await check_named_tables(call, properties)
 
+    async def check_drop() -> None:
+        await call.allow(Securable(call.namespace, TABLE, body.name), operation="dropTable")
+
     return await _run_creation(
-        call, lambda caller: register(caller, *args, overwrite=overwrite, check_properties=check_properties), body.name
+        call,
+        lambda caller: register(
+            caller, *args, overwrite=overwrite, check_properties=check_properties, check_drop=check_drop
+        ),
+        body.name,
     )
 
 

@@ -60,7 +60,7 @@ ALLOWED = {
     "maker": {"load", "probe", "create"},
     "steward": {"load", "probe", "grant"},
     "dropper": {"load", "probe", "drop"},
-    "barred": {"create"},
+    "barred": set(),
     "nobody": set(),
 }
 
@@ -190,7 +190,8 @@ async def test_creator_without_the_right_to_read_cannot_take_over_the_files_of_a
         assert (await house("root" if name == "t" else principal, *drop)).status in (200, 204)
         body = {"name": name, "schema": SCHEMA, "location": location}
         for staged in (False, True):
-            answer = await house(principal, "POST", "/v1/namespaces/db/tables", {**body, "stage-create": staged})
+            new_body = {**body, "name": f"new_{name}", "stage-create": staged}  # The name t is denied to barred.
+            answer = await house(principal, "POST", "/v1/namespaces/db/tables", new_body)
             assert answer.status == 400, answer.raw
             assert "overlaps" in answer.error[2]
         assert (await house("root", "POST", "/v1/namespaces/db/tables", body)).status == 200
@@ -320,6 +321,62 @@ async def test_manager_of_one_namespace_adds_a_limited_number_of_grants_on_exist
         assert {(grant["principal"], grant.get("table", "")) for grant in listed} == {
             (grant.principal, grant.name if grant.kind == "table" else "") for grant in stored
         }
+
+
+async def test_name_that_is_denied_cannot_be_given_whether_it_exists_or_not(house: House) -> None:
+    assert (await house("root", "DELETE", "/v1/namespaces/db/views/v")).status == 204
+    dropped = (await house("root", "GET", "/api/v1/dropped?namespace=db")).json["dropped"][0]["id"]
+    location = (await house("root", "GET", "/v1/namespaces/db/tables/u")).json["metadata-location"]
+    store = house.api.server.components.store
+    denials = [Grant("barred", privilege, ("db",), "table", name, deny=True) for privilege, name in DENIED_NAMES]
+    await store.transact([SaveGrant(Grant("barred", "writer")), *map(SaveGrant, denials)])
+    commit = {"requirements": [{"type": "assert-create"}], "updates": []}
+    ends = {"source": {"namespace": ["db"], "name": "u"}}
+    view = {"schema": SCHEMA, "view-version": VIEW_VERSION}
+    for name in ("t", "none", "later"):  # The first exists.
+        change = {"identifier": {"namespace": ["db"], "name": name}, **commit}
+        requests: list[tuple[str, Any]] = [
+            ("/v1/namespaces/db/tables", {"name": name, "schema": SCHEMA}),
+            ("/v1/namespaces/db/tables", {"name": name, "schema": SCHEMA, "stage-create": True}),
+            ("/v1/namespaces/db/views", {"name": name, **view}),
+            ("/v1/tables/rename", {**ends, "destination": {"namespace": ["db"], "name": name}}),
+            ("/v1/namespaces/db/register", {"name": name, "metadata-location": location}),
+            ("/v1/namespaces/db/register", {"name": name, "metadata-location": location, "overwrite": True}),
+            ("/v1/namespaces/db/register-view", {"name": name, "metadata-location": location}),
+            (f"/api/v1/dropped/{dropped}/undrop", {"name": name}),
+            ("/v1/transactions/commit", {"table-changes": [change]}),
+        ]
+        for path, body in requests:
+            answer = await house("barred", "POST", path, body)
+            if path.endswith("commit") and name != "later":
+                assert answer.error[0] == 404, (name, path)
+            else:
+                assert answer.error[:2] == (403, "ForbiddenException"), (name, path, answer.raw)
+                assert "exist" not in answer.error[2], (name, path)
+    body = {"name": "free", "schema": SCHEMA}
+    assert (await house("barred", "POST", "/v1/namespaces/db/tables", body)).status == 200
+
+
+DENIED_NAMES = (("browse", "none"), ("create", "later"))
+
+
+async def test_registration_over_a_table_needs_the_right_to_drop_it(house: House) -> None:
+    store = house.api.server.components.store
+    metadata = {}
+    for name in ("src", "old"):
+        created = await house("root", "POST", "/v1/namespaces/db/tables", {"name": name, "schema": SCHEMA})
+        metadata[name] = created.json["metadata-location"]
+    assert (await house("root", "POST", "/v1/namespaces/db/tables/src/unregister", {})).status == 200
+    grants = [Grant("nobody", privilege) for privilege in ("create", "write")]
+    await store.transact([SaveGrant(grant) for grant in grants])
+    same = {"name": "old", "metadata-location": metadata["old"], "overwrite": True}
+    assert (await house("nobody", "POST", "/v1/namespaces/db/register", same)).status == 200
+    other = {**same, "metadata-location": metadata["src"]}
+    answer = await house("nobody", "POST", "/v1/namespaces/db/register", other)
+    assert answer.error[:2] == (403, "ForbiddenException")
+    assert "may not dropTable" in answer.error[2]
+    await store.transact([SaveGrant(Grant("nobody", "drop", ("db",), "table", "old"))])
+    assert (await house("nobody", "POST", "/v1/namespaces/db/register", other)).status == 200
 
 
 async def test_denial_in_one_namespace_confines_registrations_in_others(house: House) -> None:
