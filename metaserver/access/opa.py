@@ -39,17 +39,17 @@ BATCH_MAX = 1000
 REQUESTS_MAX = 32
 """The maximum number of requests to OPA at the same time. A principal has at most half of them."""
 _WAITS_MAX = 10
-"""The maximum time that a request waits for its turn, in multiples of `opa_timeout_s`."""
+"""The maximum time that a request waits for its slot, in multiples of `opa_timeout_s`."""
 ANSWER_BYTES_MAX = 1 << 20
 _log = structlog.get_logger("seamark.opa")
 _Question: TypeAlias = tuple[str, tuple[str, ...], str, Securable]
 
 
-class RequestTurns:
-    """Turns of requests to OPA, which principals share. An instance belongs to one event loop.
+class PolicySlots:
+    """Slots of requests to OPA, which principals share. An instance belongs to one event loop.
 
-    The rule: a principal has at most half of the turns. A free turn goes to a single decision before a part of a
-    listing, then to the principal with the fewest turns, then to the request that has waited longest. So the listings
+    The rule: a principal has at most half of the slots. A free slot goes to a single decision before a part of a
+    listing, then to the principal with the fewest slots, then to the request that has waited longest. So the listings
     of one principal do not delay the requests of others.
     """
 
@@ -62,10 +62,10 @@ class RequestTurns:
 
     @asynccontextmanager
     async def take(self, holder: str, *, is_listing: bool, wait_s: float) -> AsyncIterator[None]:
-        """Hold a turn while the context is active.
+        """Hold a slot while the context is active.
 
         Raises:
-            TimeoutError: No turn became free within `wait_s`.
+            TimeoutError: No slot became free within `wait_s`.
         """
         if self._may_start(holder):
             self._held[holder] += 1
@@ -77,16 +77,16 @@ class RequestTurns:
             self._release(holder)
 
     async def _wait(self, holder: str, is_listing: bool, wait_s: float) -> None:
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault((is_listing, holder), deque()).append((next(self._arrivals), turn))
+        slot: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault((is_listing, holder), deque()).append((next(self._arrivals), slot))
         try:
             async with asyncio.timeout(wait_s):
-                await turn
+                await slot
         except BaseException:
-            if turn.done() and not turn.cancelled():  # The turn came at the same time.
+            if slot.done() and not slot.cancelled():  # The slot came at the same time.
                 self._release(holder)
             else:
-                turn.cancel()
+                slot.cancel()
             raise
 
     def _may_start(self, holder: str) -> bool:
@@ -101,23 +101,23 @@ class RequestTurns:
             if not queues:
                 break
             key = min(queues, key=lambda key: (key[0], self._held[key[1]], self._waiting[key][0][0]))
-            _, turn = self._waiting[key].popleft()
+            _, slot = self._waiting[key].popleft()
             if not self._waiting[key]:
                 del self._waiting[key]
-            if not turn.done():
+            if not slot.done():
                 self._held[key[1]] += 1
-                turn.set_result(None)
+                slot.set_result(None)
 
     def check_invariants(self) -> None:
         """Raise AssertionError if a limit is exceeded, or a request waits that may start. Only tests call this."""
         assert self._held.total() <= self._limit
         assert all(0 < held <= self._share for held in self._held.values())
-        live = [key[1] for key, queue in self._waiting.items() if any(not turn.done() for _, turn in queue)]
+        live = [key[1] for key, queue in self._waiting.items() if any(not slot.done() for _, slot in queue)]
         assert not any(self._may_start(holder) for holder in live)
 
     @property
     def is_free(self) -> bool:
-        """Whether no request holds or waits for a turn. Only tests use this property."""
+        """Whether no request holds or waits for a slot. Only tests use this property."""
         return not self._held and not self._waiting
 
 
@@ -132,7 +132,7 @@ class OpaClient:
         self._clock = clock
         self._http = http
         self._warehouse_name = warehouse_name
-        self.turns = RequestTurns(REQUESTS_MAX)
+        self.slots = PolicySlots(REQUESTS_MAX)
         self._decisions: OrderedDict[_Question, tuple[bool, float]] = OrderedDict()
 
     async def decide(self, principal: Principal, operation: str, securables: Sequence[Securable]) -> list[bool]:
@@ -209,7 +209,7 @@ class OpaClient:
             token = await asyncio.to_thread(read_bearer_token, Path(self._token_file))
             headers["Authorization"] = f"Bearer {token}"
         async with (
-            self.turns.take(holder, is_listing=is_listing, wait_s=_WAITS_MAX * self._timeout_s),
+            self.slots.take(holder, is_listing=is_listing, wait_s=_WAITS_MAX * self._timeout_s),
             self._http.post(url, json={"input": question}, headers=headers, allow_redirects=False) as answer,
         ):
             if answer.status != 200:

@@ -15,6 +15,7 @@ from seamark.metaserver.store.model import (
     Entry,
     EntryKind,
     Grant,
+    GrantLimits,
     IdempotencyRecord,
     Instant,
     InstantState,
@@ -193,10 +194,7 @@ class ClaimLocations(Operation, frozen=True):
     checked: bool = True
     """Whether to refuse overlaps. Entries that were created before claims existed may overlap."""
     returns: bool = False
-    """Whether this operation may restore the entry.
-
-    If it may, a live entry with the same location raises CommitConflict.
-    """
+    """Whether this operation may restore the entry. A live entry with the same location raises CommitConflict then."""
 
 
 class AllowLocations(Operation, frozen=True):
@@ -526,25 +524,8 @@ class RevokeToken(Operation, frozen=True):
     now_ms: int
 
 
-class GrantLimits(msgspec.Struct, frozen=True):
-    """The maximum numbers of grants and denials. The ownership of tables, views and functions does not count."""
-
-    of_object: int
-    """On one object."""
-    of_principal: int
-    """Of one principal."""
-    of_principal_below: int
-    """Of one principal in one namespace of the first level and everything in it."""
-    below: int
-    """Of all principals in one namespace of the first level and everything in it."""
-
-
 class SaveGrant(Operation, frozen=True):
-    """Save a grant. The operation is idempotent.
-
-    Raises:
-        BadRequest: The grant would exceed a limit.
-    """
+    """Save a grant, unless it exceeds a limit (BadRequest). The operation is idempotent."""
 
     grant: Grant
     limits: GrantLimits | None = None
@@ -561,9 +542,8 @@ class RemoveGrant(Operation, frozen=True):
 
 
 class RemoveGrantsOf(Operation, frozen=True):
-    """Remove all grants of a principal, also those as owner and those on dropped entries. Its denials stay."""
-
     principal: str
+    """The principal that loses all grants, also those as owner and those on dropped entries. Its denials stay."""
 
 
 class SaveAudit(Operation, frozen=True):

@@ -171,7 +171,7 @@ def select_read_grants(grants: Sequence[Grant]) -> list[Grant]:
 def narrow_read_grants(grants: Sequence[Grant]) -> list[Grant] | None:
     """Return fewer grants and denials of `read`, which allow no more, and less only in one namespace.
 
-    The namespace is the one with the most of the grants and denials, as deep as it has at least half of them.
+    The namespace has the most of the grants and denials, and is as deep as it has at least half of them.
 
     Args:
         grants: The result of `select_read_grants`.

@@ -40,8 +40,9 @@ from seamark.metaserver.store.model import (
     AuditRecord,
     EntryKind,
     Grant,
+    GrantLimits,
 )
-from seamark.metaserver.store.operations import GrantLimits, RemoveGrant, SaveGrant
+from seamark.metaserver.store.operations import RemoveGrant, SaveGrant
 
 T = TypeVar("T")
 

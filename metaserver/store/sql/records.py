@@ -14,7 +14,7 @@ from seamark.formats.runtime.errors import (
     NotFound,
 )
 from seamark.metaserver.store import operations, port
-from seamark.metaserver.store.model import EntryKind, Grant, NamespacePath, StoredWarehouse
+from seamark.metaserver.store.model import EntryKind, Grant, GrantLimits, NamespacePath, StoredWarehouse
 from seamark.metaserver.store.sql.rows import AUDIT, GRANT, IDEMPOTENCY, METRICS, TOKEN, WAREHOUSE, pack, pack_json
 from seamark.metaserver.store.sql.statement import Row, Steps, StoreStatement, batches
 
@@ -85,7 +85,7 @@ def save_grant(op: operations.SaveGrant, now_ms: int) -> Steps[None]:
         yield from _check_grant_limits(op.grant, op.limits)
 
 
-def _check_grant_limits(grant: Grant, limits: operations.GrantLimits) -> Steps[None]:
+def _check_grant_limits(grant: Grant, limits: GrantLimits) -> Steps[None]:
     """Check the numbers of grants after a grant was added.
 
     Each request of a principal reads its grants, and any manager of an object adds grants for any principal.

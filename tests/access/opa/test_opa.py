@@ -15,7 +15,7 @@ from aiohttp import web
 from seamark.formats.runtime.clock import SimulatedClock, SystemClock
 from seamark.formats.runtime.errors import Forbidden, NoSuchTable, RetryLater
 from seamark.metaserver.access.authorizer import Authorizer, GrantAuthorizer
-from seamark.metaserver.access.opa import REQUESTS_MAX, RequestTurns, open_authorizer
+from seamark.metaserver.access.opa import REQUESTS_MAX, PolicySlots, open_authorizer
 from seamark.metaserver.access.principal import Principal
 from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.access.tokens import create_token
@@ -250,18 +250,18 @@ async def test_listing_of_one_principal_does_not_delay_the_requests_of_others() 
         assert await listing == [True] * 100
 
 
-async def test_turns_are_shared_and_none_is_lost() -> None:
-    rng, turns = random.Random(first_seed()), RequestTurns(4)
+async def test_slots_are_shared_and_none_is_lost() -> None:
+    rng, slots = random.Random(first_seed()), PolicySlots(4)
     order: list[tuple[str, bool]] = []
 
     async def ask(holder: str, *, is_listing: bool) -> None:
         with suppress(TimeoutError):
-            async with turns.take(holder, is_listing=is_listing, wait_s=rng.choice((0.0, 300.0))):
+            async with slots.take(holder, is_listing=is_listing, wait_s=rng.choice((0.0, 300.0))):
                 order.append((holder, is_listing))
-                turns.check_invariants()
+                slots.check_invariants()
                 for _ in range(rng.randint(0, 3)):
                     await asyncio.sleep(0)
-                turns.check_invariants()
+                slots.check_invariants()
 
     tasks: list[asyncio.Task[None]] = []
     for _ in range(examples(5000, 300)):
@@ -270,18 +270,18 @@ async def test_turns_are_shared_and_none_is_lost() -> None:
             rng.choice(tasks).cancel()
         if rng.random() < 0.5:
             await asyncio.sleep(0)
-            turns.check_invariants()
+            slots.check_invariants()
     await asyncio.gather(*tasks, return_exceptions=True)
-    assert turns.is_free
+    assert slots.is_free
     assert {holder for holder, _ in order} == set("abc")
 
 
-async def test_free_turn_goes_to_single_decisions_and_to_who_has_the_fewest() -> None:
-    turns, release = RequestTurns(2), asyncio.Event()
+async def test_free_slot_goes_to_single_decisions_and_to_who_has_the_fewest() -> None:
+    slots, release = PolicySlots(2), asyncio.Event()
     order: list[tuple[str, bool]] = []
 
     async def ask(holder: str, *, is_listing: bool) -> None:
-        async with turns.take(holder, is_listing=is_listing, wait_s=300):
+        async with slots.take(holder, is_listing=is_listing, wait_s=300):
             order.append((holder, is_listing))
             await release.wait()
 
@@ -292,4 +292,4 @@ async def test_free_turn_goes_to_single_decisions_and_to_who_has_the_fewest() ->
         release.set()
     assert order[:2] == [("a", True), ("b", True)]
     assert order.index(("b", False)) < order.index(("c", True))
-    assert turns.is_free
+    assert slots.is_free
