@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 import requests
-from pyiceberg.catalog.rest import Endpoint, Endpoints, IdentifierKind, RestCatalog
+from pyiceberg.catalog.rest import Capability, Endpoint, Endpoints, IdentifierKind, RestCatalog
 from pyiceberg.exceptions import (
     AuthorizationExpiredError,
     NoSuchNamespaceError,
@@ -34,7 +34,12 @@ _TRIES_MAX = 5
 _BACKOFF_S = 0.5
 _BUSY = (429, 502, 503, 504)
 _UNAVAILABLE = (401, 419, *_BUSY)
+_LOGIN_ENDED = (401, 419)
 _SHOWN_CHARACTERS_MAX = 300
+_PAGES_MAX = 100_000
+"""The maximum number of pages of one listing."""
+_LEVELS_MAX = 32
+"""The maximum number of levels of a namespace."""
 T = TypeVar("T")
 
 
@@ -42,9 +47,20 @@ class _Loaded(msgspec.Struct, rename="kebab"):
     metadata_location: str | None = None
 
 
-class _NamespacePage(msgspec.Struct, rename="kebab"):
-    namespaces: list[Levels] = []
+class _NextPage(msgspec.Struct, rename="kebab"):
     next_page_token: str | None = None
+
+
+class _NamespacePage(msgspec.Struct):
+    namespaces: list[Levels] = []
+
+
+class _Identifier(msgspec.Struct):
+    name: str
+
+
+class _EntryPage(msgspec.Struct):
+    identifiers: list[_Identifier] = []
 
 
 class _ErrorBody(msgspec.Struct):
@@ -106,16 +122,52 @@ class RestConnection(RestCatalog):
         """
         query = {"parent": self._namespace_separator.join(parent)} if parent else {}
         children: list[Levels] = []
-        while True:
-            answer = self._session.get(self.url(Endpoints.list_namespaces), params=query)
+        for answer in self._read_pages(self.url(Endpoints.list_namespaces), query):
             if answer.status_code == 404 and parent and not self.namespace_exists(parent):
                 return []
             _check_status(answer)
-            page = _decode(answer, _NamespacePage)
-            children += page.namespaces
-            if not page.next_page_token:
-                return children
-            query["pageToken"] = page.next_page_token
+            children += _decode(answer, _NamespacePage).namespaces
+        # A catalog that does not know the parameter parent answers with the namespaces of the first level.
+        return list(dict.fromkeys(path for path in children if path[:-1] == parent and path))
+
+    def list_names(self, endpoint: str, namespace: Levels) -> list[str]:
+        """Return the names of the tables or views of a namespace.
+
+        Raises:
+            CatalogRefusal: The catalog refuses the request.
+            EntryMissing: The namespace does not exist.
+        """
+        names: list[str] = []
+        for answer in self._read_pages(self.url(endpoint, namespace=self._encode_namespace_path(namespace)), {}):
+            if answer.status_code == 404:
+                raise EntryMissing("The other catalog no longer has the namespace")
+            _check_status(answer)
+            names += [identifier.name for identifier in _decode(answer, _EntryPage).identifiers]
+        return names
+
+    def _read_pages(self, url: str, query: Mapping[str, str]) -> Iterator[requests.Response]:
+        """Yield the answers of a listing, page by page.
+
+        Raises:
+            CatalogRefusal: The catalog returns a page token again, so the listing would not end, or it has too many
+                pages.
+        """
+        tokens: set[str] = set()
+        params = dict(query)
+        while len(tokens) < _PAGES_MAX:
+            answer = self._session.get(url, params=params)
+            if answer.status_code in _LOGIN_ENDED:
+                self._refresh_token()
+                answer = self._session.get(url, params=params)
+            yield answer
+            token = _decode(answer, _NextPage).next_page_token
+            if not token:
+                return
+            if token in tokens:
+                raise CatalogRefusal("The other catalog returns a page of its listing again, so the listing has no end")
+            tokens.add(token)
+            params["pageToken"] = token
+        raise CatalogRefusal(f"The other catalog lists more than {_PAGES_MAX:,} pages")
 
     def load_location(self, endpoint: str, kind: IdentifierKind, levels: Levels) -> str:
         """Return the location of the metadata file of a table or view.
@@ -182,8 +234,11 @@ class RestSource:
     def list_namespaces(self) -> Iterator[Levels]:
         parents: list[Levels] = [()]
         while parents:
+            parent = parents.pop()
+            if len(parent) > _LEVELS_MAX:
+                raise CatalogRefusal(f"The namespace {'.'.join(parent)[:200]} has more than {_LEVELS_MAX} levels")
             with translate_errors():
-                children = self._catalog.list_children(parents.pop())
+                children = self._catalog.list_children(parent)
             yield from children
             if not self._is_flat:
                 parents += children
@@ -195,11 +250,13 @@ class RestSource:
 
     def list_tables(self, namespace: Levels) -> list[str]:
         with translate_errors():
-            return [identifier[-1] for identifier in self._catalog.list_tables(namespace)]
+            return self._catalog.list_names(Endpoints.list_tables, namespace)
 
     def list_views(self, namespace: Levels) -> list[str]:
         with translate_errors():
-            return [identifier[-1] for identifier in self._catalog.list_views(namespace)]
+            if not self._catalog.supports(Capability.V1_LIST_VIEWS):
+                return []
+            return self._catalog.list_names(Endpoints.list_views, namespace)
 
     def find_table(self, namespace: Levels, name: str) -> str:
         with translate_errors():

@@ -116,7 +116,8 @@ class Authenticator:
             store: The pointer store of the warehouse.
             keyring: The signing keys of the warehouse.
         """
-        service, statements = ServiceTokens(keyring, self._clock), StatementTokens(keyring, self._clock)
+        service = ServiceTokens(keyring, self._clock)
+        statements = StatementTokens(keyring, self._clock, needs_groups=bool(self._settings.opa_url))
         return Authenticator(
             self._settings, self._store, self._clock, self.issuer, service, statements, self._verifiers, store
         )
@@ -255,5 +256,6 @@ async def open_authenticator(
     async with AsyncExitStack() as stack:
         has_oidc = "oidc" in settings.auth
         verifiers = await stack.enter_async_context(oidc.open_oidc(settings, clock)) if has_oidc else {}
-        service, statements = ServiceTokens(keyring, clock), StatementTokens(keyring, clock)
+        service = ServiceTokens(keyring, clock)
+        statements = StatementTokens(keyring, clock, needs_groups=bool(settings.opa_url))
         yield Authenticator(settings, store, clock, issuer, service, statements, verifiers)

@@ -66,7 +66,8 @@ from seamark.metaserver.store.port import PointerStore
 class Scope(Enum):
     OBJECT = "the privileges on the object, or on an object that contains it"
     LISTING = "the privileges on the namespace, or on a table, view or function in it"
-    CATALOG = "the privileges on the whole catalog and on the object, and no denial of them anywhere"
+    CATALOG = "the privileges on the whole catalog and throughout the namespace of the object"
+    WAREHOUSE = "the privileges on the whole catalog and on the object"
     SERVER = "the privileges on the server"
     SEEN = "a grant on the namespace, above it or below it"
     LOGIN = "any login"
@@ -127,7 +128,7 @@ def _make_rules() -> dict[str, Rule]:
     rules["makePlanView"] = Rule(READ | CREATE, read_only=True)
     for name in ("adviseTtl", "takeRewriteLease"):
         rules[name] = Rule(MAINTAIN, read_only=True)
-    rules["listAudit"] = Rule(MANAGE_GRANTS, Scope.CATALOG, read_only=True)
+    rules["listAudit"] = Rule(MANAGE_GRANTS, Scope.WAREHOUSE, read_only=True)
     for name in ("createToken", "revokeToken"):
         rules[name] = Rule(MANAGE_GRANTS, Scope.SERVER)
     rules["listTokens"] = Rule(MANAGE_GRANTS, Scope.SERVER, read_only=True)
@@ -249,6 +250,25 @@ class Authorizer(ABC):
                 raise missing[0](f"{missing[1]} does not exist: {name}")
         raise Forbidden(await self.explain_refusal(principal, operation, securable))
 
+    async def require_new_name(self, principal: Principal, operation: str, securable: Securable) -> None:
+        """Check that `principal` may give a name, besides its right on the namespace.
+
+        Args:
+            principal: The principal.
+            operation: The id of the operation.
+            securable: The object with the new name.
+
+        Raises:
+            Forbidden: The principal may not browse or create an object of the name. The answer is the same whether the
+                object exists or not.
+        """
+        _, denied = decisions.find_bits(principal.grants, securable)
+        if denied & (BROWSE | CREATE) or not await self.allows(principal, "tableExists", securable):
+            raise Forbidden(
+                f"{principal.name} may not {operation} in {show_path(securable.namespace)} with the name "
+                f"{securable.name[:100]}: a denial or the policy of the server does not allow it; choose another name"
+            )
+
     async def require_somewhere(self, principal: Principal, operation: str) -> None:
         """Check that `principal` may do `operation` on at least one object.
 
@@ -343,7 +363,7 @@ class GrantAuthorizer(Authorizer):
         rule = rule_of(operation)
         if rule.scope is Scope.SERVER:
             securable, scope = THE_SERVER, "the server"
-        elif rule.scope is Scope.CATALOG or not securable.namespace:
+        elif rule.scope in (Scope.CATALOG, Scope.WAREHOUSE) or not securable.namespace:
             securable, scope = WAREHOUSE, "the whole catalog"
         else:
             # The text does not name the table: it would show whether a plan of this name has a table.
@@ -353,6 +373,8 @@ class GrantAuthorizer(Authorizer):
         if denied & rule.bits:
             names = " and ".join(list_names(denied & rule.bits))
             return f"{principal.name} may not {operation}{where}: a grant denies it {names} there"
+        if rule.scope is Scope.CATALOG and decisions.holds(principal.grants, WAREHOUSE, rule.bits):
+            return f"{principal.name} may not {operation}{where}: an object in the namespace is denied to it"
         return (
             f"{principal.name} may not {operation}{where}: it needs {describe_need(rule.bits)} on {scope}. "
             f"An admin grants it with: {grant_command(principal, rule.bits, securable.container)}"
@@ -382,7 +404,9 @@ class GrantAuthorizer(Authorizer):
 
     def list_reusing_namespaces(self, principal: Principal) -> tuple[NamespacePath, ...]:
         # A denial may be on the dropped object, under its name or an earlier name.
-        if any(grant.deny for grant in principal.grants):
+        if any(grant.deny for grant in principal.grants) and not decisions.holds(
+            principal.grants, WAREHOUSE, MANAGE_GRANTS
+        ):
             return ()
         # The owner of a namespace may have created it again after it was dropped with the tables of others.
         grants = [grant for grant in principal.grants if grant.role != OWNER]
@@ -420,4 +444,8 @@ def decide(grants: Sequence[Grant], operation: str, securable: Securable) -> boo
         return decisions.holds(grants, securable, rule.bits) or decisions.has_visible_entry(grants, securable.namespace)
     if scope is Scope.SERVER:
         return decisions.holds(grants, THE_SERVER, rule.bits)
-    return decisions.holds_everywhere(grants, rule.bits) and decisions.holds(grants, securable, rule.bits)
+    if not decisions.holds(grants, securable, rule.bits):
+        return False
+    if scope is Scope.WAREHOUSE:
+        return decisions.holds(grants, WAREHOUSE, rule.bits)
+    return decisions.holds_throughout(grants, securable.namespace, rule.bits)

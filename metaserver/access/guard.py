@@ -52,7 +52,7 @@ async def check_logins(settings: Settings, store: PointerStore, clock: Clock) ->
             + token_command(settings)
         )
     has_no_roles = settings.auth == "oidc" and not any(issuer.roles_claim for issuer in read_issuers(settings))
-    if has_no_roles and not await store.grants(None):
+    if has_no_roles and not await store.grants_page(None, None, 1):
         _log.warning(
             "no user has a grant and no issuer has a roles claim: add a grant with "
             "seamark grant add <issuer>:<subject>, such as oidc:ann"

@@ -11,9 +11,10 @@ objects in one request, to a rule that returns the positions of the allowed obje
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -36,10 +37,88 @@ from seamark.metaserver.store.model import NamespacePath
 BATCH_MAX = 1000
 """The maximum number of objects in one request."""
 REQUESTS_MAX = 32
-"""The maximum number of requests to OPA at the same time."""
+"""The maximum number of requests to OPA at the same time. A principal has at most half of them."""
+_WAITS_MAX = 10
+"""The maximum time that a request waits for its slot, in multiples of `opa_timeout_s`."""
 ANSWER_BYTES_MAX = 1 << 20
 _log = structlog.get_logger("seamark.opa")
 _Question: TypeAlias = tuple[str, tuple[str, ...], str, Securable]
+
+
+class PolicySlots:
+    """Slots of requests to OPA, which principals share. An instance belongs to one event loop.
+
+    The rule: a principal has at most half of the slots. A free slot goes to a single decision before a part of a
+    listing, then to the principal with the fewest slots, then to the request that has waited longest. So the listings
+    of one principal do not delay the requests of others.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._share = max(1, limit // 2)
+        self._held: Counter[str] = Counter()
+        self._waiting: dict[tuple[bool, str], deque[tuple[int, asyncio.Future[None]]]] = {}
+        self._arrivals = count()
+
+    @asynccontextmanager
+    async def take(self, holder: str, *, is_listing: bool, wait_s: float) -> AsyncIterator[None]:
+        """Hold a slot while the context is active.
+
+        Raises:
+            TimeoutError: No slot became free within `wait_s`.
+        """
+        if self._may_start(holder):
+            self._held[holder] += 1
+        else:
+            await self._wait(holder, is_listing, wait_s)
+        try:
+            yield
+        finally:
+            self._release(holder)
+
+    async def _wait(self, holder: str, is_listing: bool, wait_s: float) -> None:
+        slot: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault((is_listing, holder), deque()).append((next(self._arrivals), slot))
+        try:
+            async with asyncio.timeout(wait_s):
+                await slot
+        except BaseException:
+            if slot.done() and not slot.cancelled():  # The slot came at the same time.
+                self._release(holder)
+            else:
+                slot.cancel()
+            raise
+
+    def _may_start(self, holder: str) -> bool:
+        return self._held.total() < self._limit and self._held[holder] < self._share
+
+    def _release(self, holder: str) -> None:
+        self._held[holder] -= 1
+        if not self._held[holder]:
+            del self._held[holder]
+        while self._held.total() < self._limit:
+            queues = [key for key in self._waiting if self._held[key[1]] < self._share]
+            if not queues:
+                break
+            key = min(queues, key=lambda key: (key[0], self._held[key[1]], self._waiting[key][0][0]))
+            _, slot = self._waiting[key].popleft()
+            if not self._waiting[key]:
+                del self._waiting[key]
+            if not slot.done():
+                self._held[key[1]] += 1
+                slot.set_result(None)
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError if a limit is exceeded, or a request waits that may start. Only tests call this."""
+        assert self._held.total() <= self._limit
+        assert all(0 < held <= self._share for held in self._held.values())
+        live = [key[1] for key, queue in self._waiting.items() if any(not slot.done() for _, slot in queue)]
+        assert not any(self._may_start(holder) for holder in live)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether no request holds or waits for a slot. Only tests use this property."""
+        return not self._held and not self._waiting
 
 
 class OpaClient:
@@ -53,7 +132,7 @@ class OpaClient:
         self._clock = clock
         self._http = http
         self._warehouse_name = warehouse_name
-        self._turns = asyncio.Semaphore(REQUESTS_MAX)
+        self.slots = PolicySlots(REQUESTS_MAX)
         self._decisions: OrderedDict[_Question, tuple[bool, float]] = OrderedDict()
 
     async def decide(self, principal: Principal, operation: str, securables: Sequence[Securable]) -> list[bool]:
@@ -95,26 +174,42 @@ class OpaClient:
         }
         objects = [_describe(securable) for securable in securables]
         try:
-            async with asyncio.timeout(self._timeout_s):
-                if len(objects) == 1 or not self._batch_url:
-                    requests = (self._post(self._url, {**question, "object": described}) for described in objects)
-                    return [result is True for result in await asyncio.gather(*requests)]
-                positions = await self._post(self._batch_url, {**question, "objects": objects})
+            if len(objects) == 1:
+                return [await self._post(principal.name, self._url, {**question, "object": objects[0]}) is True]
+            if self._batch_url:
+                positions = await self._post(
+                    principal.name, self._batch_url, {**question, "objects": objects}, is_listing=True
+                )
                 return _read_positions(positions, len(objects))
+            return await self._ask_each(principal.name, [{**question, "object": described} for described in objects])
         except (aiohttp.ClientError, OSError, TimeoutError, BadRequest, ValueError) as error:
             _log.warning("Open Policy Agent gave no decision", error=str(error) or type(error).__name__)
             raise RetryLater(
                 "The policy server gave no decision, so the request is refused; try again shortly", 1
             ) from None
 
-    async def _post(self, url: str, question: dict[str, Any]) -> object:
-        """Return the `result` of OPA's answer, or None if the rule has no value."""
+    async def _ask_each(self, holder: str, questions: list[dict[str, Any]]) -> list[bool]:
+        try:
+            async with asyncio.TaskGroup() as group:  # The first failure ends the other requests.
+                posts = [
+                    group.create_task(self._post(holder, self._url, question, is_listing=True))
+                    for question in questions
+                ]
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        return [post.result() is True for post in posts]
+
+    async def _post(self, holder: str, url: str, question: dict[str, Any], *, is_listing: bool = False) -> object:
+        """Return the `result` of OPA's answer, or None if the rule has no value.
+
+        The time limit of the request begins when the request is sent.
+        """
         headers = {"Accept": "application/json"}
         if self._token_file:
             token = await asyncio.to_thread(read_bearer_token, Path(self._token_file))
             headers["Authorization"] = f"Bearer {token}"
         async with (
-            self._turns,
+            self.slots.take(holder, is_listing=is_listing, wait_s=_WAITS_MAX * self._timeout_s),
             self._http.post(url, json={"input": question}, headers=headers, allow_redirects=False) as answer,
         ):
             if answer.status != 200:

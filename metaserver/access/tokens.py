@@ -5,7 +5,8 @@ on a look-up by digest is useless, because the attacker cannot choose the digest
 
 The name of a token is its principal. When a token has ended, its name can be used again. The grants belong to the
 name. To replace a leaked token, revoke it and create a token with the same name. If `create_token` receives grants,
-they replace the grants of the name, so that a new token never inherits more than was requested.
+they replace the grants of the name, also those as the owner of tables, so that a new token never inherits more than was
+requested. Denials stay.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from collections.abc import Sequence
 
 from seamark.formats.protocol.wire import to_base64url
 from seamark.formats.runtime.clock import Clock
-from seamark.formats.runtime.errors import AlreadyExists, BadRequest, CommitConflict, NotFound
+from seamark.formats.runtime.errors import AlreadyExists, BadRequest, CommitConflict
 from seamark.metaserver.access.principal import check_token_name, make_grant
 from seamark.metaserver.store.model import AccessToken, Grant
-from seamark.metaserver.store.operations import Operation, RemoveGrant, RevokeToken, SaveGrant, SaveToken
+from seamark.metaserver.store.operations import Operation, RemoveGrantsOf, RevokeToken, SaveGrant, SaveToken
 from seamark.metaserver.store.port import PointerStore
 
 PREFIX = "smk_"
@@ -77,14 +78,11 @@ async def create_token(
     )
     operations: list[Operation] = [SaveToken(token)]
     if grants is not None:
-        new = {make_grant(name, grant.role, grant.namespace) for grant in grants}
-        had = set(await store.grants(name))
-        operations += [RemoveGrant(grant) for grant in had - new]
-        operations += [SaveGrant(grant) for grant in new]
-    try:
-        await store.transact(operations)
-    except NotFound:
-        raise CommitConflict(f"The grants of {name} were changed by another request; try again") from None
+        operations.append(RemoveGrantsOf(name))
+        for grant in grants:
+            new_grant = make_grant(name, grant.role, grant.namespace, kind=grant.kind, name=grant.name, deny=grant.deny)
+            operations.append(SaveGrant(new_grant))
+    await store.transact(operations)
     return secret
 
 

@@ -22,7 +22,7 @@ from seamark.formats.runtime.decoding import from_msgpack
 from seamark.formats.runtime.errors import BadRequest, Unauthenticated
 from seamark.metaserver.access.keyring import ID_BYTES, Keyring
 from seamark.metaserver.access.principal import Principal, Role
-from seamark.metaserver.access.rights.decisions import select_read_grants
+from seamark.metaserver.access.rights.decisions import narrow_read_grants, select_read_grants
 from seamark.metaserver.access.rights.privileges import ROLE_BITS, Privilege
 from seamark.metaserver.store.model import Grant, NamespacePath
 
@@ -31,7 +31,7 @@ SERVICE_PRINCIPAL = "service:seamark"
 STATEMENT_CHARACTERS_MAX = 6000
 """The maximum size of the token, because a header has at most 8 KiB.
 
-A caller with more grants needs a grant on a higher namespace.
+A caller with more grants reads less by statements (`narrow_read_grants`), or needs a grant on a higher namespace.
 """
 _MAC_BYTES = 32
 
@@ -136,26 +136,54 @@ class StatementTokens(_SignedTokens):
     prefix = "smq_"
     _purpose = "statement-token"
 
+    def __init__(self, keyring: Keyring, clock: Clock, *, needs_groups: bool = True) -> None:
+        """Create the tokens.
+
+        Args:
+            keyring: The keys that sign them.
+            clock: The clock.
+            needs_groups: Whether the rights of a statement depend on the groups of its caller, as with a policy server.
+        """
+        super().__init__(keyring, clock)
+        self._needs_groups = needs_groups
+
     def issue(self, caller: Principal, ttl_s: float) -> str:
         """Return a token for the statements of the caller.
 
+        If the caller has grants and denials on more objects than a token can state, the statement may read less: not
+        the namespace with most of these objects.
+
         Raises:
-            BadRequest: The caller has grants on too many namespaces for a token.
+            BadRequest: The caller has grants on too many namespaces for a token, or belongs to too many groups.
         """
-        grants = select_read_grants(caller.grants)
-        wide = [grant for grant in grants if not (grant.deny or grant.name)]
-        exceptions = [(grant.namespace, grant.kind, grant.name, grant.deny) for grant in grants if grant not in wide]
-        namespaces = tuple(grant.namespace for grant in wide)
-        claims = _StatementClaims(caller.name, namespaces, self._end_ms(ttl_s), tuple(exceptions), caller.groups)
-        token = self._sign(claims)
-        if len(token) > STATEMENT_CHARACTERS_MAX and caller.groups:  # The rights suffice without a policy server.
-            token = self._sign(msgspec.structs.replace(claims, groups=()))
-        if len(token) > STATEMENT_CHARACTERS_MAX:
-            raise BadRequest(
-                f"{caller.name} has grants on {len(grants):,} objects, too many for a statement; ask an admin for "
-                "the role reader on a namespace above them"
+        grants: list[Grant] | None = select_read_grants(caller.grants)
+        groups = caller.groups
+        while grants is not None:
+            wide = [grant for grant in grants if not (grant.deny or grant.name)]
+            exceptions = [
+                (grant.namespace, grant.kind, grant.name, grant.deny) for grant in grants if grant not in wide
+            ]
+            namespaces = tuple(grant.namespace for grant in wide)
+            token = self._sign(
+                _StatementClaims(caller.name, namespaces, self._end_ms(ttl_s), tuple(exceptions), groups)
             )
-        return token
+            if len(token) <= STATEMENT_CHARACTERS_MAX:
+                return token
+            if groups and not self._needs_groups:
+                groups = ()  # The grants suffice without a policy server.
+                continue
+            # The managers of a namespace may have added the grants and denials, so only rights in it are left out.
+            grants = narrow_read_grants(grants)
+        if groups:
+            raise BadRequest(
+                f"{caller.name} belongs to {len(groups):,} groups and roles and has grants on many objects, too many "
+                "for a statement. The policy server needs the groups: have the issuer state fewer, or ask an admin for "
+                "grants on a namespace above"
+            )
+        raise BadRequest(
+            f"{caller.name} has grants on {len(select_read_grants(caller.grants)):,} objects, too many for a "
+            "statement; ask an admin for the role reader on a namespace above them"
+        )
 
     def principal(self, token: str) -> tuple[Principal, int]:
         """Return (the principal of a token, the end of the token).

@@ -12,7 +12,9 @@ from typing import Any, TypeVar
 
 from msgspec import structs
 
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.properties import check_client_properties
+from seamark.formats.iceberg.views.view import ViewMetadata
 from seamark.formats.protocol.wire import show
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import (
@@ -130,6 +132,39 @@ class CatalogContext:
             "it, and the "
             "server chooses a location"
         )
+
+    async def check_registered_places(
+        self, caller: Caller, namespace: NamespacePath, location: str, metadata: TableMetadata | ViewMetadata
+    ) -> None:
+        """Check that the caller may register a table or view in the namespace with the locations in its metadata.
+
+        Args:
+            caller: The principal that registers the entry.
+            namespace: The namespace of the entry.
+            location: The metadata file.
+            metadata: The content of the file.
+
+        Raises:
+            Forbidden: The caller is confined to some namespaces, and a location is outside them. Or the entry is or was
+                an entry of another namespace, or has locations there from earlier.
+        """
+        if caller.confined_to is None:
+            return
+        # A caller with the rights on the whole warehouse is confined only if something in it is denied to the caller.
+        caller = structs.replace(caller, confined_to=tuple(path for path in caller.confined_to if path))
+        await self.check_location(caller, location, "metadata-location", namespace)
+        await self.check_location(caller, metadata.location, "The location in the metadata file", namespace)
+        await self.check_properties(caller, metadata.properties, {}, namespace)
+        uuid = metadata.view_uuid if isinstance(metadata, ViewMetadata) else metadata.table_uuid or ""
+        for claimed_location in await self.store.claims(uuid):
+            if not claimed_location.allowed:
+                place = claimed_location.spelled or claimed_location.location
+                await self.check_location(caller, place, f"The earlier location of {uuid}", namespace)
+        if await self.store.names_of(uuid) > await self.store.names_of(uuid, namespace=namespace):
+            raise Forbidden(
+                f"The metadata file {location} has the UUID {uuid} of an entry of another namespace, so "
+                f"{caller.principal_name} may not register it in {show(namespace)}"
+            )
 
     async def check_properties(
         self, caller: Caller, properties: dict[str, str], before: dict[str, str], within: NamespacePath

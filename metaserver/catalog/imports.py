@@ -18,9 +18,9 @@ from seamark.formats.storage.locations import Location, parse_location
 from seamark.metaserver.catalog.context import PATH_PROPERTIES, CatalogContext
 from seamark.metaserver.catalog.ownership.claims import claim
 from seamark.metaserver.catalog.ownership.own_files import ALLOWED_LOCATIONS
-from seamark.metaserver.catalog.ownership.owners import borrows_rights
+from seamark.metaserver.catalog.ownership.owners import borrows_rights, check_author
 from seamark.metaserver.catalog.pointers import make_entry, table_uuid
-from seamark.metaserver.catalog.tables import Tables
+from seamark.metaserver.catalog.tables import PropertyCheck, Tables
 from seamark.metaserver.catalog.values import Caller
 from seamark.metaserver.catalog.views import Views
 from seamark.metaserver.objects.warehouse import Warehouse
@@ -34,12 +34,20 @@ class Imports:
         self._views = views
 
     async def import_table(
-        self, caller: Caller, namespace: NamespacePath, name: str, location: str, *, dry_run: bool
+        self,
+        caller: Caller,
+        namespace: NamespacePath,
+        name: str,
+        location: str,
+        *,
+        dry_run: bool,
+        check_properties: PropertyCheck | None = None,
     ) -> tuple[Entry, bool]:
         """Register a table of another catalog, unless the name refers to this metadata file already.
 
         Args:
             location: The metadata file.
+            check_properties: Raises an error if an imported table may not have these properties.
             dry_run: Whether to check the table only. Its namespace need not exist.
 
         Returns:
@@ -60,12 +68,16 @@ class Imports:
                 "from another catalog; remove it there, and set it after the import"
             )
         check_table_locations(self._context.warehouse, metadata, location)
-        await self._tables.check_places(caller, namespace, location, metadata)
+        await self._context.check_registered_places(caller, namespace, location, metadata)
+        if check_properties is not None:
+            await check_properties(metadata.properties)
         entry = make_entry(namespace, name, table_uuid(metadata), location, self._context.clock.now_ms())
         if dry_run:
             return await self._check(caller, entry, metadata)
         # The file may be overwritten between the check and the registration, which therefore allows no locations.
-        register = partial(self._tables.register, overwrite=False, allows_locations=False)
+        register = partial(
+            self._tables.register, overwrite=False, allows_locations=False, check_properties=check_properties
+        )
         return await self._register(entry, lambda: register(caller, namespace, name, location))
 
     async def import_view(
@@ -79,6 +91,8 @@ class Imports:
         Raises:
             AlreadyExists, BadRequest: As for a table. Or the view runs with the rights of a user, and `keep_owner` is
                 false.
+            Forbidden: The caller may not name the user with whose rights the view runs, or may not place the view
+                there.
         """
         existing = await self._find(EntryKind.VIEW, namespace, name, location)
         if existing is not None:
@@ -95,6 +109,8 @@ class Imports:
                 f"The view {show(namespace, name)} runs with the rights of the user in its properties, which is a user "
                 "of the other catalog; import it with keep-owner if this user is the same here"
             )
+        check_author(caller, metadata)
+        await self._context.check_registered_places(caller, namespace, location, metadata)
         entry = make_entry(namespace, name, metadata.view_uuid, location, self._context.clock.now_ms(), EntryKind.VIEW)
         if dry_run:
             return await self._check(caller, entry, metadata)

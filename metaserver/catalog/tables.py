@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -43,6 +44,8 @@ from seamark.metaserver.catalog.values import Caller, CreateTable, LoadedTable, 
 from seamark.metaserver.store.model import Entry, EntryKind, InstantState, NamespacePath
 from seamark.metaserver.store.operations import DropEntry, RenameEntry
 from seamark.metaserver.store.port import InstantFilter
+
+PropertyCheck = Callable[[Mapping[str, str]], Awaitable[None]]
 
 
 class Tables:
@@ -112,6 +115,8 @@ class Tables:
         *,
         overwrite: bool,
         allows_locations: bool = True,
+        check_properties: PropertyCheck | None = None,
+        check_drop: Callable[[], Awaitable[None]] | None = None,
     ) -> LoadedTable:
         """Create a name for existing metadata.
 
@@ -119,6 +124,8 @@ class Tables:
             overwrite: Whether the name may exist already.
             allows_locations: Whether the table may name files at the locations in its property
                 `seamark.allowed-locations`.
+            check_properties: Raises an error if the caller may not set these properties of a table.
+            check_drop: Raises an error if the caller may not drop the table that has the name.
 
         Raises:
             BadRequest: The file is outside the warehouse, or is not a valid metadata file.
@@ -136,8 +143,10 @@ class Tables:
         metadata = await self.check_registrable(location)
         check_lasting(location, metadata)
         self._context.warehouse.check(metadata.location, "The location in the metadata file")
-        await self.check_places(caller, namespace, location, metadata)
+        await self._context.check_registered_places(caller, namespace, location, metadata)
         check_client_properties(await self._context.documents.read_stored_properties(location), "A registered table")
+        if check_properties is not None:
+            await check_properties(metadata.properties)
         entry = make_entry(namespace, name, table_uuid(metadata), location, requested_ms)
         is_same = current is not None and current.uuid == entry.uuid
         if overwrite and not is_same and await self._context.store.names_of(entry.uuid, dropped=False):
@@ -151,6 +160,8 @@ class Tables:
             operations.append(swap_of(current, location, requested_ms))
         else:
             if current is not None:
+                if check_drop is not None:
+                    await check_drop()
                 operations += drop_operations(self._context, caller, current, purge=False, requested_ms=requested_ms)
             operations += self._context.create_entry(caller, entry)
         operations.append(await claim(self._context, caller, metadata, entry, may_restore=not is_same))
@@ -249,26 +260,6 @@ class Tables:
         )
         check_encrypted_columns(metadata, None)
         return structs.replace(metadata, properties=record_setters(caller.principal_name, metadata.properties, {}))
-
-    async def check_places(
-        self, caller: Caller, namespace: NamespacePath, location: str, metadata: TableMetadata
-    ) -> None:
-        """Check that the caller may place a registered table in the namespace at the locations in its metadata.
-
-        Args:
-            caller: The principal that registers the table.
-            namespace: The namespace of the table.
-            location: The metadata file.
-            metadata: The content of the file.
-
-        Raises:
-            Forbidden: A location is outside the namespaces to which the caller is confined.
-        """
-        if caller.confined_to is None:
-            return
-        await self._context.check_location(caller, location, "metadata-location", namespace)
-        await self._context.check_location(caller, metadata.location, "The table's location", namespace)
-        await self._context.check_properties(caller, metadata.properties, {}, namespace)
 
     async def check_registrable(self, location: str) -> TableMetadata:
         """Return the metadata in a file that a client named.

@@ -23,7 +23,7 @@ from seamark.metaserver.catalog.context import CatalogContext
 from seamark.metaserver.catalog.documents import name_suffix
 from seamark.metaserver.catalog.dropped import drop_operations
 from seamark.metaserver.catalog.ownership.claims import check_unclaimed, check_writable, claim, may_add_locations
-from seamark.metaserver.catalog.ownership.owners import borrows_rights, fingerprint_of, keep_owner
+from seamark.metaserver.catalog.ownership.owners import borrows_rights, check_author, fingerprint_of, keep_owner
 from seamark.metaserver.catalog.pointers import check_name_free, make_entry, metadata_location, swap_of
 from seamark.metaserver.catalog.tables import rename_entry
 from seamark.metaserver.catalog.values import Caller, CreateView, LoadedView, Page, TableIdentifier
@@ -124,6 +124,14 @@ class Views:
         return LoadedView(entry=entry, metadata=metadata)
 
     async def register(self, caller: Caller, namespace: NamespacePath, name: str, location: str) -> LoadedView:
+        """Create a name for existing metadata.
+
+        Raises:
+            BadRequest: The file is outside the warehouse, or is not a valid metadata file.
+            Forbidden: The caller may not name the user with whose rights the view runs, or may not place the view
+                there.
+            AlreadyExists: The name exists.
+        """
         requested_ms = self._context.clock.now_ms()
         check_new_name(name, "view name")
         self._context.warehouse.check(location, "metadata-location")
@@ -134,6 +142,8 @@ class Views:
             raise BadRequest(f"Cannot register {location}: {error.message}") from None
         self._context.warehouse.check(metadata.location, "The location in the metadata file")
         check_client_properties(await self._context.documents.read_stored_properties(location), "A registered view")
+        check_author(caller, metadata)
+        await self._context.check_registered_places(caller, namespace, location, metadata)
         entry = make_entry(namespace, name, metadata.view_uuid, location, requested_ms, EntryKind.VIEW)
         await self._context.transact(
             [

@@ -53,3 +53,16 @@ class WarehouseSettings:
         minimum=0,
         maximum=3600,
     )
+    federation_timeout_s: float = setting(
+        30.0,
+        "Seconds after which a request that waits for the catalog in federation_uri is refused with 503.",
+        minimum=0.1,
+        maximum=300,
+    )
+    federation_requests_limit: int = setting(
+        64,
+        "Maximum number of requests in one process that wait for the catalog in federation_uri at the same time. "
+        "Further requests are refused with 503.",
+        minimum=1,
+        maximum=10_000,
+    )

@@ -396,6 +396,19 @@ TABLE, VIEW, FUNCTION = "table", "view", "function"
 """The kinds of objects on which principals have grants. A warehouse is the namespace without levels."""
 
 
+class GrantLimits(msgspec.Struct, frozen=True):
+    """The maximum numbers of grants and denials. The ownership of tables, views and functions does not count."""
+
+    of_object: int
+    """On one object."""
+    of_principal: int
+    """Of one principal."""
+    of_principal_below: int
+    """Of one principal in one namespace of the first level and everything in it."""
+    below: int
+    """Of all principals in one namespace of the first level and everything in it."""
+
+
 class Grant(msgspec.Struct, frozen=True):
     """A privilege or a role of a principal on an object and on everything in it.
 

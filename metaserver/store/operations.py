@@ -15,6 +15,7 @@ from seamark.metaserver.store.model import (
     Entry,
     EntryKind,
     Grant,
+    GrantLimits,
     IdempotencyRecord,
     Instant,
     InstantState,
@@ -193,10 +194,7 @@ class ClaimLocations(Operation, frozen=True):
     checked: bool = True
     """Whether to refuse overlaps. Entries that were created before claims existed may overlap."""
     returns: bool = False
-    """Whether this operation may restore the entry.
-
-    If it may, a live entry with the same location raises CommitConflict.
-    """
+    """Whether this operation may restore the entry. A live entry with the same location raises CommitConflict then."""
 
 
 class AllowLocations(Operation, frozen=True):
@@ -527,9 +525,10 @@ class RevokeToken(Operation, frozen=True):
 
 
 class SaveGrant(Operation, frozen=True):
-    """Save a grant. The operation is idempotent."""
+    """Save a grant, unless it exceeds a limit (BadRequest). The operation is idempotent."""
 
     grant: Grant
+    limits: GrantLimits | None = None
 
 
 class RemoveGrant(Operation, frozen=True):
@@ -540,6 +539,11 @@ class RemoveGrant(Operation, frozen=True):
     """
 
     grant: Grant
+
+
+class RemoveGrantsOf(Operation, frozen=True):
+    principal: str
+    """The principal that loses all grants, also those as owner and those on dropped entries. Its denials stay."""
 
 
 class SaveAudit(Operation, frozen=True):

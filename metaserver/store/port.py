@@ -276,6 +276,15 @@ class PointerStore(Protocol):
         If `principal` is None, return all grants.
         """
 
+    async def grants_page(self, principal: str | None, after: Grant | None, limit: int) -> list[Grant]:
+        """Return at most `limit` grants, also those of owners, in order of principal, namespace, name, kind and role.
+
+        Args:
+            principal: The principal of the grants. None: all principals.
+            after: The grant before the first grant of the result. None: the result begins with the first grant.
+            limit: The maximum number of grants.
+        """
+
     async def grants_of_any(self, principals: tuple[str, ...]) -> list[Grant]:
         """Return the grants of all these principals, as `grants` does. There are at most `GROUPS_MAX` principals."""
 

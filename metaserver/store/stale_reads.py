@@ -20,6 +20,7 @@ from seamark.metaserver.store.operations import (
     DropNamespace,
     Operation,
     RemoveGrant,
+    RemoveGrantsOf,
     RenameEntry,
     RestoreEntry,
     RevokeToken,
@@ -43,7 +44,7 @@ A background read tries the database again.
 """
 _GRANTS = ("grants", "grants of any")
 _CHANGED_READS: dict[type[Operation], tuple[str, ...]] = {
-    **dict.fromkeys((SaveToken, RevokeToken, SaveGrant, RemoveGrant), ("token", *_GRANTS)),
+    **dict.fromkeys((SaveToken, RevokeToken, SaveGrant, RemoveGrant, RemoveGrantsOf), ("token", *_GRANTS)),
     # Grants on an entry follow its name.
     **dict.fromkeys((RenameEntry, DropEntry, RestoreEntry, DropNamespace), _GRANTS),
 }

@@ -89,7 +89,7 @@ async def test_grants_take_effect_with_the_next_request(admin_server: AdminServe
     for _ in range(2):
         assert (await admin_server.call("root", "PUT", "/api/v1/grants", grant))[0] == 204
     _, listing = await admin_server.call("bob", "GET", "/api/v1/grants?principal=bob")
-    assert listing["grants"] == [grant, {"principal": "bob", "role": "writer", "namespace": []}]
+    assert listing["grants"] == [{"principal": "bob", "role": "writer", "namespace": []}, grant]
     query = "principal=bob&role=admin&namespace=db%1Fx.y"
     assert (await admin_server.call("bob", "DELETE", f"/api/v1/grants?{query}"))[0] == 204
     assert (await admin_server.call("bob", "DELETE", f"/api/v1/grants?{query}"))[0] == 403

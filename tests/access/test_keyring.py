@@ -191,7 +191,7 @@ async def test_unencrypted_keys_of_an_older_database_sign_nothing(tmp_path: Path
         )
         for table in later_tables:
             old_database.execute(f"DROP TABLE {table}")
-        old_database.execute("DROP INDEX grants_by_entry")
+        old_database.execute("DROP INDEX grants_by_object")
         old_database.execute("ALTER TABLE leases DROP COLUMN state")
         old_database.execute("ALTER TABLE claims DROP COLUMN spelled")
         old_database.execute(f"UPDATE schema_version SET version = {step}")

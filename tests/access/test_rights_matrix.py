@@ -10,6 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from seamark.formats.runtime.clock import SimulatedClock
+from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.access.authorizer import RULES, GrantAuthorizer, decide
 from seamark.metaserver.access.principal import Principal
 from seamark.metaserver.access.rights.decisions import (
@@ -17,6 +18,7 @@ from seamark.metaserver.access.rights.decisions import (
     holds_everywhere,
     list_namespaces_with,
     list_visible_children,
+    narrow_read_grants,
     sees,
     select_read_grants,
 )
@@ -67,10 +69,8 @@ NEEDED = {
     "addGrant removeGrant": {"manage-grants"},
 }
 """The privileges that each operation needs on its object."""
-NEEDED_EVERYWHERE = {
-    "registerTable registerView importTable importView": {"create", "write"},
-    "listAudit": {"manage-grants"},
-}
+NEEDED_THROUGHOUT = {"registerTable registerView importTable importView": {"create", "write"}}
+NEEDED_ON_CATALOG = {"listAudit": {"manage-grants"}}
 NEEDED_ON_SERVER = {
     "createToken revokeToken listTokens": {"manage-grants"},
     "listReplicas listWarehouses loadWarehouse": {"browse"},
@@ -80,7 +80,12 @@ NEEDED_ON_SERVER = {
 }
 NEEDED_OF = {
     operation: (needed, place)
-    for place, table in (("object", NEEDED), ("everywhere", NEEDED_EVERYWHERE), ("server", NEEDED_ON_SERVER))
+    for place, table in (
+        ("object", NEEDED),
+        ("throughout", NEEDED_THROUGHOUT),
+        ("catalog", NEEDED_ON_CATALOG),
+        ("server", NEEDED_ON_SERVER),
+    )
     for operations, needed in table.items()
     for operation in operations.split()
 }
@@ -119,13 +124,6 @@ class Model:
     def __init__(self, rights: Iterable[Right]) -> None:
         self.rights = list(rights)
         self.held = {securable: self._find_held(securable) for securable in OBJECTS}
-        self.denied = {
-            privilege
-            for right in self.rights
-            if right.deny
-            for privilege in PRIVILEGES
-            if right.name in INCLUDED[privilege]
-        }
 
     def _find_held(self, securable: Securable) -> set[str]:
         allowed: set[str] = set()
@@ -140,6 +138,16 @@ class Model:
             else:
                 allowed |= INCLUDED[right.name]
         return allowed - denied
+
+    def find_denied_in(self, path: NamespacePath) -> set[str]:
+        """Return the privileges that are denied on an object in the namespace, or on the namespace."""
+        return {
+            privilege
+            for right in self.rights
+            if right.deny and right.securable != SERVER and right.securable.namespace[: len(path)] == path
+            for privilege in PRIVILEGES
+            if right.name in INCLUDED[privilege]
+        }
 
     def sees(self, path: NamespacePath) -> bool:
         """Whether the principal may browse the namespace, or an object of a grant in it."""
@@ -165,7 +173,11 @@ class Model:
             return needed <= self.held[securable]
         if place == "server":
             return needed <= self.held[SERVER]
-        return needed <= self.held[CATALOG] and needed <= self.held[securable] and not needed & self.denied
+        if not (needed <= self.held[CATALOG] and needed <= self.held[securable]):
+            return False
+        if place == "catalog" or "manage-grants" in self.held[CATALOG]:
+            return True
+        return not needed & self.find_denied_in(securable.namespace)
 
 
 def make_principals() -> list[list[Right]]:
@@ -230,7 +242,9 @@ def test_locations_of_a_writer_are_in_namespaces_that_the_model_lets_it_write() 
         for path in list_namespaces_with(grants, CREATE | WRITE):
             assert needed <= model.held[Securable(path)], (rights, path)
         if holds_everywhere(grants, CREATE | WRITE):
-            assert all(needed <= held for securable, held in model.held.items() if securable != SERVER), rights
+            assert needed <= model.held[CATALOG], rights
+            is_manager = "manage-grants" in model.held[CATALOG]
+            assert is_manager or all(needed <= held for place, held in model.held.items() if place != SERVER), rights
     assert list_namespaces_with([Grant("p", "writer", ("a",)), Grant("p", "read")], CREATE | WRITE) == [("a",)]
 
 
@@ -257,6 +271,52 @@ def test_token_of_a_statement_reads_what_its_caller_may_read_and_nothing_else() 
                     rights,
                     reduced,
                 )
+
+
+def test_fewer_grants_for_a_statement_allow_no_more_and_less_only_in_one_namespace() -> None:
+    for rights in PRINCIPALS:
+        grants = select_read_grants([right.as_grant() for right in rights])
+        narrowed = narrow_read_grants(grants)
+        while narrowed is not None:
+            assert len(narrowed) < len(grants)
+            lost = []
+            for securable in OBJECTS:
+                was_allowed, is_allowed = (decide(each, "readRows", securable) for each in (grants, narrowed))
+                assert was_allowed or not is_allowed, (rights, narrowed, securable)
+                lost += [securable.namespace[:1]] if was_allowed and not is_allowed else []
+            assert len(set(lost)) <= 1, (rights, narrowed)
+            grants, narrowed = narrowed, narrow_read_grants(narrowed)
+
+
+def test_denials_in_one_namespace_do_not_prevent_statements_on_others() -> None:
+    tokens = StatementTokens(make_fixed_keyring(), SimulatedClock(1))
+    planted = [Grant("p", "read", ("raw", "mine"), "table", f"t{number}", deny=True) for number in range(500)]
+    planted += [Grant("p", "read", ("raw", "mine", f"n{number}"), deny=True) for number in range(500)]
+    own = [Grant("p", "reader"), Grant("p", "read", ("raw", "x"), "table", "secret", deny=True)]
+    principal, _ = tokens.principal(tokens.issue(Principal("p", (*own, *planted)), 60))
+    for securable, is_allowed in (
+        (Securable(("raw", "mine"), "table", "t7"), False),
+        (Securable(("raw", "mine", "n7"), "table", "t"), False),
+        (Securable(("raw", "x"), "table", "secret"), False),
+        (Securable(("raw", "x"), "table", "t"), True),
+        (Securable(("raw",), "table", "t"), True),
+        (Securable(("shop",), "table", "t"), True),
+    ):
+        assert decide(principal.grants, "readRows", securable) is is_allowed, securable
+
+
+def test_statement_keeps_the_groups_of_its_caller_if_a_policy_server_needs_them() -> None:
+    keyring, clock = make_fixed_keyring(), SimulatedClock(1)
+    groups = tuple(f"oidc-group:organisation/department-{number:03}/contractors" for number in range(100))
+    caller = Principal("p", (Grant("p", "reader"),), "oidc", groups)
+    few = Principal("p", (Grant("p", "reader"),), "oidc", groups[:20])
+    for needs_groups in (True, False):
+        tokens = StatementTokens(keyring, clock, needs_groups=needs_groups)
+        assert tokens.principal(tokens.issue(few, 60))[0].groups == groups[:20]
+    without_policy = StatementTokens(keyring, clock, needs_groups=False)
+    assert without_policy.principal(without_policy.issue(caller, 60))[0].groups == ()
+    with pytest.raises(BadRequest, match="belongs to 100 groups and roles"):
+        StatementTokens(keyring, clock).issue(caller, 60)
 
 
 def test_statement_does_not_load_a_table_that_its_caller_may_not_read() -> None:

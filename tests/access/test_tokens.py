@@ -95,3 +95,12 @@ async def test_impossible_grant_leaves_no_token(store: PointerStore, clock: Simu
     with pytest.raises(BadRequest):
         await create_token(store, clock, "ann", None, [grant])
     assert await store.tokens() == []
+
+
+async def test_new_token_with_grants_has_exactly_these_and_the_denials_of_its_name(store: PointerStore) -> None:
+    clock = SystemClock()
+    owner, denial = Grant("ann", "owner", ("a",), "table", "t"), Grant("ann", "read", ("a",), "table", "u", deny=True)
+    await store.transact([SaveGrant(owner), SaveGrant(denial), SaveGrant(Grant("ann", "admin"))])
+    grants = [Grant("ann", "read", ("a",), "table", "v"), Grant("ann", "plan", ("b",), "view", "w", deny=True)]
+    await create_token(store, clock, "ann", None, grants)
+    assert set(await store.grants(None)) == {denial, *grants}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 import pytest
 from aiohttp import web
@@ -14,9 +14,12 @@ from aiohttp.test_utils import TestServer
 
 from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.errors import RetryLater
+from seamark.metaserver.catalog.context import CatalogContext
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import EntryKind
+from seamark.metaserver.store.port import PointerStore
 from seamark.metaserver.warehouses.federation import other_catalog
+from seamark.metaserver.warehouses.federation.federated_store import FederatedStore
 from seamark.metaserver.warehouses.federation.other_catalog import OtherCatalog, open_other_catalog
 
 
@@ -167,3 +170,79 @@ async def test_catalog_without_an_answer_is_named() -> None:
     async with open_other_catalog(Settings(federation_uri="http://127.0.0.1:1"), SystemClock()) as catalog:
         with pytest.raises(RetryLater, match=r"http://127\.0\.0\.1:1 of this warehouse does not answer"):
             await find(catalog)
+
+
+async def test_failed_login_is_shared_by_all_requests_and_counts_for_seconds() -> None:
+    closing, logins = asyncio.Event(), 0
+
+    async def answer_login(request: web.Request) -> web.Response:
+        nonlocal logins
+        logins += 1
+        await closing.wait()
+        return web.Response(status=500)
+
+    app, clock = web.Application(), MovedClock()
+    app.router.add_route("*", "/{path:.*}", answer_login)
+    async with TestServer(app) as server:
+        uri = str(server.make_url("/")).rstrip("/")
+        settings = Settings(federation_uri=uri, federation_credential="id:secret", federation_timeout_s=0.2)
+        async with open_other_catalog(settings, clock) as catalog:
+            for now_s, requests in ((0.0, 1), (4.0, 1), (6.0, 2)):
+                clock.now_s = now_s
+                reads = (catalog.find_entry(EntryKind.TABLE, ("db",), f"t{number}") for number in range(20))
+                answers = await asyncio.gather(*reads, return_exceptions=True)
+                assert all(isinstance(answer, RetryLater) for answer in answers), answers
+                assert logins == requests, now_s
+        closing.set()
+
+
+async def test_requests_that_wait_for_the_other_catalog_are_limited_in_number_and_time() -> None:
+    closing, waiting = asyncio.Event(), asyncio.Event()
+
+    async def hang(request: web.Request) -> web.Response:
+        waiting.set()
+        await closing.wait()
+        return web.Response(status=500)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", hang)
+    async with TestServer(app) as server:
+        settings = Settings(
+            federation_uri=str(server.make_url("/")).rstrip("/"), federation_requests_limit=3, federation_timeout_s=300
+        )
+        async with open_federated_store(settings) as store:
+            names = [store.entry(EntryKind.TABLE, ("db",), f"t{number}") for number in range(2)]
+            running = [asyncio.create_task(name) for name in (*names, store.namespaces((), None, 10))]
+            await waiting.wait()
+            with pytest.raises(RetryLater, match="federation_requests_limit"):
+                await store.namespace(("db",))
+            assert not any(task.done() for task in running)
+            async with open_federated_store(replace(settings, federation_timeout_s=0.1)) as other_store:
+                with pytest.raises(RetryLater, match=r"did not answer within 0.1 seconds|does not answer"):
+                    await other_store.namespace(("db",))
+            closing.set()
+            ends = await asyncio.gather(*running, return_exceptions=True)
+            assert all(isinstance(end, RetryLater) and "answers 500" in end.message for end in ends), ends
+
+
+@asynccontextmanager
+async def open_federated_store(settings: Settings) -> AsyncIterator[FederatedStore]:
+    async with open_other_catalog(settings, SystemClock()) as catalog:
+        store = FederatedStore(cast("PointerStore", None), catalog)
+        store.show_tables(cast("CatalogContext", None))
+        yield store
+
+
+async def test_kept_answers_have_a_limited_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(other_catalog, "_ANSWERS_BYTES_MAX", 20_000)
+
+    def answer(request: web.Request) -> Any:
+        return {"identifiers": [{"name": f"{request.path[-20:]}-{number}"} for number in range(100)]}
+
+    async with reading(answer, fresh_s=3600) as (catalog, served, _):
+        for _ in range(2):
+            for number in range(5):
+                assert len(await catalog.list_entries(EntryKind.TABLE, (f"n{number}",))) == 100
+        assert len(served.requests) == 11, "two listings fit, and the oldest goes first"
+        assert len(await catalog.list_entries(EntryKind.TABLE, ("n4",))) == 100
+        assert len(served.requests) == 11

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import closing
+from functools import partial
 from typing import Any
+from urllib.parse import parse_qs
 
 import pytest
 
@@ -69,3 +71,50 @@ def test_answers_without_a_metadata_file_are_errors(status: int, body: Any, erro
         pytest.raises(error),
     ):
         source.find_table(("shop",), "orders")
+
+
+def test_catalog_that_ignores_the_parent_has_the_namespaces_of_one_level() -> None:
+    with (
+        serving_catalog(lambda path, headers: (200, {"namespaces": [["a"], ["b"], ["a"]]})) as catalog,
+        closing(RestSource({"uri": catalog.url}, 2)) as source,
+    ):
+        assert list(source.list_namespaces()) == [("a",), ("b",)]
+
+
+def test_listing_without_an_end_is_refused() -> None:
+    def respond(path: str, headers: Mapping[str, str]) -> tuple[int, Any]:
+        page = {"next-page-token": "1" if "pageToken=2" in path else "2"}
+        if "/tables" in path or "/views" in path:
+            return 200, {"identifiers": [{"namespace": ["a"], "name": "t"}], **page}
+        return 200, {"namespaces": [["a"]], **page}
+
+    def go_deeper(path: str, headers: Mapping[str, str]) -> tuple[int, Any]:
+        parent = parse_qs(path.partition("?")[2]).get("parent", [""])[0]
+        return 200, {"namespaces": [[*filter(None, parent.split("\x1f")), "a"]]}
+
+    with serving_catalog(respond) as catalog, closing(RestSource({"uri": catalog.url}, 2)) as source:
+        for listing in (source.list_namespaces, partial(source.list_tables, ("a",))):
+            with pytest.raises(CatalogRefusal, match="the listing has no end"):
+                list(listing())
+    with (
+        serving_catalog(go_deeper) as catalog,
+        closing(RestSource({"uri": catalog.url}, 2)) as source,
+        pytest.raises(CatalogRefusal, match="more than 32 levels"),
+    ):
+        list(source.list_namespaces())
+
+
+def test_tables_are_listed_to_the_last_page_with_a_login_that_ends() -> None:
+    answers = [(401, {}), (200, {"identifiers": [{"namespace": ["a"], "name": "t"}], "next-page-token": "2"})]
+    answers.append((200, {"identifiers": [{"namespace": ["a"], "name": "u"}], "next-page-token": ""}))
+    with (
+        serving_catalog(lambda path, headers: answers.pop(0)) as catalog,
+        closing(RestSource({"uri": catalog.url}, 2)) as source,
+    ):
+        assert source.list_tables(("a",)) == ["t", "u"]
+    with (
+        serving_catalog(lambda path, headers: (404, {})) as catalog,
+        closing(RestSource({"uri": catalog.url}, 2)) as source,
+        pytest.raises(EntryMissing),
+    ):
+        source.list_tables(("a",))

@@ -7,10 +7,11 @@ and a denial anywhere above the object, or on it, is stronger than any number of
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from seamark.metaserver.access.rights.privileges import ALL, ALLOWED, BROWSE, DENIED, READ
+from seamark.metaserver.access.rights.privileges import ALL, ALLOWED, BROWSE, DENIED, MANAGE_GRANTS, READ
 from seamark.metaserver.store.model import FUNCTION, NAMESPACE, SERVER, Grant, NamespacePath
 
 SERVER_ADMIN = "admin"
@@ -76,10 +77,31 @@ def holds(grants: Iterable[Grant], securable: Securable, bits: int) -> bool:
 
 
 def holds_everywhere(grants: Sequence[Grant], bits: int) -> bool:
-    """Return whether the grants give all of these privileges on the warehouse, and deny them on no object in it."""
+    """Return whether the grants give all of these privileges on the warehouse, and no denial in it counts against them.
+
+    A denial inside the warehouse does not count for a principal that may manage the grants of the warehouse: it may
+    remove the denial. Otherwise the managers of one namespace could take rights on the warehouse from its admins.
+    """
     if not holds(grants, WAREHOUSE, bits):
         return False
-    return not any(grant.deny and bits & DENIED.get(grant.role, ALL) for grant in grants)
+    return holds(grants, WAREHOUSE, MANAGE_GRANTS) or not any(_denies(grant, bits) for grant in grants)
+
+
+def holds_throughout(grants: Sequence[Grant], namespace: NamespacePath, bits: int) -> bool:
+    """Return whether the grants give all of these privileges on the warehouse and throughout a namespace.
+
+    A denial in another namespace does not count.
+    """
+    if not holds(grants, WAREHOUSE, bits) or not holds(grants, Securable(namespace), bits):
+        return False
+    depth = len(namespace)
+    return holds(grants, WAREHOUSE, MANAGE_GRANTS) or not any(
+        _denies(grant, bits) and grant.kind != SERVER and grant.namespace[:depth] == namespace for grant in grants
+    )
+
+
+def _denies(grant: Grant, bits: int) -> bool:
+    return grant.deny and bool(bits & DENIED.get(grant.role, ALL))
 
 
 def _list_browsing(grants: Sequence[Grant]) -> list[Grant]:
@@ -142,8 +164,43 @@ def select_read_grants(grants: Sequence[Grant]) -> list[Grant]:
         Grant("", "read", *securable, deny=deny)
         for securables, deny in ((allows, False), (denials, True))
         for securable in sorted(securables)
-        if not any(above in securables for above in _list_above(securable))
+        if not any(above in securables for above in list_above(securable))
     ]
+
+
+def narrow_read_grants(grants: Sequence[Grant]) -> list[Grant] | None:
+    """Return fewer grants and denials of `read`, which allow no more, and less only in one namespace.
+
+    The namespace has the most of the grants and denials, and is as deep as it has at least half of them.
+
+    Args:
+        grants: The result of `select_read_grants`.
+
+    Returns:
+        None if no namespace has several of them.
+    """
+    inside = [grant for grant in grants if len(_place_of(grant).namespace) + bool(grant.name) > 1]
+    path: NamespacePath = ()
+    while True:
+        depth = len(path) + 1
+        below = Counter(grant.namespace[:depth] for grant in inside if _is_below(grant, depth))
+        if not below:
+            break
+        largest, count = below.most_common(1)[0]
+        if count < 2 or (path and 2 * count < len(inside)):
+            break
+        path = largest
+        inside = [grant for grant in inside if _is_below(grant, depth) and grant.namespace[:depth] == path]
+    if not path:
+        return None
+    removed = set(inside)
+    denials = [Grant("", "read", path, deny=True)] if any(grant.deny for grant in inside) else []
+    return [grant for grant in grants if grant not in removed] + denials
+
+
+def _is_below(grant: Grant, depth: int) -> bool:
+    """Return whether the object of a grant is in a namespace with that many levels, and is not that namespace."""
+    return len(grant.namespace) + bool(grant.name) > depth
 
 
 def _place_of(grant: Grant) -> Securable:
@@ -151,7 +208,9 @@ def _place_of(grant: Grant) -> Securable:
     return WAREHOUSE if grant.kind == SERVER else securable_of(grant)
 
 
-def _list_above(securable: Securable) -> list[Securable]:
-    """Return the warehouse and the namespaces that contain an object."""
+def list_above(securable: Securable) -> list[Securable]:
+    """Return the warehouse and the namespaces that contain an object, the warehouse first."""
+    if securable.kind == SERVER:
+        return []
     depth = len(securable.namespace) + bool(securable.name)
     return [Securable(securable.namespace[:levels]) for levels in range(depth)]

@@ -7,22 +7,41 @@ Only the answer that creates a token contains its secret; digests are never retu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, TypeVar
 
 import msgspec
 
-from seamark.formats.protocol.wire import check_name, parse_namespace
-from seamark.formats.runtime.errors import BadRequest
+from seamark.formats.protocol.wire import check_name, parse_namespace, show
+from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.errors import BadRequest, NoSuchFunction, NoSuchTable, NoSuchView
 from seamark.metaserver.access.principal import ROLE_PREFIX, make_grant
-from seamark.metaserver.access.rights.decisions import SERVER_ADMIN, THE_SERVER, WAREHOUSE, securable_of
+from seamark.metaserver.access.rights.decisions import (
+    SERVER_ADMIN,
+    THE_SERVER,
+    WAREHOUSE,
+    Securable,
+    list_above,
+    securable_of,
+)
 from seamark.metaserver.access.rights.privileges import Privilege
 from seamark.metaserver.access.tokens import TTL_S_MAX, create_token, is_live, revoke_token
 from seamark.metaserver.api.http.describe import Parameter, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.api.http.parameters.paging import PAGING
 from seamark.metaserver.api.http.parameters.requests import boolean_query
-from seamark.metaserver.store.model import FUNCTION, NAMESPACE, SERVER, TABLE, VIEW, AccessToken, AuditRecord, Grant
+from seamark.metaserver.store.model import (
+    FUNCTION,
+    NAMESPACE,
+    SERVER,
+    TABLE,
+    VIEW,
+    AccessToken,
+    AuditRecord,
+    EntryKind,
+    Grant,
+    GrantLimits,
+)
 from seamark.metaserver.store.operations import RemoveGrant, SaveGrant
 
 T = TypeVar("T")
@@ -45,6 +64,12 @@ _GRANT_QUERY = (
 )
 _GRANTS_MAX = 1000
 """The maximum number of grants in a request that creates a token."""
+_LIMITS = GrantLimits(of_object=1000, of_principal=2000, of_principal_below=500, below=5000)
+"""The limits for who manages the grants of some objects but not those of the whole catalog."""
+_GRANTS_READ = 500
+"""The number of grants that a listing reads from the database at a time."""
+_GRANTS_READ_MAX = 5000
+"""The maximum number of grants that one page of a listing looks at. So a page can be short or empty."""
 _FORBIDDEN = ResponseSpec(403, "Requires an admin of the server or of the whole catalog")
 _MAY_NOT_GRANT = ResponseSpec(403, "Needs the privilege manage-grants, as in the role admin, on that object")
 
@@ -192,23 +217,56 @@ async def revoke(call: Call) -> None:
     answers=(ResponseSpec(200, "One page, by principal", GrantPage),),
 )
 async def list_grants(call: Call) -> GrantPage:
-    me = call.principal
     principal = call.query.get("principal")
     if principal is not None:
         check_name(principal, "principal")
-    stored = await call.components.store.grants(None)
-    named = [grant for grant in stored if principal is None or grant.principal == principal]
-    managed = await call.select([grant for grant in named if grant.kind != SERVER], securable_of, "addGrant")
-    if await call.may(THE_SERVER, "addGrant"):
-        managed += [grant for grant in named if grant.kind == SERVER]
-    visible = {*managed, *(grant for grant in named if grant.principal in me.names or grant in me.grants)}
-    # No part contains a control character, so the separator is unambiguous.
-    grants = {
-        "\x1f".join((grant.principal, grant.role, grant.kind, grant.name, str(grant.deny), *grant.namespace)): grant
-        for grant in visible
-    }
-    page, next_page_token = _select_page(call, grants)
-    return GrantPage([_describe_grant(grant) for grant in page], next_page_token)
+    token, size = _read_paging(call)
+    after = None if token is None else _decode_position(token)
+    grants: list[Grant] = []
+    count = 0
+    while count < _GRANTS_READ_MAX:
+        stored = await call.components.store.grants_page(principal, after, _GRANTS_READ)
+        grants += await _select_visible(call, stored)
+        if len(grants) > size:
+            grants = grants[:size]
+            after = grants[-1]
+            break
+        after = stored[-1] if len(stored) == _GRANTS_READ else None
+        if after is None:
+            break
+        count += len(stored)
+    next_token = None if after is None else call.components.catalog.pages.encode(_encode_position(after))
+    return GrantPage([_describe_grant(grant) for grant in grants], next_token)
+
+
+async def _select_visible(call: Call, grants: Sequence[Grant]) -> list[Grant]:
+    """Return the grants that the caller may see: its own, and those that it may remove."""
+    names = set(call.principal.names)
+    others = [grant for grant in grants if grant.principal not in names]
+    managed = set(await call.select([grant for grant in others if grant.kind != SERVER], securable_of, "addGrant"))
+    if any(grant.kind == SERVER for grant in others) and await call.may(THE_SERVER, "addGrant"):
+        managed.update(grant for grant in others if grant.kind == SERVER)
+    denials = [grant for grant in others if grant.deny and grant not in managed]
+    levels = list(dict.fromkeys(above for grant in denials for above in list_above(securable_of(grant))))
+    managed_levels = set(await call.select(levels, lambda level: level, "removeGrant"))
+    managed.update(grant for grant in denials if not managed_levels.isdisjoint(list_above(securable_of(grant))))
+    return [grant for grant in grants if grant.principal in names or grant in managed]
+
+
+def _encode_position(grant: Grant) -> str:
+    return msgspec.json.encode(grant).decode()
+
+
+def _decode_position(token: str) -> Grant:
+    """Return the last grant of the page before.
+
+    Raises:
+        BadRequest: The token is that of another listing.
+    """
+    try:
+        return from_json(token, Grant)
+    except msgspec.MsgspecError:
+        raise BadRequest("The pageToken is not one of this listing; begin without a pageToken") from None
 
 
 @Route(
@@ -223,7 +281,14 @@ async def list_grants(call: Call) -> GrantPage:
 async def add_grant(call: Call, body: AddGrantRequest) -> None:
     grant = _make_grant(body)
     await _check_may_manage(call, grant)
-    await call.components.store.transact([SaveGrant(grant)])
+    if grant.deny and grant.principal != call.principal.name:
+        # The owner of a table may leave its rights to others, but not take theirs: these belong to the namespace.
+        await call.allow(securable_of(grant).container)
+    limits = None
+    if grant.kind != SERVER and not await call.may(WAREHOUSE):
+        limits = _LIMITS
+        await _check_entry_exists(call, grant)
+    await call.components.store.transact([SaveGrant(grant, limits)])
 
 
 @Route(
@@ -258,7 +323,8 @@ async def remove_grant(call: Call) -> None:
             deny=boolean_query(query, "deny"),
         )
     )
-    await _check_may_manage(call, grant)
+    if not (grant.deny and await _manages_above(call, securable_of(grant))):
+        await _check_may_manage(call, grant)
     await call.components.store.transact([RemoveGrant(grant)])
 
 
@@ -318,6 +384,38 @@ async def _check_may_manage(call: Call, grant: Grant) -> None:
     await call.allow(securable_of(grant))
     if is_of_server and grant.role == SERVER_ADMIN and securable_of(grant) == WAREHOUSE:
         await call.allow(THE_SERVER)
+
+
+async def _check_entry_exists(call: Call, grant: Grant) -> None:
+    """Check that the table, view or function of a grant exists.
+
+    A denial may be on the name of a later one, and any grant on a later namespace.
+
+    Raises:
+        NoSuchTable, NoSuchView, NoSuchFunction: The object does not exist.
+    """
+    store, path = call.components.store, grant.namespace
+    if grant.deny or not grant.name:
+        return
+    kinds = (EntryKind.FUNCTION,) if grant.kind == FUNCTION else (EntryKind.TABLE, EntryKind.VIEW)
+    for kind in kinds:  # A table and a view have different names, so a grant names either.
+        if await store.entry(kind, path, grant.name) is not None:
+            return
+    error = {TABLE: NoSuchTable, VIEW: NoSuchView, FUNCTION: NoSuchFunction}[grant.kind]
+    raise error(f"{grant.kind.capitalize()} does not exist: {show(path, grant.name)}")
+
+
+async def _manages_above(call: Call, securable: Securable) -> bool:
+    """Return whether the caller may manage the grants of a level above the object.
+
+    It then removes denials on the object, also those that count for itself. Otherwise, the managers of one object could
+    lock out the admins of its namespace or of the catalog.
+    """
+    for above in list_above(securable):
+        if await call.may(above, "removeGrant"):
+            await call.allow(above, operation="removeGrant")
+            return True
+    return False
 
 
 def _describe_grant(grant: Grant) -> GrantAnswer:

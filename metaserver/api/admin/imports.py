@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated
 
 import msgspec
 
+from seamark.formats.index.definitions import PREFIX, find_dimension_tables
+from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.store.model import Entry
+from seamark.metaserver.streams.incoming.dead_letters import DEAD_LETTER_TABLE, parse_dead_letter_table
 
 _INVALID = ResponseSpec(400, "The metadata file names a location that this warehouse or the entry may not have")
 _MISSING = ResponseSpec(404, "The metadata file or the namespace does not exist")
@@ -49,7 +53,12 @@ async def import_table(call: Call, body: ImportTableRequest) -> ImportAnswer:
     imports = call.components.catalog.imports
     return _describe(
         *await imports.import_table(
-            call.caller, call.namespace, call.name, body.metadata_location, dry_run=body.dry_run
+            call.caller,
+            call.namespace,
+            call.name,
+            body.metadata_location,
+            dry_run=body.dry_run,
+            check_properties=_check_names_no_table,
         )
     )
 
@@ -75,6 +84,24 @@ async def import_view(call: Call, body: ImportViewRequest) -> ImportAnswer:
             dry_run=body.dry_run,
         )
     )
+
+
+async def _check_names_no_table(properties: Mapping[str, str]) -> None:
+    """Check that an imported table names no other tables in its properties.
+
+    Builds of indexes and intakes of streams would copy rows between the tables, and the other catalog chose them.
+
+    Raises:
+        BadRequest: A property names another table.
+    """
+    named = [name for name, value in properties.items() if name.startswith(PREFIX) and find_dimension_tables(value)]
+    if parse_dead_letter_table(properties) is not None:
+        named.append(DEAD_LETTER_TABLE)
+    if named:
+        raise BadRequest(
+            f"The property {named[0][:100]} of the metadata file names another table, which an import does not take "
+            "from another catalog; remove it there, and set it after the import"
+        )
 
 
 def _describe(entry: Entry, is_new: bool) -> ImportAnswer:

@@ -111,6 +111,7 @@ async def undrop(call: Call, change: UndropRequest) -> EntryAnswer:
     if namespace is not None and namespace != row.entry.namespace:  # This moves the entry, as a rename does.
         await call.allow(Securable(row.entry.namespace), operation="renameTable")
         await call.allow(Securable(namespace))
+    await call.allow_new_name(row.entry.kind.value, namespace or row.entry.namespace, name or row.entry.name)
     return from_attributes(await dropped.restore(call.caller, row.id, namespace, name), EntryAnswer)
 
 

@@ -263,6 +263,15 @@ class Call:
             await authorizer.require(self.principal, operation or self._route.operation, securable)
         self.is_checked = True
 
+    async def allow_new_name(self, kind: str, namespace: NamespacePath, name: str) -> None:
+        """Check that the caller may give a table or view the name, before the name is looked up.
+
+        Raises:
+            Forbidden: The caller may not browse or create an object of the name, which may exist.
+        """
+        securable = Securable(namespace, kind, name)
+        await self.components.authorizer.require_new_name(self.principal, self._route.operation, securable)
+
     async def recheck(self, *securables: Securable) -> None:
         """Repeat the checks of login and rights during a long answer.
 

@@ -62,7 +62,7 @@ async def prepare_stream_table(
     updates = list(map(_lower_action, updates))
     snapshots = [update.get("snapshot") for update in updates if update.get("action") == "add-snapshot"]
     is_reset = any(_drops_history(update) for update in updates)
-    await _check_named_tables(call, updates)
+    await _check_new_properties(call, updates)
     may_set_key = any(update.get("action") in _KEY_ACTIONS for update in updates)
     if not (snapshots or is_reset or may_set_key) or not call.components.streams.has_log:
         return None
@@ -157,8 +157,7 @@ def _operation_of(snapshot: dict[str, Any]) -> object:
 async def check_dead_letter_table(call: Call, properties: Mapping[str, Any]) -> None:
     """Check that the caller may append rows to the dead-letter table in the properties.
 
-    The intake of an input topic appends rows without a caller, so the right is checked when the property is set. A
-    registered table needs no check, because `registerTable` needs the right to write in the whole catalog.
+    The intake of an input topic appends rows without a caller, so the right is checked when the property is set.
 
     Raises:
         Forbidden: The caller has no right to append rows to that table.
@@ -169,8 +168,19 @@ async def check_dead_letter_table(call: Call, properties: Mapping[str, Any]) -> 
         await call.components.authorizer.require(call.principal, "appendRows", Securable(place[0], TABLE, place[1]))
 
 
-async def _check_named_tables(call: Call, updates: Sequence[dict[str, Any]]) -> None:
-    """Check the caller's rights on other tables that new properties name.
+async def check_named_tables(call: Call, properties: Mapping[str, Any]) -> None:
+    """Check the caller's rights on other tables that the properties of a table name.
+
+    Raises:
+        Forbidden: The caller may not append rows to a dead-letter table, or may not read a dimension table of an index.
+        BadRequest: The name of the table is invalid.
+    """
+    await check_index_properties(call, properties)
+    await check_dead_letter_table(call, properties)
+
+
+async def _check_new_properties(call: Call, updates: Sequence[dict[str, Any]]) -> None:
+    """Check the caller's rights on other tables that updates name in properties.
 
     Raises:
         Forbidden: The caller may not append rows to a dead-letter table, or may not read a dimension table of an index.
@@ -179,8 +189,7 @@ async def _check_named_tables(call: Call, updates: Sequence[dict[str, Any]]) -> 
     for update in updates:
         properties = update.get("updates")
         if update.get("action") == "set-properties" and isinstance(properties, dict):
-            await check_index_properties(call, properties)
-            await check_dead_letter_table(call, properties)
+            await check_named_tables(call, properties)
 
 
 _KEY_ACTIONS = frozenset({"add-schema", "set-current-schema", "set-properties", "remove-properties"})

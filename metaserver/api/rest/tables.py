@@ -30,10 +30,9 @@ from seamark.metaserver.api.http.render import (
     table_answer,
     table_etag,
 )
-from seamark.metaserver.api.indexes.dimension_rights import check_index_properties
 from seamark.metaserver.api.plans.column_reads import count_read, read_of_report, usage_of
 from seamark.metaserver.api.plans.statement_reads import count_statement, history_of, read_of_scan_report
-from seamark.metaserver.api.rest.stream_commits import check_dead_letter_table, prepare_stream_table
+from seamark.metaserver.api.rest.stream_commits import check_named_tables, prepare_stream_table
 from seamark.metaserver.catalog.column_usage import ColumnRead
 from seamark.metaserver.catalog.documents import SnapshotMode
 from seamark.metaserver.catalog.values import Caller, CreateTable, LoadedTable
@@ -80,8 +79,8 @@ async def list_tables(call: Call) -> dict[str, Any]:
 
 @Route("POST", f"{_NAMESPACE}/tables", "createTable", body_size=BodySize.MEDIUM, is_idempotent=True).takes(_CreateTable)
 async def create_table(call: Call, body: _CreateTable) -> web.Response:
-    await check_dead_letter_table(call, body.properties or {})
-    await check_index_properties(call, body.properties or {})
+    await call.allow_new_name(TABLE, call.namespace, body.name)
+    await check_named_tables(call, body.properties or {})
     tables = call.components.catalog.tables
     create = tables.stage if body.stage_create else tables.create
     return await _run_creation(call, lambda caller: create(caller, call.namespace, body), body.name)
@@ -129,7 +128,7 @@ async def _load_plan(call: Call, mode: SnapshotMode) -> web.Response:
 @Route("POST", _TABLE, "updateTable", body_size=BodySize.MEDIUM, is_idempotent=True).takes(_CommitTable)
 async def update_table(call: Call, body: _CommitTable) -> web.Response:
     commits, namespace, name = call.components.engine_commits, call.namespace, call.name
-    await check_may_create(call, namespace, body.requirements)
+    await check_may_create(call, namespace, name, body.requirements)
     fresh = await prepare_stream_table(call, namespace, name, body.requirements, body.updates)
 
     return await run_idempotent(
@@ -141,14 +140,17 @@ async def update_table(call: Call, body: _CommitTable) -> web.Response:
     )
 
 
-async def check_may_create(call: Call, namespace: NamespacePath, requirements: Sequence[Mapping[str, Any]]) -> None:
-    """Check that the caller may create tables in the namespace, if the requirements are those of a new table.
+async def check_may_create(
+    call: Call, namespace: NamespacePath, name: str, requirements: Sequence[Mapping[str, Any]]
+) -> None:
+    """Check that the caller may create a table of the name, if the requirements are those of a new table.
 
     Raises:
-        Forbidden: The caller may not create tables there.
+        Forbidden: The caller may not create tables there, or none of this name.
     """
     if any(requirement.get("type") == "assert-create" for requirement in requirements):
         await call.allow(Securable(namespace), operation="createTable")
+        await call.allow_new_name(TABLE, namespace, name)
 
 
 @Route("DELETE", _TABLE, "dropTable", is_idempotent=True)
@@ -168,9 +170,23 @@ async def table_exists(call: Call) -> None:
 
 @Route("POST", f"{_NAMESPACE}/register", "registerTable", is_idempotent=True).takes(_RegisterTable)
 async def register_table(call: Call, body: _RegisterTable) -> web.Response:
+    await call.allow_new_name(TABLE, call.namespace, body.name)
     register, overwrite = call.components.catalog.tables.register, bool(body.overwrite)
     args = call.namespace, body.name, body.metadata_location
-    return await _run_creation(call, lambda caller: register(caller, *args, overwrite=overwrite), body.name)
+
+    async def check_properties(properties: Mapping[str, str]) -> None:
+        await check_named_tables(call, properties)
+
+    async def check_drop() -> None:
+        await call.allow(Securable(call.namespace, TABLE, body.name), operation="dropTable")
+
+    return await _run_creation(
+        call,
+        lambda caller: register(
+            caller, *args, overwrite=overwrite, check_properties=check_properties, check_drop=check_drop
+        ),
+        body.name,
+    )
 
 
 @Route("POST", f"{_TABLE}/unregister", "unregisterTable", is_idempotent=True)

@@ -56,7 +56,7 @@ async def commit_transaction(call: Call, body: _CommitTransaction) -> web.Respon
     ]
     await call.allow(*dict.fromkeys(Securable(change.namespace, TABLE, change.name) for change in changes))
     for change in changes:
-        await check_may_create(call, change.namespace, change.requirements)
+        await check_may_create(call, change.namespace, change.name, change.requirements)
     if len(changes) > 1:
         for change in changes:
             await check_not_based_on_fresh(call, change.namespace, change.name, change.updates)

@@ -42,6 +42,7 @@ async def list_views(call: Call) -> dict[str, Any]:
 
 @Route("POST", f"{_NAMESPACE}/views", "createView", body_size=BodySize.MEDIUM, is_idempotent=True).takes(CreateView)
 async def create_view(call: Call, body: CreateView) -> web.Response:
+    await call.allow_new_name(VIEW, call.namespace, body.name)
     return await _run_once(call, lambda caller: call.components.catalog.views.create(caller, call.namespace, body))
 
 
@@ -78,6 +79,7 @@ async def view_exists(call: Call) -> None:
 
 @Route("POST", f"{_NAMESPACE}/register-view", "registerView", is_idempotent=True).takes(_RegisterView)
 async def register_view(call: Call, body: _RegisterView) -> web.Response:
+    await call.allow_new_name(VIEW, call.namespace, body.name)
     views = call.components.catalog.views
     return await _run_once(
         call, lambda caller: views.register(caller, call.namespace, body.name, body.metadata_location)

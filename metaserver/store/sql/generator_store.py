@@ -148,6 +148,7 @@ class GeneratorStore(ABC):
     metrics_reports = _list_read(queries.metrics_reports)
     token_named = _point_read(queries.token_named)
     tokens = _list_read(queries.tokens)
+    grants_page = _list_read(queries.grants_page)
     list_owned = _point_read(queries.list_owned)
     owns_any = _point_read(queries.owns_any)
     audit = _list_read(queries.audit)

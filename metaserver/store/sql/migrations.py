@@ -260,6 +260,12 @@ _OBJECT_GRANTS = (
     ) {table}""",
 )
 
+_GRANT_COUNTS = (
+    # The drop of a namespace and the limits of grants look up grants by namespace.
+    "DROP INDEX grants_by_entry",
+    "CREATE INDEX grants_by_object ON grants (namespace, name)",
+)
+
 MIGRATIONS: tuple[dict[str, tuple[str, ...]], ...] = (
     {"": _FIRST, "PostgreSQL": _FIRST_POSTGRES},
     {"": _INDEX_FILES},
@@ -278,6 +284,7 @@ MIGRATIONS: tuple[dict[str, tuple[str, ...]], ...] = (
     {"": _WAREHOUSES},
     {"": _QUERY_SUMS},
     {"": _OBJECT_GRANTS},
+    {"": _GRANT_COUNTS},
 )
 """The migrations. Step n is MIGRATIONS[n - 1].
 

@@ -30,6 +30,7 @@ from seamark.metaserver.store.sql.by_uuid import forget_unnamed
 from seamark.metaserver.store.sql.claims import check_restored
 from seamark.metaserver.store.sql.records import (
     forget_dropped_grants,
+    forget_grants_below,
     hold_catalog,
     keep_grants,
     move_grants,
@@ -104,8 +105,7 @@ def drop_namespace(op: operations.DropNamespace, now_ms: int) -> Steps[None]:
             f"Namespace {show(op.path)} is not empty: drop its tables, views, functions and child namespaces first"
         )
     yield StoreStatement("DELETE FROM namespaces WHERE path = $1", (path,))
-    # The owner of a namespace does not own a later namespace of its name.
-    yield StoreStatement("DELETE FROM grants WHERE namespace = $1 AND role = 'owner' AND name = ''", (path,))
+    yield from forget_grants_below(op.path)
 
 
 # Entries -------------------------------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from seamark.metaserver.store.model import (
     StoredPlanTable,
 )
 from seamark.metaserver.store.port import FOUND_TABLES_MAX, GROUPS_MAX, NAMED_NAMESPACES_MAX, InstantFilter
+from seamark.metaserver.store.sql.records import NO_OWNERSHIP
 from seamark.metaserver.store.sql.rows import (
     AUDIT,
     DROPPED,
@@ -340,15 +341,27 @@ def tokens() -> Steps[list[AccessToken]]:
     return _read_all(TOKEN.decode, f"SELECT {TOKEN} FROM tokens ORDER BY name, id")  # noqa: S608
 
 
-_NO_OWNERSHIP = "(role <> 'owner' OR name = '')"
-"""The condition that leaves out the owners of tables, views and functions, of which a principal may have many."""
-
-
 def grants(principal: str | None) -> Steps[list[Grant]]:
     if principal is None:
         return _read_all(GRANT.decode, f"SELECT {GRANT} FROM grants ORDER BY principal, namespace, name, role")  # noqa: S608
-    sql = f"SELECT {GRANT} FROM grants WHERE principal = $1 AND {_NO_OWNERSHIP} ORDER BY namespace, name, role"  # noqa: S608
+    sql = f"SELECT {GRANT} FROM grants WHERE principal = $1 AND {NO_OWNERSHIP} ORDER BY namespace, name, role"  # noqa: S608
     return _read_all(GRANT.decode, sql, principal)
+
+
+def grants_page(principal: str | None, after: Grant | None, limit: int) -> Steps[list[Grant]]:
+    """Return stored grants in the order of their primary key, with those of owners."""
+    terms: list[str] = []
+    params: list[Any] = []
+    if principal is not None:
+        params.append(principal)
+        terms.append("principal = $1")
+    if after is not None:
+        numbers = placeholders(6, len(params) + 1)
+        terms.append(f"(principal, namespace, name, kind, role, deny) > ({numbers})")
+        params += [after.principal, pack(after.namespace), after.name, after.kind, after.role, int(after.deny)]
+    where = f"WHERE {' AND '.join(terms)} " if terms else ""
+    order = f"ORDER BY principal, namespace, name, kind, role, deny LIMIT ${len(params) + 1}"
+    return _read_all(GRANT.decode, f"SELECT {GRANT} FROM grants {where}{order}", *params, limit)  # noqa: S608
 
 
 def list_owned(principals: tuple[str, ...], namespace: NamespacePath, name: str | None) -> Steps[list[Grant]]:
@@ -382,7 +395,7 @@ def grants_of_any(principals: tuple[str, ...]) -> Steps[list[Grant]]:
     names = principals + principals[-1:] * (GROUPS_MAX - len(principals))
     condition = f"principal IN ({placeholders(GROUPS_MAX)})"
     sql = (
-        f"SELECT {GRANT} FROM grants WHERE {condition} AND {_NO_OWNERSHIP} "  # noqa: S608
+        f"SELECT {GRANT} FROM grants WHERE {condition} AND {NO_OWNERSHIP} "  # noqa: S608
         "ORDER BY principal, namespace, name, role"
     )
     grants = yield from _read_all(GRANT.decode, sql, *names)

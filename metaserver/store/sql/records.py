@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from seamark.formats.protocol.wire import NAMESPACE_SEPARATOR, show
 from seamark.formats.runtime.errors import (
     AlreadyExists,
     BadRequest,
@@ -13,10 +14,12 @@ from seamark.formats.runtime.errors import (
     NotFound,
 )
 from seamark.metaserver.store import operations, port
-from seamark.metaserver.store.model import EntryKind, Grant, NamespacePath, StoredWarehouse
+from seamark.metaserver.store.model import EntryKind, Grant, GrantLimits, NamespacePath, StoredWarehouse
 from seamark.metaserver.store.sql.rows import AUDIT, GRANT, IDEMPOTENCY, METRICS, TOKEN, WAREHOUSE, pack, pack_json
 from seamark.metaserver.store.sql.statement import Row, Steps, StoreStatement, batches
 
+NO_OWNERSHIP = "(role <> 'owner' OR name = '')"
+"""The condition that leaves out the owners of tables, views and functions, of which a principal may have many."""
 _LEASES_COMPARED = 4
 """If a lease lasts this many times longer than a new lease with its name, its holder's clock was ahead."""
 _CLOCKS_DIFFER_MS = 600_000
@@ -74,10 +77,44 @@ def revoke_token(op: operations.RevokeToken, now_ms: int) -> Steps[None]:
 
 
 def save_grant(op: operations.SaveGrant, now_ms: int) -> Steps[None]:
-    yield StoreStatement(
-        f"INSERT INTO grants ({GRANT}) VALUES ({GRANT.placeholders}) ON CONFLICT DO NOTHING",  # noqa: S608
+    rows = yield StoreStatement(
+        f"INSERT INTO grants ({GRANT}) VALUES ({GRANT.placeholders}) ON CONFLICT DO NOTHING RETURNING 1",  # noqa: S608
         GRANT.encode(op.grant),
     )
+    if rows and op.limits is not None:
+        yield from _check_grant_limits(op.grant, op.limits)
+
+
+def _check_grant_limits(grant: Grant, limits: GrantLimits) -> Steps[None]:
+    """Check the numbers of grants after a grant was added.
+
+    Each request of a principal reads its grants, and any manager of an object adds grants for any principal.
+
+    Raises:
+        BadRequest: There are more grants than a limit.
+    """
+    path, top = pack(grant.namespace), pack(grant.namespace[:1])
+    below = f"namespace BETWEEN $4 AND $5 AND {NO_OWNERSHIP}"
+    rows = yield StoreStatement(
+        f"SELECT (SELECT count(*) FROM grants WHERE namespace = $1 AND name = $2 AND {NO_OWNERSHIP}), "  # noqa: S608
+        f"(SELECT count(*) FROM grants WHERE principal = $3 AND {NO_OWNERSHIP}), "
+        f"(SELECT count(*) FROM grants WHERE principal = $3 AND {below}), "
+        f"(SELECT count(*) FROM grants WHERE {below})",
+        (path, grant.name, grant.principal, top, f"{top}{NAMESPACE_SEPARATOR}\U0010ffff"),
+    )
+    place = f"in namespace {show(grant.namespace[:1])}"
+    counted = (
+        ("on this object", limits.of_object),
+        (f"of {grant.principal}", limits.of_principal),
+        (f"of {grant.principal} {place}", limits.of_principal_below),
+        (place, limits.below),
+    )
+    for count, (description, limit) in zip(rows[0], counted, strict=True):
+        if int(count) > limit:
+            raise BadRequest(
+                f"There are {limit:,} grants {description}, which is the limit; remove some, or grant the right to a "
+                "role or on a namespace above. Who manages the grants of the whole catalog has no limit"
+            )
 
 
 def remove_grant(op: operations.RemoveGrant, now_ms: int) -> Steps[None]:
@@ -88,6 +125,23 @@ def remove_grant(op: operations.RemoveGrant, now_ms: int) -> Steps[None]:
     )
     if not rows:
         raise NotFound(f"Grant does not exist: {op.grant.describe()}")
+
+
+def remove_grants_of(op: operations.RemoveGrantsOf, now_ms: int) -> Steps[None]:
+    for table in ("grants", "dropped_grants"):
+        yield StoreStatement(f"DELETE FROM {table} WHERE principal = $1 AND deny = 0", (op.principal,))  # noqa: S608
+
+
+def forget_grants_below(path: NamespacePath) -> Steps[None]:
+    """Remove the grants on a dropped namespace and on names in it, so that they do not count for a later namespace.
+
+    Its managers may have added some of them for themselves. Denials stay, as those on entries.
+    """
+    # Paths below continue with the separator, and no name has a character as low as the separator.
+    yield StoreStatement(
+        "DELETE FROM grants WHERE namespace BETWEEN $1 AND $2 AND deny = 0",
+        (pack(path), f"{pack(path)}{NAMESPACE_SEPARATOR}\U0010ffff"),
+    )
 
 
 def move_grants(

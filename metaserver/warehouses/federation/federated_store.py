@@ -53,30 +53,39 @@ class FederatedStore:
     async def namespace(self, path: NamespacePath) -> Namespace | None:
         if self._mirrors is None:
             return None
-        properties = await self._other.find_namespace(path)
-        if properties is None or not await self._is_namespace_listed(path):
-            return None
-        return Namespace(path=path, properties=properties)
+        async with self._other.limit_request():
+            properties = await self._other.find_namespace(path)
+            if properties is None or not await self._is_namespace_listed(path):
+                return None
+            return Namespace(path=path, properties=properties)
 
     async def namespaces(self, parent: NamespacePath, after: str | None, limit: int) -> list[NamespacePath]:
-        if self._mirrors is None or not await self._is_namespace_listed(parent):
-            return []
-        children = await self._other.list_namespaces(parent)
+        children = await self._list_children(parent)
         return [path for path in children if after is None or path[-1] > after][:limit]
 
     async def find_namespaces(self, parent: NamespacePath, names: Sequence[str]) -> list[NamespacePath]:
-        if self._mirrors is None or not await self._is_namespace_listed(parent):
-            return []
         wanted = set(names)
-        return [path for path in await self._other.list_namespaces(parent) if path[-1] in wanted]
+        return [path for path in await self._list_children(parent) if path[-1] in wanted]
+
+    async def _list_children(self, parent: NamespacePath) -> list[NamespacePath]:
+        if self._mirrors is None:
+            return []
+        async with self._other.limit_request():
+            if not await self._is_namespace_listed(parent):
+                return []
+            return await self._other.list_namespaces(parent)
 
     async def entry(self, kind: EntryKind, namespace: NamespacePath, name: str) -> Entry | None:
         if self._mirrors is None or kind is EntryKind.FUNCTION or is_plan_name(name):
             return None
+        async with self._other.limit_request():
+            return await self._find_entry(self._mirrors, kind, namespace, name)
+
+    async def _find_entry(self, mirrors: Mirrors, kind: EntryKind, namespace: NamespacePath, name: str) -> Entry | None:
         location = await self._other.find_entry(kind, namespace, name)
         if location is None and await self._store.entry(kind, namespace, name) is None:
             return None
-        entry = await self._mirrors.find(kind, namespace, name, location)
+        entry = await mirrors.find(kind, namespace, name, location)
         if entry is not None and await self._is_namespace_listed(namespace):
             names = await self._other.list_entries(kind, namespace, fresh_s=_LISTING_S)
             if _contains(names, name):
@@ -86,15 +95,18 @@ class FederatedStore:
             # written after a new answer only, and does not go back to an earlier snapshot.
             location = await self._locate(kind, namespace, name)
             if location is None:
-                await self._mirrors.remove(kind, namespace, name)
+                await mirrors.remove(kind, namespace, name)
                 return None
-            return await self._mirrors.update(kind, namespace, name, location)
+            return await mirrors.update(kind, namespace, name, location)
 
     async def entries(self, kind: EntryKind, namespace: NamespacePath, after: str | None, limit: int) -> list[Entry]:
         """Return entries with names only. Their mirrors are written when they are read by name."""
-        if self._mirrors is None or kind is EntryKind.FUNCTION or not await self._is_namespace_listed(namespace):
+        if self._mirrors is None or kind is EntryKind.FUNCTION:
             return []
-        names = await self._other.list_entries(kind, namespace)
+        async with self._other.limit_request():
+            if not await self._is_namespace_listed(namespace):
+                return []
+            names = await self._other.list_entries(kind, namespace)
         later = [name for name in names if after is None or name > after][:limit]
         return [Entry(kind=kind, namespace=namespace, name=name, uuid="", metadata_location="") for name in later]
 

@@ -27,10 +27,16 @@ from seamark.formats.runtime.tls import build_client_context
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import EntryKind, NamespacePath
 
-_TIMEOUT = aiohttp.ClientTimeout(total=30, sock_connect=5)
+_CONNECT_S = 5
 _ANSWER_BYTES_MAX = 256 << 20
 _ANSWERS_MAX = 20_000
 """The maximum number of answers that are kept."""
+_ANSWERS_BYTES_MAX = 64 << 20
+"""The maximum size of the answers that are kept. A listing can have 200,000 names."""
+_VALUE_BYTES = 64
+"""The size of a kept name or property besides its characters."""
+_FAILURE_S = 5.0
+"""The time after a failed login, or a failed read of the configuration, in which no request tries again."""
 _NAMES_MAX = 200_000
 """The maximum number of names in one listing."""
 _PAGE_SIZE = 1000
@@ -82,6 +88,19 @@ class _Kept(NamedTuple):
     etag: str
     read_s: float
 
+    @property
+    def size_bytes(self) -> int:
+        """The approximate memory of the value: None, a text, names, paths or properties."""
+        if not self.value or isinstance(self.value, str):
+            return _VALUE_BYTES + len(self.value or "")
+        items = self.value.items() if isinstance(self.value, dict) else self.value
+        return sum(_VALUE_BYTES + (len(item) if isinstance(item, str) else sum(map(len, item))) for item in items)
+
+
+class _Failure(NamedTuple):
+    message: str
+    until_s: float
+
 
 class OtherCatalog:
     """The catalog whose tables a federated warehouse shows. An instance belongs to one event loop.
@@ -97,13 +116,42 @@ class OtherCatalog:
         self._root = ""
         self._separator = NAMESPACE_SEPARATOR
         self._token, self._token_end_s = settings.federation_token, float("inf")
-        self._token_lock = asyncio.Lock()
         self._answers: OrderedDict[Hashable, _Kept] = OrderedDict()
+        self._answers_bytes = 0
         self._flights: SingleFlight[Hashable, Any] = SingleFlight()
+        self._failures: dict[str, _Failure] = {}
+        """The last failures of the steps that all requests need."""
+        self._requests = 0
 
     @property
     def uri(self) -> str:
         return self._uri
+
+    @asynccontextmanager
+    async def limit_request(self) -> AsyncIterator[None]:
+        """Limit the time of a request of a client, and the number of requests, while the context is active.
+
+        All warehouses share the slots of the server, so the requests that wait for one catalog may not take them all.
+
+        Raises:
+            RetryLater: Too many requests wait for the other catalog, or it did not answer in time.
+        """
+        limit, timeout_s = self._settings.federation_requests_limit, self._settings.federation_timeout_s
+        if self._requests >= limit:
+            raise RetryLater(
+                f"{limit:,} requests wait for the catalog {self._uri} of this warehouse, as many as the setting "
+                "federation_requests_limit allows; try again shortly"
+            )
+        self._requests += 1
+        try:
+            async with asyncio.timeout(timeout_s):
+                yield
+        except TimeoutError:
+            raise RetryLater(
+                f"The catalog {self._uri} of this warehouse did not answer within {timeout_s:g} seconds"
+            ) from None
+        finally:
+            self._requests -= 1
 
     async def find_namespace(self, path: NamespacePath) -> dict[str, str] | None:
         """Return the properties of a namespace, or None if it does not exist."""
@@ -216,10 +264,12 @@ class OtherCatalog:
 
         async def refresh() -> Any:
             new_answer = await read(self._answers.get(key))
+            if (former := self._answers.pop(key, None)) is not None:
+                self._answers_bytes -= former.size_bytes
             self._answers[key] = new_answer
-            self._answers.move_to_end(key)
-            while len(self._answers) > _ANSWERS_MAX:
-                self._answers.popitem(last=False)
+            self._answers_bytes += new_answer.size_bytes
+            while len(self._answers) > _ANSWERS_MAX or self._answers_bytes > _ANSWERS_BYTES_MAX:
+                self._answers_bytes -= self._answers.popitem(last=False)[1].size_bytes
             return new_answer.value
 
         if is_new:
@@ -257,8 +307,10 @@ class OtherCatalog:
 
     async def _configure(self) -> None:
         """Read the prefix of the routes, once."""
-        if self._root:
-            return
+        if not self._root:
+            await self._share("the configuration", self._read_config)
+
+    async def _read_config(self) -> None:
         warehouse = self._settings.federation_warehouse
         answer = await self._send("GET", "/v1/config", {"warehouse": warehouse} if warehouse else {}, {})
         if answer.status != 200:
@@ -269,6 +321,26 @@ class OtherCatalog:
         prefix = str(properties.get("prefix") or "")
         self._root = f"/v1/{quote(prefix, safe='/')}" if prefix else "/v1"
 
+    async def _share(self, step: str, work: Callable[[], Awaitable[T]]) -> T:
+        """Run a step that all requests need, once for all of them. A failure also counts for a few seconds.
+
+        Raises:
+            RetryLater: The step failed, now or shortly before.
+        """
+        failure = self._failures.get(step)
+        if failure is not None and self._clock.monotonic() < failure.until_s:
+            raise RetryLater(failure.message)
+
+        async def run() -> T:
+            try:
+                return await work()
+            except RetryLater as error:
+                self._failures[step] = _Failure(error.message, self._clock.monotonic() + _FAILURE_S)
+                raise
+
+        result: T = await self._flights.run(step, run)
+        return result
+
     async def _send(self, method: str, path: str, query: Mapping[str, str], headers: dict[str, str]) -> _Answer:
         for attempt in range(2):
             token = await self._find_token()
@@ -276,7 +348,8 @@ class OtherCatalog:
             answer = await self._request(method, f"{path}?{urlencode(query)}", {**headers, **login})
             if answer.status not in (401, 419) or not self._settings.federation_credential or attempt:
                 return answer
-            self._token_end_s = 0.0
+            if token == self._token:  # Otherwise, another request has read a new token meanwhile.
+                self._token_end_s = 0.0
         raise AssertionError("the loop returns")
 
     async def _request(self, method: str, path: str, headers: dict[str, str], data: bytes | None = None) -> _Answer:
@@ -302,22 +375,24 @@ class OtherCatalog:
         """Return the token of the settings, or a token for the credential of the settings."""
         if not self._settings.federation_credential:
             return self._token
-        async with self._token_lock:
-            if self._token and self._clock.monotonic() < self._token_end_s:
-                return self._token
-            client_id, _, secret = self._settings.federation_credential.rpartition(":")
-            form = {"grant_type": "client_credentials", "client_id": client_id, "client_secret": secret}
-            if self._settings.federation_scope:
-                form["scope"] = self._settings.federation_scope
-            headers = {"Content-Type": "application/x-www-form-urlencoded"}
-            answer = await self._request("POST", "/v1/oauth/tokens", headers, urlencode(form).encode())
-            if answer.status != 200:
-                raise self._make_error(answer)
-            token = self._decode(answer, _Token)
-            self._token = token.access_token
-            lifetime_s = float("inf") if token.expires_in is None else token.expires_in - _TOKEN_MARGIN_S
-            self._token_end_s = self._clock.monotonic() + lifetime_s
+        if self._token and self._clock.monotonic() < self._token_end_s:
             return self._token
+        return await self._share("the login", self._read_token)
+
+    async def _read_token(self) -> str:
+        client_id, _, secret = self._settings.federation_credential.rpartition(":")
+        form = {"grant_type": "client_credentials", "client_id": client_id, "client_secret": secret}
+        if self._settings.federation_scope:
+            form["scope"] = self._settings.federation_scope
+        headers = {"Content-Type": "application/x-www-form-urlencoded"}
+        answer = await self._request("POST", "/v1/oauth/tokens", headers, urlencode(form).encode())
+        if answer.status != 200:
+            raise self._make_error(answer)
+        token = self._decode(answer, _Token)
+        self._token = token.access_token
+        lifetime_s = float("inf") if token.expires_in is None else token.expires_in - _TOKEN_MARGIN_S
+        self._token_end_s = self._clock.monotonic() + lifetime_s
+        return self._token
 
     def _make_error(self, answer: _Answer) -> RetryLater:
         # The answer may repeat the login, so the message does not quote it.
@@ -351,5 +426,6 @@ class _NextPage(msgspec.Struct, rename="kebab"):
 async def open_other_catalog(settings: Settings, clock: Clock) -> AsyncIterator[OtherCatalog]:
     """Open the connections to the catalog in `federation_uri`."""
     connector = aiohttp.TCPConnector(ssl=build_client_context() or True, limit=32)
-    async with aiohttp.ClientSession(connector=connector, timeout=_TIMEOUT, auto_decompress=True) as session:
+    timeout = aiohttp.ClientTimeout(total=settings.federation_timeout_s, sock_connect=_CONNECT_S)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=True) as session:
         yield OtherCatalog(settings, clock, session)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from aiohttp import web
 from seamark.formats.runtime.clock import SimulatedClock, SystemClock
 from seamark.formats.runtime.errors import Forbidden, NoSuchTable, RetryLater
 from seamark.metaserver.access.authorizer import Authorizer, GrantAuthorizer
-from seamark.metaserver.access.opa import open_authorizer
+from seamark.metaserver.access.opa import REQUESTS_MAX, PolicySlots, open_authorizer
 from seamark.metaserver.access.principal import Principal
 from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.access.tokens import create_token
@@ -24,6 +25,7 @@ from seamark.metaserver.store.open import open_store
 from tests.access.opa.recorded import ALLOW, ALLOWED, RECORDED, UNDEFINED
 from tests.api.client import SCHEMA, Api
 from tests.api.rest.test_permissions import House
+from tests.seeds import examples, first_seed
 from tests.server.rig import running
 
 ANN = Principal("oidc:ann", (Grant("oidc:ann", "writer"),), "oidc", ("oidc-group:shop",))
@@ -65,8 +67,8 @@ class PolicyServer:
 
 
 @asynccontextmanager
-async def policy_server() -> AsyncIterator[PolicyServer]:
-    server = PolicyServer()
+async def policy_server(server: PolicyServer | None = None) -> AsyncIterator[PolicyServer]:
+    server = server or PolicyServer()
     app = web.Application()
     app.router.add_post("/{path:.*}", server.handle)
     runner = web.AppRunner(app, shutdown_timeout=0)
@@ -212,3 +214,82 @@ async def test_hidden_table_is_not_found() -> None:
         server.allows_operations = frozenset({"listTables"})
         with pytest.raises(NoSuchTable):
             await authorizer.require(ANN, "planTableScan", SALARIES)
+
+
+class SlowPolicy(PolicyServer):
+    """A policy that allows everything, and that answers about ann only when the test ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.arrived = 0
+
+    async def handle(self, request: web.Request) -> web.Response:
+        question = (await request.json())["input"]
+        if question["principal"]["name"] == ANN.name:
+            self.arrived += 1
+            await self.closing.wait()
+        return web.json_response({"result": True})
+
+
+async def test_listing_of_one_principal_does_not_delay_the_requests_of_others() -> None:
+    bob = Principal("oidc:bob", (Grant("oidc:bob", "reader"),))
+    policy = SlowPolicy()
+    async with (
+        policy_server(policy),
+        authorizer_over(policy, SimulatedClock(1), opa_batch_url="", opa_timeout_s=300) as authorizer,
+    ):
+        objects = [Securable(("shop",), "table", f"t{number}") for number in range(100)]
+        listing = asyncio.create_task(authorizer.allows_each(ANN, "tableExists", objects))
+        while policy.arrived < REQUESTS_MAX // 2:
+            await asyncio.sleep(0.01)
+        for number in range(3):
+            assert await authorizer.allows(bob, "planTableScan", Securable(("shop",), "table", f"t{number}"))
+        assert policy.arrived == REQUESTS_MAX // 2
+        assert not listing.done()
+        policy.closing.set()
+        assert await listing == [True] * 100
+
+
+async def test_slots_are_shared_and_none_is_lost() -> None:
+    rng, slots = random.Random(first_seed()), PolicySlots(4)
+    order: list[tuple[str, bool]] = []
+
+    async def ask(holder: str, *, is_listing: bool) -> None:
+        with suppress(TimeoutError):
+            async with slots.take(holder, is_listing=is_listing, wait_s=rng.choice((0.0, 300.0))):
+                order.append((holder, is_listing))
+                slots.check_invariants()
+                for _ in range(rng.randint(0, 3)):
+                    await asyncio.sleep(0)
+                slots.check_invariants()
+
+    tasks: list[asyncio.Task[None]] = []
+    for _ in range(examples(5000, 300)):
+        tasks.append(asyncio.create_task(ask(rng.choice("abc"), is_listing=rng.random() < 0.5)))
+        if rng.random() < 0.2:
+            rng.choice(tasks).cancel()
+        if rng.random() < 0.5:
+            await asyncio.sleep(0)
+            slots.check_invariants()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert slots.is_free
+    assert {holder for holder, _ in order} == set("abc")
+
+
+async def test_free_slot_goes_to_single_decisions_and_to_who_has_the_fewest() -> None:
+    slots, release = PolicySlots(2), asyncio.Event()
+    order: list[tuple[str, bool]] = []
+
+    async def ask(holder: str, *, is_listing: bool) -> None:
+        async with slots.take(holder, is_listing=is_listing, wait_s=300):
+            order.append((holder, is_listing))
+            await release.wait()
+
+    async with asyncio.TaskGroup() as group:
+        for holder, is_listing in (("a", True), ("b", True), ("a", True), ("b", True), ("c", True), ("b", False)):
+            group.create_task(ask(holder, is_listing=is_listing))
+            await asyncio.sleep(0)
+        release.set()
+    assert order[:2] == [("a", True), ("b", True)]
+    assert order.index(("b", False)) < order.index(("c", True))
+    assert slots.is_free

@@ -60,7 +60,7 @@ ALLOWED = {
     "maker": {"load", "probe", "create"},
     "steward": {"load", "probe", "grant"},
     "dropper": {"load", "probe", "drop"},
-    "barred": {"create"},
+    "barred": set(),
     "nobody": set(),
 }
 
@@ -190,7 +190,8 @@ async def test_creator_without_the_right_to_read_cannot_take_over_the_files_of_a
         assert (await house("root" if name == "t" else principal, *drop)).status in (200, 204)
         body = {"name": name, "schema": SCHEMA, "location": location}
         for staged in (False, True):
-            answer = await house(principal, "POST", "/v1/namespaces/db/tables", {**body, "stage-create": staged})
+            new_body = {**body, "name": f"new_{name}", "stage-create": staged}  # The name t is denied to barred.
+            answer = await house(principal, "POST", "/v1/namespaces/db/tables", new_body)
             assert answer.status == 400, answer.raw
             assert "overlaps" in answer.error[2]
         assert (await house("root", "POST", "/v1/namespaces/db/tables", body)).status == 200
@@ -249,6 +250,151 @@ async def test_manager_of_the_grants_of_the_catalog_cannot_become_an_admin_of_th
     for grant in (admin, {**whole, "deny": True}):  # A denial on the catalog also counts for its admin on the server.
         assert (await house("root", "PUT", "/api/v1/grants", grant)).status == 204
     assert (await house("steward", "POST", "/api/v1/tokens", token)).status == 403
+
+
+async def test_manager_of_one_object_takes_no_rights_of_the_admins_above_it(house: House) -> None:
+    assert (await house("maker", "POST", "/v1/namespaces/db/tables", {"name": "m", "schema": SCHEMA})).status == 200
+    location = (await house("root", "GET", TABLE)).json["metadata-location"]
+    assert (await house("root", "POST", f"{TABLE}/unregister", {})).status == 200
+    denials: list[dict[str, Any]] = [
+        {"principal": principal, "privilege": privilege, "namespace": ["db"], "table": "m", "deny": True}
+        for principal in ("root", "role:admins", "writer")
+        for privilege in ("write", "manage-grants")
+    ]
+    for denial in denials:
+        assert (await house("maker", "PUT", "/api/v1/grants", denial)).error[0] == 403, "the owner of the table only"
+        assert (await house("steward", "PUT", "/api/v1/grants", denial)).status == 204
+    own = {"principal": "maker", "privilege": "drop", "namespace": ["db"], "table": "m", "deny": True}
+    assert (await house("maker", "PUT", "/api/v1/grants", own)).status == 204
+    table = "/v1/namespaces/db/tables/m"
+    assert (await house("root", "POST", table, set_properties(x="1"))).status == 403
+    assert (await house("root", "GET", "/api/v1/audit?pageSize=1")).status == 200
+    register = {"name": "t", "metadata-location": location}
+    assert (await house("root", "POST", "/v1/namespaces/db/register", register)).status == 200
+    listed = (await house("root", "GET", "/api/v1/grants?principal=root")).json["grants"]
+    assert {grant["privilege"] for grant in listed if grant.get("deny")} == {"write", "manage-grants"}
+    for privilege in ("write", "manage-grants"):
+        query = f"principal=root&privilege={privilege}&namespace=db&table=m&deny=true"
+        assert (await house("lister", "DELETE", f"/api/v1/grants?{query}")).status == 403
+        assert (await house("root", "DELETE", f"/api/v1/grants?{query}")).status == 204
+    assert (await house("root", "POST", table, set_properties(x="1"))).status == 200
+
+
+async def test_rights_on_a_dropped_namespace_do_not_count_for_the_next_of_its_name(house: House) -> None:
+    assert (await house("maker", "POST", "/v1/namespaces", {"namespace": ["db", "fin"]})).status == 200
+    admin = {"principal": "maker", "role": "admin", "namespace": ["db", "fin"]}
+    for grant in (admin, {**admin, "principal": "guest"}):
+        assert (await house("maker", "PUT", "/api/v1/grants", grant)).status == 204
+    assert (await house("maker", "DELETE", "/v1/namespaces/db%1Ffin")).status == 204
+    assert (await house("root", "POST", "/v1/namespaces", {"namespace": ["db", "fin"]})).status == 200
+    pay = "/v1/namespaces/db%1Ffin/tables"
+    assert (await house("root", "POST", pay, {"name": "pay", "schema": SCHEMA})).status == 200
+    for principal in ("maker", "guest"):
+        assert (await house(principal, "GET", f"{pay}/pay/credentials")).status in (403, 404)
+        assert (await house(principal, "DELETE", f"{pay}/pay")).status in (403, 404)
+
+
+async def test_manager_of_one_namespace_adds_a_limited_number_of_grants_on_existing_objects(house: House) -> None:
+    missing = {"principal": "nobody", "privilege": "browse", "namespace": ["db"], "table": "none"}
+    assert (await house("steward", "PUT", "/api/v1/grants", missing)).error[:2] == (404, "NoSuchTableException")
+    store = house.api.server.components.store
+    await store.transact([SaveGrant(Grant("nobody", "read", ("db",), "table", f"x{n}", True)) for n in range(499)])
+    await store.transact([SaveGrant(Grant(f"n{n}", "read", ("db",), "table", "t")) for n in range(980)])
+    allowed = {"principal": "nobody", "privilege": "read", "namespace": ["db"], "table": "u"}
+    for _ in range(2):
+        assert (await house("steward", "PUT", "/api/v1/grants", allowed)).status == 204
+    refused = await house("steward", "PUT", "/api/v1/grants", {**allowed, "privilege": "plan"})
+    assert refused.error[0] == 400
+    assert "500 grants of nobody in namespace db" in refused.error[2]
+    assert (await house("root", "PUT", "/api/v1/grants", {**allowed, "privilege": "plan"})).status == 204
+    assert (await house("root", "PUT", "/api/v1/grants", missing)).status == 204
+    listed: list[Any] = []
+    for principal in ("root", "nobody"):
+        listed, token = [], ""
+        while token is not None:
+            page = (await house(principal, "GET", f"/api/v1/grants?pageSize=400&pageToken={token}")).json
+            listed += page["grants"]
+            token = page["next-page-token"]
+            assert len(page["grants"]) <= 400
+        stored = [grant for grant in await store.grants(None) if principal in ("root", grant.principal)]
+        assert len(listed) == len(stored)
+        assert {(grant["principal"], grant.get("table", "")) for grant in listed} == {
+            (grant.principal, grant.name if grant.kind == "table" else "") for grant in stored
+        }
+
+
+async def test_name_that_is_denied_cannot_be_given_whether_it_exists_or_not(house: House) -> None:
+    assert (await house("root", "DELETE", "/v1/namespaces/db/views/v")).status == 204
+    dropped = (await house("root", "GET", "/api/v1/dropped?namespace=db")).json["dropped"][0]["id"]
+    location = (await house("root", "GET", "/v1/namespaces/db/tables/u")).json["metadata-location"]
+    store = house.api.server.components.store
+    denials = [Grant("barred", privilege, ("db",), "table", name, deny=True) for privilege, name in DENIED_NAMES]
+    await store.transact([SaveGrant(Grant("barred", "writer")), *map(SaveGrant, denials)])
+    commit = {"requirements": [{"type": "assert-create"}], "updates": []}
+    ends = {"source": {"namespace": ["db"], "name": "u"}}
+    view = {"schema": SCHEMA, "view-version": VIEW_VERSION}
+    for name in ("t", "none", "later"):  # The first exists.
+        change = {"identifier": {"namespace": ["db"], "name": name}, **commit}
+        requests: list[tuple[str, Any]] = [
+            ("/v1/namespaces/db/tables", {"name": name, "schema": SCHEMA}),
+            ("/v1/namespaces/db/tables", {"name": name, "schema": SCHEMA, "stage-create": True}),
+            ("/v1/namespaces/db/views", {"name": name, **view}),
+            ("/v1/tables/rename", {**ends, "destination": {"namespace": ["db"], "name": name}}),
+            ("/v1/namespaces/db/register", {"name": name, "metadata-location": location}),
+            ("/v1/namespaces/db/register", {"name": name, "metadata-location": location, "overwrite": True}),
+            ("/v1/namespaces/db/register-view", {"name": name, "metadata-location": location}),
+            (f"/api/v1/dropped/{dropped}/undrop", {"name": name}),
+            ("/v1/transactions/commit", {"table-changes": [change]}),
+        ]
+        for path, body in requests:
+            answer = await house("barred", "POST", path, body)
+            if path.endswith("commit") and name != "later":
+                assert answer.error[0] == 404, (name, path)
+            else:
+                assert answer.error[:2] == (403, "ForbiddenException"), (name, path, answer.raw)
+                assert "exist" not in answer.error[2], (name, path)
+    body = {"name": "free", "schema": SCHEMA}
+    assert (await house("barred", "POST", "/v1/namespaces/db/tables", body)).status == 200
+
+
+DENIED_NAMES = (("browse", "none"), ("create", "later"))
+
+
+async def test_registration_over_a_table_needs_the_right_to_drop_it(house: House) -> None:
+    store = house.api.server.components.store
+    metadata = {}
+    for name in ("src", "old"):
+        created = await house("root", "POST", "/v1/namespaces/db/tables", {"name": name, "schema": SCHEMA})
+        metadata[name] = created.json["metadata-location"]
+    assert (await house("root", "POST", "/v1/namespaces/db/tables/src/unregister", {})).status == 200
+    grants = [Grant("nobody", privilege) for privilege in ("create", "write")]
+    await store.transact([SaveGrant(grant) for grant in grants])
+    same = {"name": "old", "metadata-location": metadata["old"], "overwrite": True}
+    assert (await house("nobody", "POST", "/v1/namespaces/db/register", same)).status == 200
+    other = {**same, "metadata-location": metadata["src"]}
+    answer = await house("nobody", "POST", "/v1/namespaces/db/register", other)
+    assert answer.error[:2] == (403, "ForbiddenException")
+    assert "may not dropTable" in answer.error[2]
+    await store.transact([SaveGrant(Grant("nobody", "drop", ("db",), "table", "old"))])
+    assert (await house("nobody", "POST", "/v1/namespaces/db/register", other)).status == 200
+
+
+async def test_denial_in_one_namespace_confines_registrations_in_others(house: House) -> None:
+    store = house.api.server.components.store
+    await store.transact([SaveGrant(Grant("writer", "writer"))])
+    metadata = {}
+    for namespace in ("db", "other"):
+        await house("root", "POST", "/v1/namespaces", {"namespace": [namespace]})
+        tables = f"/v1/namespaces/{namespace}/tables"
+        created = await house("root", "POST", tables, {"name": "r", "schema": SCHEMA})
+        metadata[namespace] = created.json["metadata-location"]
+        assert (await house("root", "POST", f"{tables}/r/unregister", {})).status == 200
+    denial = {"principal": "writer", "privilege": "browse", "namespace": ["db"], "table": "u", "deny": True}
+    assert (await house("steward", "PUT", "/api/v1/grants", denial)).status == 204
+    for namespace, place, status in (("db", "db", 403), ("other", "db", 403), ("other", "other", 200)):
+        register = {"name": "r", "metadata-location": metadata[place]}
+        answer = await house("writer", "POST", f"/v1/namespaces/{namespace}/register", register)
+        assert answer.status == status, (namespace, place, answer.raw)
 
 
 async def test_contradictory_grant_is_rejected(house: House) -> None:

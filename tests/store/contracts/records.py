@@ -17,8 +17,11 @@ from seamark.metaserver.store.model import AccessToken, AuditRecord, DroppedEntr
 from seamark.metaserver.store.operations import (
     CheckFence,
     CreateEntry,
+    CreateNamespace,
     DropEntry,
+    DropNamespace,
     RemoveGrant,
+    RemoveGrantsOf,
     RenameEntry,
     RestoreEntry,
     RevokeToken,
@@ -186,6 +189,30 @@ class RecordsContract(StorePair):
         assert [grant for grant in await store.grants(None) if grant.name == "back"] == restored
         await store.transact([DropEntry(TABLE, NS, "back")])
         assert {grant for grant in await store.grants(None) if grant.name} == {function, *denials}
+
+    async def test_grants_in_a_namespace_end_with_its_drop_and_denials_stay(self, store: GeneratorStore) -> None:
+        neighbor = Grant("ann", "admin", ("fi",))
+        denial = Grant("bob", "read", ("fin", "x"), deny=True)
+        rights = [Grant("ann", "admin", path) for path in (("fin",), ("fin", "x"), ("fin", "x", "y"))]
+        rights.append(Grant("ann", "read", ("fin",), "table", "t"))
+        await store.transact(
+            [CreateNamespace(path=("fin",), properties={}), *map(SaveGrant, (*rights, neighbor, denial))]
+        )
+        await store.transact([DropNamespace(path=("fin",))])
+        assert await store.grants(None) == [neighbor, denial]
+
+    async def test_all_grants_of_a_principal_are_removed_and_its_denials_stay(self, store: GeneratorStore) -> None:
+        denial, other = Grant("ann", "read", NS, deny=True), Grant("bob", "owner", NS, "table", "t")
+        await store.transact([CreateEntry(make_entry("t")), CreateEntry(make_entry("u"))])
+        owned = [Grant("ann", "owner", NS, "table", name) for name in ("t", "u")]
+        await store.transact(list(map(SaveGrant, (*owned, Grant("ann", "admin"), denial, other))))
+        keep = DroppedEntry(
+            id="d", entry=make_entry("u"), purge=False, dropped_ms=1, expires_ms=2**60, principal_name="w"
+        )
+        await store.transact([DropEntry(TABLE, NS, "u", keep=keep)])
+        await store.transact([RemoveGrantsOf("ann")])
+        await store.transact([RestoreEntry("d", NS, "u")])
+        assert await store.grants(None) == [denial, other]
 
     async def test_cursor_moves_only_from_the_position_that_was_read(
         self, store: GeneratorStore, other_store: GeneratorStore

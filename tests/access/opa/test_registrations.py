@@ -1,0 +1,107 @@
+"""Registrations and imports of callers whom a policy confines to the namespace of their request."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from seamark.formats.runtime.clock import SystemClock
+from seamark.metaserver.access.tokens import create_token
+from seamark.metaserver.store.model import Grant
+from seamark.metaserver.store.open import open_store
+from tests.access.opa.recorded import ALLOW, ALLOWED
+from tests.access.opa.test_opa import PolicyServer, policy_server
+from tests.api.client import SCHEMA, VIEW_VERSION, Api
+from tests.api.rest.test_permissions import House
+from tests.server.rig import running
+
+SHOP, HR = "/v1/namespaces/shop", "/v1/namespaces/hr"
+
+
+class ShopPolicy(PolicyServer):
+    """A policy that allows root everything, and other principals everything in the namespace `shop`."""
+
+    async def handle(self, request: web.Request) -> web.Response:
+        question = (await request.json())["input"]
+
+        def is_allowed(securable: dict[str, Any]) -> bool:
+            is_seen = question["privileges"] == ["browse"] and securable["kind"] in ("warehouse", "namespace")
+            is_of_shop = securable["namespace"][:1] == ["shop"]
+            return question["principal"]["name"] == "root" or is_seen or is_of_shop
+
+        if "objects" in question:
+            places = [place for place, securable in enumerate(question["objects"]) if is_allowed(securable)]
+            return web.json_response({"result": places})
+        return web.json_response({"result": is_allowed(question["object"])})
+
+
+async def test_tenant_of_a_policy_registers_and_imports_only_what_it_could_create(tmp_path: Path) -> None:
+    clock, secrets = SystemClock(), {}
+    async with open_store(f"sqlite:///{tmp_path}/seamark.db", clock=clock, queue_limit=10) as store:
+        for name in ("root", "tina"):
+            secrets[name] = await create_token(store, clock, name, None, [Grant(name, "admin")])
+    async with policy_server(ShopPolicy()) as policy:
+        settings: dict[str, Any] = {"opa_url": policy.url + ALLOW, "opa_batch_url": policy.url + ALLOWED}
+        async with running(tmp_path, auth="token", opa_cache_s=0, **settings) as server:
+            house = House(Api(server), secrets)
+            for namespace in ("shop", "hr"):
+                assert (await house("root", "POST", "/v1/namespaces", {"namespace": [namespace]})).status == 200
+            await _check_views(house)
+            await _check_tables(house)
+
+
+async def _check_views(house: House) -> None:
+    body = {"name": "v", "schema": SCHEMA, "view-version": VIEW_VERSION}
+    view = (await house("tina", "POST", f"{SHOP}/views", body)).json
+    secret = (await house("root", "POST", f"{HR}/views", {**body, "name": "secret"})).json
+    assert (await house("root", "DELETE", f"{HR}/views/secret")).status == 204
+    table = await house("tina", "POST", f"{SHOP}/tables", {"name": "mine", "schema": SCHEMA, "stage-create": True})
+    folder = table.json["metadata"]["location"]
+
+    async def register(location: str) -> list[int]:
+        """Return the statuses of a registration and of an import of the metadata file."""
+        name = f"v{uuid.uuid4().hex}"
+        registered = {"name": name, "metadata-location": location}
+        imported = {"metadata-location": location, "keep-owner": True}
+        return [
+            (await house("tina", "PUT", f"/api/v1/views/shop/{name}/import", imported)).status,
+            (await house("tina", "POST", f"{SHOP}/register-view", registered)).status,
+        ]
+
+    def write(**changes: Any) -> str:
+        metadata = {
+            **view["metadata"],
+            "view-uuid": str(uuid.uuid4()),
+            "location": f"{folder}/{uuid.uuid4()}",
+            **changes,
+        }
+        path = Path(metadata["location"].removeprefix("file://"), "metadata", "00000-x.metadata.json")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(metadata))
+        return f"file://{path}"
+
+    assert await register(write(properties={"trino.run-as-owner": "root"})) == [403, 403]
+    assert await register(secret["metadata-location"]) == [403, 403]
+    assert await register(write(**{"view-uuid": secret["metadata"]["view-uuid"]})) == [403, 403]
+    assert (await register(write()))[0] == 200
+    assert (await register(write(properties={"trino.run-as-owner": "tina"})))[0] == 200
+
+
+async def _check_tables(house: House) -> None:
+    async def unregister(properties: dict[str, str]) -> str:
+        body = {"name": "t", "schema": SCHEMA, "properties": properties}
+        assert (await house("root", "POST", f"{SHOP}/tables", body)).status == 200
+        return str((await house("root", "POST", f"{SHOP}/tables/t/unregister", {})).json["metadata-location"])
+
+    location = await unregister({"seamark.stream.dead-letter-table": "hr.salaries"})
+    register = {"name": "t", "metadata-location": location}
+    answer = await house("tina", "POST", f"{SHOP}/register", register)
+    assert answer.status in (403, 404), answer.raw
+    answer = await house("root", "PUT", "/api/v1/tables/shop/t/import", {"metadata-location": location})
+    assert answer.error[0] == 400
+    assert "names another table" in answer.error[2]
+    assert (await house("root", "POST", f"{SHOP}/register", register)).status == 200
