@@ -398,7 +398,10 @@ def open_certificate(settings: Settings) -> Certificate | None:
     Raises:
         ConfigError: A file is unusable; the message names it.
     """
-    return Certificate(Path(settings.tls_cert), Path(settings.tls_key)) if settings.tls_cert else None
+    if not settings.tls_cert:
+        return None
+    client_authorities = Path(settings.tls_client_ca) if settings.tls_client_ca else None
+    return Certificate(Path(settings.tls_cert), Path(settings.tls_key), client_authorities)
 
 
 def warn_of_plain_http(settings: Settings) -> None:
@@ -475,7 +478,7 @@ async def serving(components: ServerComponents, sock: socket.socket) -> AsyncIte
         build_app(components),
         limits_of(components.settings),
         Answers(error_response, partial(components.metrics.observe, UNREADABLE, 400, 0.0, None)),
-        tls=_tls_of(components),
+        tls=None if components.certificate is None else components.certificate.login_context,
         access_log=None,
         # `bodies` inflates in steps. aiohttp would inflate everything at once, before a route can refuse the body.
         auto_decompress=False,
