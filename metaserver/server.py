@@ -289,10 +289,12 @@ async def _start_tasks(components: ServerComponents, stack: AsyncExitStack) -> N
     enter = stack.enter_async_context
     settings, store, clock = components.settings, components.store, components.clock
     catalog, timeline, history = components.catalog, components.timeline, components.history
-    holder, observer = make_holder_name(clock), components.metrics.events
+    holder, observer, peek = make_holder_name(clock), components.metrics.events, catalog.documents.peek
     is_reader = settings.role == READ
     if not is_reader:
-        await enter(open_delivery(settings, store, timeline, clock, holder=holder, observer=observer))
+        await enter(
+            open_delivery(settings, store, timeline, clock, load_metadata=peek, holder=holder, observer=observer)
+        )
     if catalog.column_usage.is_on:
         stack.push_async_callback(_flush, catalog.column_usage)
         await enter(run_in_background("column usage", catalog.column_usage.run))

@@ -520,6 +520,16 @@ class Settings(
         schemes=("nats", "tls"),
     )
 
+    openlineage_url: str = setting(
+        "",
+        "URL that receives OpenLineage events of jobs (HTTP POST), such as https://marquez.example/api/v1/lineage. "
+        "Empty: none.",
+        secret=True,
+        schemes=("http", "https"),
+    )
+    openlineage_api_key: str = setting("", "Key that requests to openlineage_url have as bearer token.", secret=True)
+    openlineage_namespace: str = setting("seamark", "Namespace of jobs in OpenLineage events.")
+
     log_level: str = setting("info", "debug, info, warning or error.", choices=("debug", "info", "warning", "error"))
     log_format: str = setting(
         "auto", "json, console, or auto (console on a terminal).", choices=("auto", "json", "console")
