@@ -17,7 +17,7 @@ from seamark.cache.memory import MemoryCache
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import BadRequest, Unauthenticated
 from seamark.formats.runtime.tls import ClientCertificate
-from seamark.metaserver.access.certificates.rules import Rule
+from seamark.metaserver.access.certificates.rules import CertificateRule
 from seamark.metaserver.store.model import Grant
 
 _CACHE_BYTES = 4 << 20
@@ -41,7 +41,7 @@ class CertificateIdentity(msgspec.Struct, frozen=True):
 class CertificateIdentities:
     """Maps certificates to principals, by rules."""
 
-    def __init__(self, rules: Sequence[Rule], clock: Clock) -> None:
+    def __init__(self, rules: Sequence[CertificateRule], clock: Clock) -> None:
         self._rules = rules
         self._clock = clock
         self._identities: MemoryCache[ClientCertificate, CertificateIdentity] = MemoryCache(
@@ -68,7 +68,7 @@ def digest_certificate(certificate: ClientCertificate) -> bytes:
     return hashlib.sha256(certificate.leaf).digest()
 
 
-def _read_identity(certificate: ClientCertificate, rules: Sequence[Rule]) -> CertificateIdentity:
+def _read_identity(certificate: ClientCertificate, rules: Sequence[CertificateRule]) -> CertificateIdentity:
     try:
         leaf = x509.load_der_x509_certificate(certificate.leaf)
         expires_ms = int(leaf.not_valid_after_utc.timestamp() * 1000)
@@ -95,7 +95,7 @@ def _read_identity(certificate: ClientCertificate, rules: Sequence[Rule]) -> Cer
 
 
 def _list_names(leaf: x509.Certificate) -> dict[str, list[str]]:
-    """Return the names of a certificate by their kind. A name with a wildcard identifies nobody."""
+    """Return the names of a certificate by their kind. A name with a wildcard identifies no client."""
     names: dict[str, list[str]] = {
         "cn": [str(attribute.value) for attribute in leaf.subject.get_attributes_for_oid(NameOID.COMMON_NAME)],
         "uri": [],

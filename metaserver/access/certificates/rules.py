@@ -1,8 +1,8 @@
 """Rules that map the names in a client certificate to a principal, its groups and its roles.
 
-A rule has a pattern for one kind of name: `spiffe://lake.example/ns/{namespace}/sa/{account}`. A part in braces stands
-for one or more characters up to the next separator of this kind of name (`/` in a URI, `.` in a DNS name, `@` in an
-address). A pattern matches only a whole name. So a longer name never matches a shorter pattern, which happens easily
+A rule has a pattern for one kind of name: `spiffe://lake.example/ns/{namespace}/sa/{account}`. A part in braces
+matches one or more characters up to the next separator of this kind of name (`/` in a URI, `.` in a DNS name, `@` in
+an address). A pattern matches only a whole name. So a longer name never matches a shorter pattern, which happens easily
 with regular expressions.
 """
 
@@ -38,7 +38,7 @@ _VARIABLE = re.compile(r"\{([a-z_]+)\}")
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
 
-class Rule(msgspec.Struct, frozen=True):
+class CertificateRule(msgspec.Struct, frozen=True):
     """A rule. A table `[[rule]]` of the file has one kind of name as a key, and the fields as further keys."""
 
     kind: str
@@ -108,14 +108,14 @@ def compile_pattern(kind: str, text: str) -> re.Pattern[str]:
         raise ValueError(str(error)) from None
 
 
-def read_rules(settings: Settings) -> tuple[Rule, ...]:
+def read_rules(settings: Settings) -> tuple[CertificateRule, ...]:
     """Return the rules of `tls_client_rules_file`, or the rule of `tls_client_name`.
 
     Raises:
         ConfigError: The file cannot be read, or one of its rules is invalid.
     """
     if not settings.tls_client_rules_file:
-        return (Rule(settings.tls_client_name, re.compile("(?P<name>.+)"), "{name}"),)
+        return (CertificateRule(settings.tls_client_name, re.compile("(?P<name>.+)"), "{name}"),)
     path = Path(settings.tls_client_rules_file)
     try:
         with path.open("rb") as file:
@@ -132,7 +132,7 @@ def read_rules(settings: Settings) -> tuple[Rule, ...]:
     return tuple(_read_rule(table, f"rule {number} of {path}") for number, table in enumerate(tables, 1))
 
 
-def _read_rule(table: dict[str, Any], source: str) -> Rule:
+def _read_rule(table: dict[str, Any], source: str) -> CertificateRule:
     keys = (*_SEPARATORS, "principal", "groups", "roles", "authorities")
     for key, value in table.items():
         if key not in keys:
@@ -164,7 +164,7 @@ def _read_rule(table: dict[str, Any], source: str) -> Rule:
             raise ConfigError(
                 f"The authority {text!r} of {source} is no SHA-256 digest of a certificate: write 64 digits"
             )
-    rule = Rule(kinds[0], pattern, table["principal"], groups, roles, frozenset(authorities))
+    rule = CertificateRule(kinds[0], pattern, table["principal"], groups, roles, frozenset(authorities))
     try:
         rule.list_roles("cert:example", dict.fromkeys(pattern.groupindex, "example"))
     except BadRequest as error:

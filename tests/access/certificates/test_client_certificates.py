@@ -1,4 +1,4 @@
-"""Tests of logins by client certificates: principals, groups and roles, hostile clients, and renewals under load."""
+"""Tests of logins by client certificates: principals, groups and roles, untrusted clients, and renewals under load."""
 
 from __future__ import annotations
 
@@ -53,13 +53,6 @@ NAMESPACES = "/v1/namespaces"
 
 def uri(text: str) -> x509.GeneralName:
     return x509.UniformResourceIdentifier(text)
-
-
-@pytest.fixture
-def authority(tmp_path: Path) -> Authority:
-    new_authority = Authority(tmp_path)
-    new_authority.issue("server")
-    return new_authority
 
 
 @asynccontextmanager
@@ -148,7 +141,7 @@ async def test_rules_give_principals_groups_and_roles(tmp_path: Path, authority:
                 assert (status, "names no principal" in text) == (401, True)
 
 
-async def test_hostile_clients_are_refused(tmp_path: Path, authority: Authority) -> None:
+async def test_untrusted_clients_are_refused(tmp_path: Path, authority: Authority) -> None:
     stranger = Authority(tmp_path, file="stranger.pem")
     async with serve(tmp_path / "home", authority) as server:
         store = server.components.store
