@@ -77,7 +77,10 @@ async def create_token(
     )
     operations: list[Operation] = [SaveToken(token)]
     if grants is not None:
-        new = {make_grant(name, grant.role, grant.namespace) for grant in grants}
+        new = {
+            make_grant(name, grant.role, grant.namespace, kind=grant.kind, name=grant.name, deny=grant.deny)
+            for grant in grants
+        }
         had = set(await store.grants(name))
         operations += [RemoveGrant(grant) for grant in had - new]
         operations += [SaveGrant(grant) for grant in new]
