@@ -289,10 +289,12 @@ async def _start_tasks(components: ServerComponents, stack: AsyncExitStack) -> N
     enter = stack.enter_async_context
     settings, store, clock = components.settings, components.store, components.clock
     catalog, timeline, history = components.catalog, components.timeline, components.history
-    holder, observer = make_holder_name(clock), components.metrics.events
+    holder, observer, peek = make_holder_name(clock), components.metrics.events, catalog.documents.peek
     is_reader = settings.role == READ
     if not is_reader:
-        await enter(open_delivery(settings, store, timeline, clock, holder=holder, observer=observer))
+        await enter(
+            open_delivery(settings, store, timeline, clock, load_metadata=peek, holder=holder, observer=observer)
+        )
     if catalog.column_usage.is_on:
         stack.push_async_callback(_flush, catalog.column_usage)
         await enter(run_in_background("column usage", catalog.column_usage.run))
@@ -398,7 +400,10 @@ def open_certificate(settings: Settings) -> Certificate | None:
     Raises:
         ConfigError: A file is unusable; the message names it.
     """
-    return Certificate(Path(settings.tls_cert), Path(settings.tls_key)) if settings.tls_cert else None
+    if not settings.tls_cert:
+        return None
+    client_authorities = Path(settings.tls_client_ca) if settings.tls_client_ca else None
+    return Certificate(Path(settings.tls_cert), Path(settings.tls_key), client_authorities)
 
 
 def warn_of_plain_http(settings: Settings) -> None:
@@ -475,7 +480,7 @@ async def serving(components: ServerComponents, sock: socket.socket) -> AsyncIte
         build_app(components),
         limits_of(components.settings),
         Answers(error_response, partial(components.metrics.observe, UNREADABLE, 400, 0.0, None)),
-        tls=_tls_of(components),
+        tls=None if components.certificate is None else components.certificate.login_context,
         access_log=None,
         # `bodies` inflates in steps. aiohttp would inflate everything at once, before a route can refuse the body.
         auto_decompress=False,

@@ -39,7 +39,7 @@ from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import ClientError, LoginRequired, cause_text
 from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.lazy_module import LazyModule
-from seamark.formats.runtime.tls import build_client_context
+from seamark.formats.runtime.tls import build_seamark_context
 
 if TYPE_CHECKING:
     from seamark.commands.installation import services, warehouse
@@ -136,9 +136,14 @@ def check_server(url: str, token: str | None) -> Iterator[CheckResult]:
     """Check that the server is reachable and ready, has the same time, and accepts this token."""
     clock = SystemClock()
     try:
-        pool = urllib3.PoolManager(retries=False, timeout=TIMEOUT_S, ssl_context=build_client_context())
+        pool = urllib3.PoolManager(retries=False, timeout=TIMEOUT_S, ssl_context=build_seamark_context())
     except ValueError as error:
-        yield CheckResult("server", str(error), "Name a file of certificates (PEM) in SEAMARK_CA, or unset it", True)
+        yield CheckResult(
+            "server",
+            str(error),
+            "Name files of certificates (PEM) in SEAMARK_CA and SEAMARK_CLIENT_CERT, or unset them",
+            True,
+        )
         return
     try:
         ready = pool.request("GET", f"{url.rstrip('/')}/readyz")

@@ -11,7 +11,7 @@ from typing import Any
 
 import urllib3
 
-from seamark.formats.runtime.tls import build_client_context, trust_only
+from seamark.formats.runtime.tls import build_seamark_context, trust_only
 
 _CONNECTIONS = 64
 """The maximum number of idle connections. Imports use up to 64 threads."""
@@ -54,7 +54,7 @@ class ClientConnections:
 
 
 def _open_pool(timeout: urllib3.Timeout, certificates: str) -> urllib3.PoolManager:
-    tls: dict[str, Any] = {"ssl_context": build_client_context()}
+    tls: dict[str, Any] = {"ssl_context": build_seamark_context()}
     if certificates:
         tls = {"ssl_context": trust_only(certificates), "assert_hostname": False}
     return urllib3.PoolManager(maxsize=_CONNECTIONS, timeout=timeout, **tls)

@@ -35,7 +35,7 @@ from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.protocol.wire import FRESH_HEADER, PROXY_ENGINE
 from seamark.formats.runtime.decoding import from_json
 from seamark.formats.runtime.errors import SeamarkError
-from seamark.formats.runtime.tls import build_client_context, trust_only
+from seamark.formats.runtime.tls import build_seamark_context, trust_only
 
 _ANSWER_BYTES_MAX = 16 << 20
 _COLUMNS_BYTES = 8 << 20
@@ -662,7 +662,7 @@ async def open_seamark(
         ValueError: The URL is invalid.
     """
     check_url(url)
-    tls = trust_only(certificates) if certificates else build_client_context(authorities) or True
+    tls = trust_only(certificates) if certificates else build_seamark_context(authorities) or True
     headers = {"Accept": "application/json", "Content-Type": "application/json", "User-Agent": "seamark-plans"}
     headers |= {"Authorization": f"Bearer {token}"} if token else {}
     session = aiohttp.ClientSession(

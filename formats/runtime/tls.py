@@ -14,50 +14,129 @@ import atexit
 import os
 import ssl
 import tempfile
+from collections import OrderedDict
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import structlog
 
-from seamark.formats.runtime.errors import ConfigError
+from seamark.formats.runtime.errors import ConfigError, Unauthenticated
 
 CA_VARIABLE = "SEAMARK_CA"
 """The environment variable for a PEM file with authorities that Seamark's clients trust in addition to the
 system's.
 """
+CLIENT_CERTIFICATE_VARIABLE = "SEAMARK_CLIENT_CERT"
+"""The environment variable for a PEM file with the certificate and its chain by which a client logs in."""
+CLIENT_KEY_VARIABLE = "SEAMARK_CLIENT_KEY"
+"""The environment variable for the PEM file with the key. If it is not set, the key is in the certificate's file."""
 RELOAD_S = 5.0
+_RESUMABLE_CERTIFICATES_MAX = 10_000
+"""The number of client certificates whose authorities are kept for resumed sessions of TLS 1.2."""
 _PEM_END = "-----END CERTIFICATE-----"
+_DER = 2
+"""The encoding DER of the certificates of Python's module `_ssl`."""
 _log = structlog.get_logger("seamark.tls")
 
 
+@dataclass(frozen=True)
+class ClientCertificate:
+    """A certificate that a client presented, and that the handshake verified."""
+
+    leaf: bytes
+    """The certificate (DER)."""
+    authority: bytes
+    """The trusted certificate (DER) at the end of its chain."""
+
+
 class Certificate:
-    """A server's certificate chain and key, both PEM.
+    """A server's certificate chain and key, and the authorities of its clients' certificates; all PEM.
 
     Raises:
         ConfigError: A file is unusable; the message names it.
     """
 
-    def __init__(self, certificate: Path, key: Path) -> None:
+    def __init__(self, certificate: Path, key: Path, client_authorities: Path | None = None) -> None:
+        """Load the files.
+
+        Args:
+            certificate: The chain of the server.
+            key: The key of the server.
+            client_authorities: The authorities that sign certificates of clients. None: clients have no certificates.
+        """
         self._files = (certificate, key)
+        self._client_authorities = client_authorities
         self._seen = self._read_state()
-        self._current = _make_server_context(certificate, key)
+        self._current, self._current_login, self._authorities = self._load()
         self._leaves = [_read_leaf(certificate)]
         """The previous certificate, and then the certificate for new connections."""
         self.context = _make_server_context(certificate, key)
         """The context for servers; it presents the current certificate."""
         self.context.sni_callback = self._present_certificate
+        self.login_context = self.context
+        """The context for servers that clients log in to: it requests a certificate of the client."""
+        if client_authorities is not None:
+            self.login_context = _make_login_context(certificate, key, client_authorities)
+            self.login_context.sni_callback = self._request_certificate
+        self._clients: WeakKeyDictionary[ssl.SSLObject, ClientCertificate] = WeakKeyDictionary()
+        self._resumable: OrderedDict[bytes, ClientCertificate] = OrderedDict()
+
+    def _load(self) -> tuple[ssl.SSLContext, ssl.SSLContext | None, frozenset[bytes]]:
+        """Return the context for new connections, the context for new logins, and the authorities of clients."""
+        context = _make_server_context(*self._files)
+        if self._client_authorities is None:
+            return context, None, frozenset()
+        login_context = _make_login_context(*self._files, self._client_authorities)
+        return context, login_context, frozenset(login_context.get_ca_certs(binary_form=True))
 
     def _present_certificate(
         self, connection: ssl.SSLSocket | ssl.SSLObject, name: str | None, context: ssl.SSLContext
     ) -> None:
         connection.context = self._current
 
+    def _request_certificate(
+        self, connection: ssl.SSLSocket | ssl.SSLObject, name: str | None, context: ssl.SSLContext
+    ) -> None:
+        connection.context = self._current_login or self._current
+
+    def read_client_certificate(self, connection: ssl.SSLObject) -> ClientCertificate | None:
+        """Return the certificate of the client of a connection, or None if the client presented none.
+
+        Raises:
+            Unauthenticated: The authority of the certificate was removed after the handshake.
+        """
+        client = self._clients.get(connection)
+        if client is None:
+            leaf = connection.getpeercert(binary_form=True)
+            if leaf is None:
+                return None
+            client = self._clients[connection] = self._find_client(connection, leaf)
+        if client.authority not in self._authorities:
+            raise Unauthenticated("The server no longer trusts the authority of the client's certificate; renew it")
+        return client
+
+    def _find_client(self, connection: ssl.SSLObject, leaf: bytes) -> ClientCertificate:
+        """Return the certificate and its authority. A resumed session has no chain, so its first connection is used."""
+        chain = _read_verified_chain(connection)
+        client = ClientCertificate(leaf, chain[-1]) if chain else self._resumable.get(leaf)
+        if client is None:
+            raise Unauthenticated("The TLS session was resumed without its certificates; connect with a new session")
+        self._resumable[leaf] = client
+        self._resumable.move_to_end(leaf)
+        if len(self._resumable) > _RESUMABLE_CERTIFICATES_MAX:
+            self._resumable.popitem(last=False)
+        return client
+
     def reload(self) -> None:
-        """Load the current files. If they are unusable, the previous certificate stays in use."""
+        """Load the current files. If they are unusable, the previous certificate and authorities stay in use."""
         self._seen = self._read_state()
         try:
-            self._current = _make_server_context(*self._files)
+            self._current, self._current_login, self._authorities = self._load()
         except ConfigError as error:
             _log.error("the new certificate cannot be used; the previous certificate stays in use", error=error.message)
         else:
@@ -83,12 +162,29 @@ class Certificate:
                 self.reload()
 
     def _read_state(self) -> list[tuple[int, int, int]]:
-        states = []
-        for path in self._files:
-            with suppress(OSError):
-                status = os.stat(path)
-                states.append((status.st_mtime_ns, status.st_size, status.st_ino))
-        return states
+        return _read_file_states([*self._files, *filter(None, [self._client_authorities])])
+
+
+def _read_file_states(paths: Sequence[Path]) -> list[tuple[int, int, int]]:
+    """Return what changes when a file is replaced, for each file that exists."""
+    states = []
+    for path in paths:
+        with suppress(OSError):
+            status = os.stat(path)
+            states.append((status.st_mtime_ns, status.st_size, status.st_ino))
+    return states
+
+
+def _read_verified_chain(connection: ssl.SSLObject) -> list[bytes]:
+    """Return the chain (DER) that the handshake verified, from the client's certificate to a trusted certificate.
+
+    Python 3.13 has a public method. Earlier versions have it only on the inner object.
+    """
+    source: Any = connection if hasattr(connection, "get_verified_chain") else getattr(connection, "_sslobj", None)
+    if source is None or not hasattr(source, "get_verified_chain"):
+        return []
+    chain = source.get_verified_chain() or []
+    return [entry if isinstance(entry, bytes) else entry.public_bytes(_DER) for entry in chain]
 
 
 def _read_leaf(path: Path) -> str:
@@ -135,6 +231,94 @@ def _make_server_context(certificate: Path, key: Path) -> ssl.SSLContext:
         ) from None
 
 
+def _make_login_context(certificate: Path, key: Path, authorities: Path) -> ssl.SSLContext:
+    """Return a context that asks clients for a certificate of one of the authorities.
+
+    A client may have no certificate: the server's own processes and probes have none. A certificate of another
+    authority, or an expired one, fails the handshake. There are no session tickets, because a ticket would be accepted
+    after its certificate has expired.
+    """
+    context = _make_server_context(certificate, key)
+    try:
+        context.load_verify_locations(cafile=authorities)
+    except OSError as error:
+        reason = getattr(error, "reason", None) or error.strerror or error
+        raise ConfigError(f"Cannot read authorities of clients from {authorities}: {reason}") from None
+    if not context.get_ca_certs():
+        raise ConfigError(f"The file {authorities} has no certificate of an authority of clients: add one")
+    context.verify_mode = ssl.CERT_OPTIONAL
+    context.options |= ssl.OP_NO_TICKET
+    context.num_tickets = 0
+    return context
+
+
+class _IdentifiedContext(ssl.SSLContext):
+    """The context of a client with a certificate. Each new connection presents the current files."""
+
+    _files: tuple[Path, Path]
+    _seen: list[tuple[int, int, int]]
+
+    def identify(self, certificate: Path, key: Path) -> None:
+        """Load the certificate.
+
+        Raises:
+            ValueError: A file is unusable; the message names both.
+        """
+        self._files, self._seen = (certificate, key), _read_file_states((certificate, key))
+        try:
+            self.load_cert_chain(certificate, key, password=_refuse_client_passphrase)
+        except OSError as error:
+            reason = getattr(error, "reason", None) or error.strerror or error
+            raise ValueError(
+                f"The certificate {certificate} of {CLIENT_CERTIFICATE_VARIABLE} and the key {key} are not a matching "
+                f"PEM pair: {reason}"
+            ) from None
+
+    def _reload(self) -> None:
+        state = _read_file_states(self._files)
+        if state == self._seen:
+            return
+        try:
+            # A failed load would leave the new certificate with the old key, so another context tries the files.
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(*self._files, password=_refuse_client_passphrase)
+            self.load_cert_chain(*self._files, password=_refuse_client_passphrase)
+        except (OSError, ValueError) as error:
+            _log.warning("the new client certificate cannot be used", file=str(self._files[0]), error=str(error))
+        else:
+            self._seen = state
+
+    def wrap_socket(self, *arguments: Any, **options: Any) -> ssl.SSLSocket:
+        self._reload()
+        return super().wrap_socket(*arguments, **options)
+
+    def wrap_bio(self, *arguments: Any, **options: Any) -> ssl.SSLObject:
+        self._reload()
+        return super().wrap_bio(*arguments, **options)
+
+
+def _refuse_client_passphrase() -> str:
+    raise ValueError(f"The key of {CLIENT_KEY_VARIABLE} has a passphrase; use a key without a passphrase")
+
+
+def build_seamark_context(authorities: str | None = None) -> ssl.SSLContext | None:
+    """Return the context with which clients connect to a Seamark server.
+
+    It is that of `build_client_context`, with the client certificate of SEAMARK_CLIENT_CERT and SEAMARK_CLIENT_KEY.
+
+    Raises:
+        ValueError: A file is unusable; the message names it.
+    """
+    certificate = os.environ.get(CLIENT_CERTIFICATE_VARIABLE)
+    if not certificate:
+        return build_client_context(authorities)
+    context = _IdentifiedContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_default_certs()
+    _trust_authorities(context, authorities or os.environ.get(CA_VARIABLE))
+    context.identify(Path(certificate), Path(os.environ.get(CLIENT_KEY_VARIABLE) or certificate))
+    return context
+
+
 def build_client_context(authorities: str | None = None) -> ssl.SSLContext | None:
     """Return the context with which clients verify servers.
 
@@ -148,11 +332,17 @@ def build_client_context(authorities: str | None = None) -> ssl.SSLContext | Non
     if not path:
         return None
     context = ssl.create_default_context()
+    _trust_authorities(context, path)
+    return context
+
+
+def _trust_authorities(context: ssl.SSLContext, path: str | None) -> None:
+    if not path:
+        return
     try:
         context.load_verify_locations(cafile=path)
     except OSError as error:
         raise ValueError(f"Cannot read authorities from {path}: {error.strerror or error}") from None
-    return context
 
 
 def trust_only(certificates: str) -> ssl.SSLContext:

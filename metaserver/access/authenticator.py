@@ -5,7 +5,11 @@
 | none | all clients, as admins, but only from this machine |
 | token | bearer tokens of this server, and access tokens made from them (`issued.py`) |
 | oidc | JWTs of the configured issuers |
-| token+oidc | all of these |
+| cert | client certificates of the authorities of `tls_client_ca` |
+| token+oidc, … | all of these |
+
+A request with a certificate of one principal and a token of another is refused. So each request has only rights that
+all of its credentials have. A certificate that names no principal, such as that of a proxy, decides nothing.
 
 All modes but `none` also accept the logins that the server issues for its own processes: the table services, and the
 workers that run SQL statements (`worker_tokens.py`).
@@ -21,6 +25,7 @@ page of another site (`Origin`), and must not be addressed to another host (`Hos
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
@@ -33,7 +38,14 @@ from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import Forbidden, Unauthenticated
 from seamark.formats.runtime.lazy_module import LazyModule
 from seamark.formats.runtime.memoization import memoize
+from seamark.formats.runtime.tls import ClientCertificate
 from seamark.metaserver.access import jwt
+from seamark.metaserver.access.certificates.identities import (
+    CertificateIdentities,
+    CertificateIdentity,
+    digest_certificate,
+)
+from seamark.metaserver.access.certificates.rules import read_rules
 from seamark.metaserver.access.guard import is_loopback_address
 from seamark.metaserver.access.issued import Issuer
 from seamark.metaserver.access.keyring import Keyring
@@ -63,6 +75,8 @@ class Login(msgspec.Struct, frozen=True):
     """The bearer token of this server on which the login is based, if any."""
     expires_ms: int | None = None
     """The end of the presented token, if the token states it."""
+    certificate_digest: bytes = b""
+    """The digest of the only certificate with which the token may be used (RFC 8705); empty if there is none."""
 
 
 class Authenticator:
@@ -77,6 +91,7 @@ class Authenticator:
         service_tokens: ServiceTokens,
         statement_tokens: StatementTokens,
         verifiers: Mapping[str, oidc.Oidc],
+        certificates: CertificateIdentities | None,
         warehouse_store: PointerStore | None = None,
     ) -> None:
         """Create an authenticator.
@@ -89,6 +104,7 @@ class Authenticator:
             service_tokens: The logins of jobs.
             statement_tokens: The logins of SQL statements.
             verifiers: The verifiers of OIDC issuers, by URL.
+            certificates: The principals of client certificates. None: certificates are no logins.
             warehouse_store: The pointer store of the further warehouse for which this instance works. It has the
                 grants, and rights that a token states do not count there. None: the server's own warehouse.
         """
@@ -101,6 +117,9 @@ class Authenticator:
         self._store = store
         self._clock = clock
         self._verifiers = verifiers
+        self._certificates = certificates
+        self._checks_certificates = bool(settings.tls_client_ca)
+        self._requires_certificate = settings.tls_client_auth == "required"
         self.open = settings.auth == "none"
         """Whether the server accepts requests without a login."""
         self.issuer = issuer
@@ -119,13 +138,21 @@ class Authenticator:
         service = ServiceTokens(keyring, self._clock)
         statements = StatementTokens(keyring, self._clock, needs_groups=bool(self._settings.opa_url))
         return Authenticator(
-            self._settings, self._store, self._clock, self.issuer, service, statements, self._verifiers, store
-        )
+            self._settings, self._store, self._clock, self.issuer, service, statements, self._verifiers,
+            self._certificates, store,
+        )  # fmt: skip
 
-    async def authenticate(self, headers: Mapping[str, str], remote: str | None) -> Principal:
+    async def authenticate(
+        self, headers: Mapping[str, str], remote: str | None, certificate: ClientCertificate | None = None
+    ) -> Principal:
         """Return the principal that sent these headers.
 
         The names in `headers` are case-insensitive, as in aiohttp.
+
+        Args:
+            headers: The headers of the request.
+            remote: The address of the client.
+            certificate: The verified certificate of the client's connection.
 
         Raises:
             Unauthenticated: The request has no valid login (401).
@@ -133,12 +160,18 @@ class Authenticator:
             RetryLater: The database or the issuer is unavailable.
         """
         if self.open:
+            self.check_certificate(certificate)
             return self.identify_local(headers, remote)
         if isinstance(headers, MultiMapping) and len(headers.getall("Authorization", ())) > 1:
             # A proxy that checks logins may have read the second header.
             raise Unauthenticated("The request has the header Authorization twice; send it once")
         scheme, _, bearer = headers.get("Authorization", "").partition(" ")
         bearer = bearer.strip()
+        identity = None
+        if certificate is not None and self._certificates is not None:
+            identity = self._certificates.identify(certificate)
+            if not scheme or bearer in _NO_TOKENS:
+                return await self._log_in_by_certificate(identity)
         if not scheme:
             raise Unauthenticated(f"This server requires a login: {_HOWTO}")
         if scheme.lower() != "bearer" or not bearer:
@@ -148,7 +181,40 @@ class Authenticator:
                 f"This server requires a login, and the client has no token: it sends {bearer!r}, as PyIceberg does; "
                 "set token or credential of its catalog"
             )
-        return (await self.login(bearer)).principal
+        login = await self.login(bearer)
+        if not bearer.startswith((self.service_tokens.prefix, self.statement_tokens.prefix)):
+            self.check_certificate(certificate)
+        self._check_same_client(login, certificate, identity)
+        return login.principal
+
+    def check_certificate(self, certificate: ClientCertificate | None) -> None:
+        """Check that the client has a certificate, if the server requires one.
+
+        Raises:
+            Unauthenticated: The client has no certificate.
+        """
+        if certificate is None and self._requires_certificate:
+            raise Unauthenticated("This server requires a client certificate: configure one in the client")
+
+    def _check_same_client(
+        self, login: Login, certificate: ClientCertificate | None, identity: CertificateIdentity | None
+    ) -> None:
+        if identity is not None and identity.name and identity.name != login.principal.name:
+            raise Unauthenticated(
+                f"The client's certificate is of {identity.name}, and the token of {login.principal.name}; send only "
+                "one of them"
+            )
+        if login.certificate_digest and self._checks_certificates:
+            digest = b"" if certificate is None else digest_certificate(certificate)
+            if not hmac.compare_digest(digest, login.certificate_digest):
+                raise Unauthenticated("The token is bound to another certificate than that of the client")
+
+    async def _log_in_by_certificate(self, identity: CertificateIdentity) -> Principal:
+        if not identity.name:
+            raise Unauthenticated(f"The client's certificate names no principal: {identity.problem}")
+        stated = () if self._is_further else identity.roles
+        grants, groups = await load_grants(self._grants, identity.name, identity.groups, stated)
+        return Principal(identity.name, grants, "certificate", groups)
 
     async def login(self, bearer: str) -> Login:
         """Return the holder of a token of an accepted kind.
@@ -176,7 +242,8 @@ class Authenticator:
         identity = await verifier.identify(bearer, unverified)
         stated = () if self._is_further else identity.roles
         grants, groups = await load_grants(self._grants, identity.name, identity.groups, stated)
-        return Login(Principal(identity.name, grants, "oidc", groups), None, identity.expires_ms)
+        principal = Principal(identity.name, grants, "oidc", groups)
+        return Login(principal, None, identity.expires_ms, identity.certificate_digest)
 
     async def login_secret(self, secret: str) -> Login:
         """Return the holder of a bearer token of this server."""
@@ -211,7 +278,12 @@ class Authenticator:
 
     def _check_tokens_accepted(self) -> None:
         if "token" not in self._mode:
-            raise Unauthenticated("This server accepts only tokens of its OIDC issuers")
+            accepted = " and ".join(
+                text
+                for mode, text in (("oidc", "tokens of its OIDC issuers"), ("cert", "client certificates"))
+                if mode in self._mode
+            )
+            raise Unauthenticated(f"This server accepts only {accepted}")
 
     def identify_local(self, headers: Mapping[str, str], remote: str | None) -> Principal:
         """Return the principal of all clients of an `open` server.
@@ -251,11 +323,12 @@ def _host_of(url: str) -> str:
 async def open_authenticator(
     settings: Settings, store: PointerStore, keyring: Keyring, clock: Clock
 ) -> AsyncIterator[Authenticator]:
-    """Open an authenticator with the settings auth, oidc_…, oauth_token_ttl_s and clock_leeway_s."""
+    """Open an authenticator with the settings auth, oidc_…, tls_client_…, oauth_token_ttl_s and clock_leeway_s."""
     issuer = Issuer(keyring, clock, ttl_s=settings.oauth_token_ttl_s, leeway_s=settings.clock_leeway_s)
     async with AsyncExitStack() as stack:
         has_oidc = "oidc" in settings.auth
         verifiers = await stack.enter_async_context(oidc.open_oidc(settings, clock)) if has_oidc else {}
         service = ServiceTokens(keyring, clock)
         statements = StatementTokens(keyring, clock, needs_groups=bool(settings.opa_url))
-        yield Authenticator(settings, store, clock, issuer, service, statements, verifiers)
+        certificates = CertificateIdentities(read_rules(settings), clock) if "cert" in settings.auth else None
+        yield Authenticator(settings, store, clock, issuer, service, statements, verifiers, certificates)

@@ -90,7 +90,7 @@ _READER = ROLE_BITS["reader"]
 def _make_rules() -> dict[str, Rule]:
     operations = {
         BROWSE: """loadNamespaceMetadata loadTable tableExists loadView viewExists loadFunction
-            listDropped listTimeline listTableTimeline
+            listDropped listTimeline listTableTimeline getEvents
             loadStream loadStreamPosition loadStreamTopic listStreams
             loadTableHealth loadTablePolicy listRunningJobs listRunningTableJobs
             listIndexes loadIndex loadIndexBuild""",

@@ -15,6 +15,7 @@ import structlog
 
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import ConfigError
+from seamark.metaserver.access.certificates.rules import read_rules
 from seamark.metaserver.access.tokens import live_tokens
 from seamark.metaserver.settings.issuers import read_issuers
 from seamark.metaserver.settings.settings import Settings, redact_url
@@ -51,6 +52,12 @@ async def check_logins(settings: Settings, store: PointerStore, clock: Clock) ->
             "auth = token, but there is no live token, so no client could log in. Create one:\n  "
             + token_command(settings)
         )
+    if settings.auth == "cert" and not any(rule.states_rights for rule in read_rules(settings)):
+        if not await store.grants(None):
+            _log.warning(
+                "no client certificate has a grant: add one with seamark grant add cert:<name>, or roles to the rules"
+            )
+        return
     has_no_roles = settings.auth == "oidc" and not any(issuer.roles_claim for issuer in read_issuers(settings))
     if has_no_roles and not await store.grants_page(None, None, 1):
         _log.warning(

@@ -12,6 +12,7 @@ and keys are not read from an http URL if the issuer is https.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
@@ -24,7 +25,7 @@ import structlog
 from joserfc.errors import JoseError
 from joserfc.jwk import ECKey, OKPKey, RSAKey
 
-from seamark.formats.protocol.wire import check_name, decode_json
+from seamark.formats.protocol.wire import check_name, decode_json, from_base64url
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import BadRequest, ConfigError, RetryLater, Unauthenticated
 from seamark.formats.runtime.tls import build_client_context
@@ -64,6 +65,8 @@ class Identity(msgspec.Struct, frozen=True):
     groups: tuple[str, ...]
     """The principals of the groups in the groups claim, such as `oidc-group:engineers`."""
     expires_ms: int
+    certificate_digest: bytes = b""
+    """The SHA-256 digest of the certificate to which the token is bound (RFC 8705, 3.1); empty if there is none."""
 
 
 class Oidc:
@@ -101,7 +104,8 @@ class Oidc:
             raise Unauthenticated(f"The token is not for the audience {expected}")
         expires_ms = jwt.check_times(claims, self._clock.now_ms(), early_s=self._leeway_s, late_s=self._leeway_s)
         name = self._read_name(claims)
-        return Identity(name, tuple(self._read_roles(claims, name)), self._read_groups(claims), expires_ms)
+        roles, groups = tuple(self._read_roles(claims, name)), self._read_groups(claims)
+        return Identity(name, roles, groups, expires_ms, _read_certificate_digest(claims))
 
     def _read_name(self, claims: dict[str, Any]) -> str:
         claim = self._settings.principal_claim
@@ -282,6 +286,19 @@ def _read_key(value: dict[str, Any]) -> VerifyKey | None:
     if declared is not None and declared not in algorithms:
         return None
     return VerifyKey(key, algorithms)
+
+
+def _read_certificate_digest(claims: Mapping[str, Any]) -> bytes:
+    confirmation = claims.get("cnf")
+    if not isinstance(confirmation, Mapping) or "x5t#S256" not in confirmation:
+        return b""
+    try:
+        digest = from_base64url(confirmation["x5t#S256"])
+    except (ValueError, TypeError, AttributeError):
+        digest = b""
+    if len(digest) != hashlib.sha256().digest_size:
+        raise Unauthenticated("The token's claim x5t#S256 is no digest of a certificate")
+    return digest
 
 
 def _claim(claims: Mapping[str, Any], name: str) -> object:

@@ -1,11 +1,12 @@
 """Principals, and the text form of roles and namespaces.
 
-Names of tokens, of OIDC subjects, of their groups and of roles cannot collide. A token's name is
+Names of tokens, of OIDC subjects, of client certificates, of groups and of roles cannot collide. A token's name is
 `[A-Za-z0-9][A-Za-z0-9._@-]*`, without a colon. A role of the operator is `role:` and such a name. The name of a subject
 is the name of its issuer, a colon and the claim's value (`oidc:ann`). The name of a group is the name of the issuer
-with `-group`, a colon and the group's name (`oidc-group:engineers`). No issuer has a name that ends so, or the name
-`role`. The first colon ends the issuer's name. So no subject can get the name of a token, of a group, of a role or of
-another issuer's subject, and with it their grants, by any claims.
+with `-group`, a colon and the group's name (`oidc-group:engineers`). The names of client certificates are built in the
+same way, with `cert` as the issuer. No issuer has a name that ends with `-group`, or the name `role` or `cert`. The
+first colon ends the issuer's name. So no subject can get the name of a token, of a group, of a role or of another
+issuer's subject, and with it their grants, by any claims.
 
 The text form of a grant is `role` (the whole catalog) or `role:namespace`, with levels joined by dots. A
 dot or a backslash within a level is escaped with a backslash.
@@ -29,6 +30,10 @@ from seamark.metaserver.settings.issuers import GROUP_SUFFIX, is_issuer_name
 from seamark.metaserver.store.model import FUNCTION, NAMESPACE, SERVER, TABLE, VIEW, Grant, NamespacePath
 
 ANONYMOUS_NAME = "anonymous"
+_CERTIFICATES = "cert"
+CERTIFICATE_PREFIX = f"{_CERTIFICATES}:"
+"""The beginning of the principals of client certificates. No issuer has this name."""
+CERTIFICATE_GROUP_PREFIX = f"{_CERTIFICATES}{GROUP_SUFFIX}:"
 ROLE_PREFIX = "role:"
 """The beginning of the names of roles that operators define. No issuer has the name `role`."""
 NAME_LENGTH_MAX = 128
@@ -56,7 +61,7 @@ class Principal(msgspec.Struct, frozen=True):
     name: str
     grants: tuple[Grant, ...] = ()
     """The grants of the login, of its groups, and of the roles of which they are members."""
-    via: Literal["none", "token", "oidc"] = "none"
+    via: Literal["none", "token", "oidc", "certificate"] = "none"
     groups: tuple[str, ...] = ()
     """The groups of the login, and the roles of which it or its groups are members, as principals of grants."""
     bits_max: int = ALL
@@ -114,7 +119,7 @@ def check_token_name(name: str) -> str:
 
 
 def check_principal_name(name: str) -> str:
-    """Return the name if grants may name it: a token, a subject or a group of an issuer, or a role of the operator.
+    """Return the name if grants may name it: a token, a subject or a group of an issuer or of certificates, or a role.
 
     Raises:
         BadRequest: The name is none of them.
@@ -134,9 +139,10 @@ def check_principal_name(name: str) -> str:
 
 
 def is_foreign(name: str) -> bool:
-    """Return whether the principal is a subject or a group of an OIDC issuer."""
+    """Return whether the principal is a subject or a group of an OIDC issuer, or of client certificates."""
     issuer, colon, _ = name.partition(":")
-    return bool(colon) and is_issuer_name(issuer.removesuffix(GROUP_SUFFIX))
+    issuer = issuer.removesuffix(GROUP_SUFFIX)
+    return bool(colon) and (issuer == _CERTIFICATES or is_issuer_name(issuer))
 
 
 def check_role(text: str) -> Role:

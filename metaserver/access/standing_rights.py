@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from seamark.formats.runtime.clock import Clock
 from seamark.metaserver.access.authorizer import Authorizer, GrantAuthorizer
-from seamark.metaserver.access.principal import Principal, is_foreign
+from seamark.metaserver.access.certificates.rules import read_rules
+from seamark.metaserver.access.principal import CERTIFICATE_PREFIX, Principal, is_foreign
 from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.access.rights.membership import load_grants
 from seamark.metaserver.access.tokens import is_live
@@ -28,19 +29,27 @@ class StandingRights:
         self._store, self._clock, self._mode = store, clock, settings.auth
         issuers = read_issuers(settings) if "oidc" in settings.auth else ()
         self._issuers = {issuer.name: issuer for issuer in issuers}
+        self._certificates_state_rights = "cert" in settings.auth and any(
+            rule.states_rights for rule in read_rules(settings)
+        )
         self._authorizer = authorizer or GrantAuthorizer(store)
 
     async def why_lost(self, principal_name: str, operation: str, securable: Securable) -> str | None:
         """Return why the principal may no longer do the operation, or None if it still may.
 
-        Only an OIDC token states the roles and groups of its subject. If the issuer states them, the right is not lost.
+        Only an OIDC token or a client certificate states the roles and groups of its subject. If the issuer or the
+        rules state them, the right is not lost.
         """
         if self._mode == "none":
             return None
         issuer = self._issuers.get(principal_name.partition(":")[0]) if is_foreign(principal_name) else None
-        if issuer is None and (is_foreign(principal_name) or "token" not in self._mode):
+        is_certificate = principal_name.startswith(CERTIFICATE_PREFIX) and "cert" in self._mode
+        if issuer is None and not is_certificate and (is_foreign(principal_name) or "token" not in self._mode):
             return "the server no longer accepts this kind of login"
-        if issuer is None:
+        if is_certificate:
+            if self._certificates_state_rights:
+                return None
+        elif issuer is None:
             token = await self._store.token_named(principal_name)
             if token is None or not is_live(token, self._clock.now_ms()):
                 return "its token has ended"

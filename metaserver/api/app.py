@@ -38,7 +38,7 @@ from seamark.metaserver.api.http.middleware import add_age, build_middleware
 from seamark.metaserver.api.indexes import builds, index_audit, index_state, index_unregistered, indexes
 from seamark.metaserver.api.lookups import bitmaps, cube_groups, layout, lookups, metadata
 from seamark.metaserver.api.plans import cube_plans, explain, plan_leases, plan_tables, plan_views, planning
-from seamark.metaserver.api.rest import config, functions, namespaces, rename, sign, tables, transactions, views
+from seamark.metaserver.api.rest import config, events, functions, namespaces, rename, sign, tables, transactions, views
 from seamark.metaserver.api.sql import aggregates, statements
 from seamark.metaserver.api.streams import gets, listing, pausing, reads, rows, several_tables, topics
 from seamark.metaserver.runtime.extensions import Extensions
@@ -87,7 +87,7 @@ def add_routes(app: web.Application, extensions: Extensions, prefix: str = "") -
     """
     app[PREFIX] = prefix
     # aiohttp tries routes with variables in order, so the most frequent routes of the specification come first.
-    iceberg = (planning, tables, config, namespaces, views, functions, rename, transactions, sign)
+    iceberg = (planning, tables, config, namespaces, views, functions, rename, transactions, sign, events)
     seamark_endpoints = (
         timeline,
         metadata,

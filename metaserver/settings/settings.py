@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from seamark.formats.storage.storages import STORAGES
+from seamark.metaserver.settings.client_certificates import ClientCertificateSettings
 from seamark.metaserver.settings.clouds import CloudSettings
 from seamark.metaserver.settings.fleet import FleetSettings, TenantSettings
 from seamark.metaserver.settings.gateway import GatewaySettings
@@ -27,6 +28,7 @@ ENVIRONMENT_PREFIX = "SEAMARK_"
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(
+    ClientCertificateSettings,
     CloudSettings,
     WarehouseSettings,
     GatewaySettings,
@@ -101,8 +103,9 @@ class Settings(
 
     auth: str = setting(
         "none",
-        "none (loopback only), token (bearer tokens of this server), oidc (JWTs of issuers), token+oidc.",
-        choices=("none", "token", "oidc", "token+oidc"),
+        "none (loopback only), or one or several of token (bearer tokens of this server), oidc (JWTs of issuers) and "
+        "cert (client certificates), such as token+oidc.",
+        choices=("none", "token", "oidc", "token+oidc", "cert", "token+cert", "oidc+cert", "token+oidc+cert"),
     )
     oidc_issuer: str = setting("", "Issuer URL whose JWTs are accepted.", schemes=("http", "https"))
     oidc_audience: str = setting("", "Audience that a JWT must name.")
@@ -516,6 +519,16 @@ class Settings(
         secret=True,
         schemes=("nats", "tls"),
     )
+
+    openlineage_url: str = setting(
+        "",
+        "URL that receives OpenLineage events of jobs (HTTP POST), such as https://marquez.example/api/v1/lineage. "
+        "Empty: none.",
+        secret=True,
+        schemes=("http", "https"),
+    )
+    openlineage_api_key: str = setting("", "Key that requests to openlineage_url have as bearer token.", secret=True)
+    openlineage_namespace: str = setting("seamark", "Namespace of jobs in OpenLineage events.")
 
     log_level: str = setting("info", "debug, info, warning or error.", choices=("debug", "info", "warning", "error"))
     log_format: str = setting(

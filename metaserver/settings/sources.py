@@ -127,11 +127,30 @@ def check(settings: Settings) -> None:
         )
     if bool(settings.tls_cert) != bool(settings.tls_key):
         raise ConfigError("tls_cert and tls_key must be set together: set both or neither")
+    _check_client_certificates(settings)
     if not _UMASK.fullmatch(settings.warehouse_umask):
         raise ConfigError(f"warehouse_umask must be an octal number such as 022: {settings.warehouse_umask!r} is not")
     if "/" in settings.prefix or any(ch.isspace() or not ch.isprintable() for ch in settings.prefix):
         raise ConfigError(
             f"prefix must be one path segment: {settings.prefix!r} has a slash, a space or a control character"
+        )
+
+
+def _check_client_certificates(settings: Settings) -> None:
+    if "cert" in settings.auth and not settings.tls_client_ca:
+        raise ConfigError(f"auth = {settings.auth!r} needs the authorities of client certificates: set tls_client_ca")
+    if settings.tls_client_ca and not settings.tls_cert:
+        raise ConfigError(
+            "tls_client_ca needs tls_cert and tls_key: the server can check certificates of clients only if it ends TLS"
+        )
+    if settings.tls_client_auth == "required" and not settings.tls_client_ca:
+        raise ConfigError(
+            "tls_client_auth = 'required' needs the authorities of client certificates: set tls_client_ca"
+        )
+    if settings.tls_client_rules_file and "cert" not in settings.auth:
+        raise ConfigError(
+            f"tls_client_rules_file maps certificates to logins, but auth = {settings.auth!r} accepts no certificates: "
+            "add +cert"
         )
 
 

@@ -15,6 +15,8 @@ from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.port import PointerStore
 from seamark.metaserver.timeline.addresses import parse_subject, parse_topic
 from seamark.metaserver.timeline.delivery import SEND_TIMEOUT_S, Deliverer, DeliveryObserver, EventTarget
+from seamark.metaserver.timeline.lineage import CatalogName
+from seamark.metaserver.timeline.lineage_target import LineageTarget, LoadMetadata
 from seamark.metaserver.timeline.timeline import Timeline
 from seamark.metaserver.timeline.webhooks import Webhook
 
@@ -33,18 +35,19 @@ async def open_delivery(
     timeline: Timeline,
     clock: Clock,
     *,
+    load_metadata: LoadMetadata,
     holder: str,
     observer: DeliveryObserver,
 ) -> AsyncIterator[None]:
     """Deliver events to all targets of the settings while the context is active.
 
-    `holder` identifies this worker among all workers on the store.
+    `load_metadata` reads the metadata of a table. `holder` identifies this worker among all workers on the store.
 
     Raises:
         ConfigError: A setting of a target is invalid.
     """
     async with AsyncExitStack() as stack:
-        for target in await _open_targets(settings, clock, stack):
+        for target in await _open_targets(settings, store, clock, load_metadata, stack):
             stack.push_async_callback(target.close)
             deliverer = Deliverer(
                 target,
@@ -59,17 +62,23 @@ async def open_delivery(
         yield
 
 
-async def _open_targets(settings: Settings, clock: Clock, stack: AsyncExitStack) -> list[EventTarget]:
+async def _open_targets(
+    settings: Settings, store: PointerStore, clock: Clock, load_metadata: LoadMetadata, stack: AsyncExitStack
+) -> list[EventTarget]:
     targets: list[EventTarget] = []
     if settings.event_kafka:
         address = parse_topic(settings.event_kafka, settings.event_kafka_client_properties)
         targets.append(kafka_target.KafkaTarget(address, clock))
     if settings.event_nats:
         targets.append(nats_target.NatsTarget(parse_subject(settings.event_nats)))
-    if settings.webhook_urls:
+    if settings.webhook_urls or settings.openlineage_url:
         timeout = aiohttp.ClientTimeout(total=SEND_TIMEOUT_S)
         opened = aiohttp.ClientSession(timeout=timeout, cookie_jar=aiohttp.DummyCookieJar())
         session = await stack.enter_async_context(opened)
+        if settings.openlineage_url:
+            catalog = CatalogName(settings.openlineage_namespace, settings.warehouse_uri())
+            url, api_key = settings.openlineage_url, settings.openlineage_api_key
+            targets.append(LineageTarget(url, api_key, catalog, store, load_metadata, session))
         urls = dict.fromkeys(settings.webhook_urls)
         targets += [Webhook(url, settings.webhook_secret, clock, session) for url in urls]
     return targets

@@ -36,7 +36,7 @@ ROLES = ["reader", "writer", "admin"]
 READER = """loadNamespaceMetadata listTables loadTable tableExists loadCredentials reportMetrics signRequest
     listViews loadView viewExists listFunctions loadFunction
     planTableScan fetchPlanningResult cancelPlanning fetchScanTasks
-    listDropped listTableMetrics listTimeline listTableTimeline
+    listDropped listTableMetrics listTimeline listTableTimeline getEvents
     loadStream listStreams loadStreamPosition loadStreamTopic readRows getRows
     loadTableHealth loadTablePolicy listRunningJobs listRunningTableJobs
     listFiles listColumnStats loadColumnLayout listPartitions explain explainQuery

@@ -47,7 +47,7 @@ INCLUDED = {
 NEEDED = {
     "loadTable loadView loadFunction tableExists viewExists loadNamespaceMetadata listTimeline listTableTimeline"
     " listDropped listIndexes loadIndex loadIndexBuild loadTableHealth loadTablePolicy listRunningJobs"
-    " listRunningTableJobs loadStream listStreams loadStreamPosition loadStreamTopic": {"browse"},
+    " listRunningTableJobs getEvents loadStream listStreams loadStreamPosition loadStreamTopic": {"browse"},
     "planTableScan fetchPlanningResult cancelPlanning fetchScanTasks reportMetrics listTableMetrics listFiles"
     " listColumnStats loadColumnLayout listPartitions explain explainQuery makePlanTable renewPlanTable"
     " leasePlanSnapshots recordStatementTime": {"plan"},

@@ -72,6 +72,18 @@ async def test_new_grants_replace_the_grants_of_the_name_and_an_omitted_list_kee
     assert await store.grants("bob") == [Grant("bob", "admin")]
 
 
+async def test_grants_of_a_new_token_keep_their_object_and_their_denial(
+    store: PointerStore, clock: SimulatedClock
+) -> None:
+    grants = [
+        Grant("ann", "read", ("a",), "table", "t"),
+        Grant("ann", "plan", ("a",), "view", "v", True),
+        Grant("ann", "browse", (), "server"),
+    ]
+    await create_token(store, clock, "ann", None, grants)
+    assert set(await store.grants("ann")) == set(grants)
+
+
 async def test_token_that_cannot_be_revoked_is_reported(store: PointerStore, clock: SimulatedClock) -> None:
     with pytest.raises(NotFound, match="ann"):
         await revoke_token(store, clock, "ann")

@@ -15,7 +15,7 @@ from urllib.parse import quote
 from uuid import UUID
 
 from tests.api.client import VIEW_VERSION, build_function_document, create_key
-from tests.api.rest.standard import read_operations
+from tests.api.rest.standard import DRAFTS, read_operations
 from tests.attacks.campaign import Campaign
 from tests.attacks.world import EVIL, HOSTILE, SCHEMA
 
@@ -34,7 +34,7 @@ def list_routes() -> tuple[tuple[str, str, str], ...]:
     """Return (operation id, method, template) of all published routes."""
     results = [
         (operation.id, operation.method, operation.template.replace("/{prefix}/", "/"))
-        for operation in read_operations()
+        for operation in (*read_operations(), *DRAFTS)
     ]
     for template, methods in json.loads(OPENAPI.read_text())["paths"].items():
         results += [(operation["operationId"], method.upper(), template) for method, operation in methods.items()]
@@ -379,6 +379,7 @@ _BODIES: dict[str, _Body] = {
         **build_function_document(),
         "function-uuid": str(UUID(int=n.rng.getrandbits(128), version=4)),
     },
+    "getEvents": lambda n: {"catalog-objects-by-name": [n.namespace()]} if n.rng.random() < 0.3 else {"page-size": 100},
     "addGrant": lambda n: {"principal": "mallory", "role": "admin", "namespace": n.namespace()},
     "createToken": lambda n: {"name": "mallory2", "grants": [{"role": "admin"}]},
     "createWarehouse": lambda n: {"name": "mallory", "location": n.place()},

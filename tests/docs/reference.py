@@ -20,7 +20,7 @@ from seamark.formats.runtime import errors
 from seamark.formats.services.services import SERVICES
 from seamark.metaserver.api.app import add_routes
 from seamark.metaserver.api.http.dispatch import list_served_endpoints
-from tests.api.rest.standard import read_operations
+from tests.api.rest.standard import DRAFTS, read_operations
 from tests.docs.commands import list_subcommands
 from tests.docs.pages import REPO
 
@@ -178,6 +178,11 @@ def _list_errors(root: type[errors.SeamarkError]) -> Iterator[type[errors.Seamar
             yield from _list_errors(kind)
 
 
+DRAFT_NOTES = {
+    "getEvents": "the [events of the catalog](../how-to/webhooks.md#the-events-endpoint-of-the-iceberg-specification).",
+}
+
+
 def list_served_operations() -> set[str]:
     """Return `METHOD template` of each operation of the specification that the router serves."""
     app = web.Application()
@@ -211,6 +216,10 @@ def format_operations_page() -> str:
         "Planning changes nothing: its operations accept a key and compute a repeat again.",
         "",
         "In paths, `%1F` separates the levels of a namespace.",
+        "",
+        "## Drafts",
+        "",
+        *(f"`{item.endpoint}` ({item.id}): {DRAFT_NOTES[item.id]}" for item in DRAFTS),
     ]
     return "\n".join(lines) + "\n"
 

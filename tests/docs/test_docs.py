@@ -16,6 +16,7 @@ from seamark.commands.main import cli
 from seamark.connector.client.engines import EXTENSIONS, NO_HIVE, catalog_conf
 from seamark.formats.runtime import errors
 from seamark.formats.runtime.tls import CA_VARIABLE
+from seamark.metaserver.access.certificates.rules import read_rules
 from seamark.metaserver.api.http.observability.metrics import ServerMetrics
 from seamark.metaserver.settings.issuers import read_issuers
 from seamark.metaserver.settings.settings import FIELDS, Settings, environment_name
@@ -133,6 +134,8 @@ def test_environment_variables_of_the_pages_are_settings() -> None:
         "SEAMARK_TRINO_PASSWORD",
     }  # They are variables of seamark sql.
     known_environment_names |= {
+        "SEAMARK_CLIENT_CERT",  # Variables of Seamark's clients.
+        "SEAMARK_CLIENT_KEY",
         "SEAMARK_CATALOG_TOKEN",  # A variable of seamark import and seamark export.
         "SEAMARK_PLANS",
         "SEAMARK_URI",
@@ -169,6 +172,8 @@ def test_settings_file_in_the_pages_is_accepted(page: Page, block: Block, tmp_pa
     file.write_text(block.text)
     if block.text.startswith("[[issuer]]"):
         assert read_issuers(Settings(oidc_issuers_file=str(file)))
+    elif block.text.startswith("[[rule]]"):
+        assert read_rules(Settings(tls_client_rules_file=str(file)))
     else:
         load({}, {}, file)
 

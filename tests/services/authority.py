@@ -1,61 +1,114 @@
-"""A test's certificate authority, which signs the certificates of its servers."""
+"""A test's certificate authority, which signs the certificates of its servers and their clients."""
 
 from __future__ import annotations
 
 import datetime
+import hashlib
 import ipaddress
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+_DAYS_VALID = 2
+
+
+@dataclass(frozen=True)
+class ClientFiles:
+    """The certificate and the key of a client."""
+
+    certificate: Path
+    key: Path
 
 
 class Authority:
     """An authority that signs certificates for `names`: addresses and host names."""
 
-    def __init__(self, folder: Path, names: Sequence[str] = ("127.0.0.1",)) -> None:
+    def __init__(self, folder: Path, names: Sequence[str] = ("127.0.0.1",), file: str = "ca.pem") -> None:
+        self._folder = folder
         self._names = tuple(map(_build_general_name, names))
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test authority")])
-        self.file = folder / "ca.pem"
-        self.file.write_bytes(_encode_pem(self._build_certificate(self._name, self._key, is_authority=True)))
+        self.file = folder / file
+        own = self._build_certificate(self._name, self._key, self._names, is_authority=True)
+        self.pem = _encode_pem(own).decode()
+        self.digest = hashlib.sha256(own.public_bytes(serialization.Encoding.DER)).hexdigest()
+        """The digest of its certificate, by which rules for certificates of clients name it."""
+        self.file.write_text(self.pem)
         self.certificate, self.key = folder / "server.pem", folder / "server.key"
 
     def issue(self, name: str, *, key_too: bool = True) -> None:
         """Write a new certificate and key to the files of the server."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        self.certificate.write_bytes(_encode_pem(self._build_certificate(subject, key, is_authority=False)))
+        self.certificate.write_bytes(_encode_pem(self._build_certificate(subject, key, self._names)))
         if key_too:
             self.key.write_bytes(encode_key_pem(key))
             self.key.chmod(0o600)
 
+    def issue_client(
+        self,
+        file: str,
+        *names: x509.GeneralName,
+        common_name: str = "",
+        valid_s: float = _DAYS_VALID * 86400,
+        usage: x509.ObjectIdentifier = ExtendedKeyUsageOID.CLIENT_AUTH,
+    ) -> ClientFiles:
+        """Write a certificate and a key of a client to `<file>.pem` and `<file>.key`.
+
+        Args:
+            file: The name of the files.
+            names: The alternative names of the client.
+            common_name: The common name of the client.
+            valid_s: The seconds for which the certificate is valid from now; negative: it has ended.
+            usage: The only use of the certificate.
+        """
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)] if common_name else [])
+        end = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=valid_s)
+        certificate = self._build_certificate(subject, key, names, end=end, usage=usage)
+        files = ClientFiles(self._folder / f"{file}.pem", self._folder / f"{file}.key")
+        files.certificate.write_bytes(_encode_pem(certificate))
+        files.key.write_bytes(encode_key_pem(key))
+        return files
+
     def _build_certificate(
-        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, *, is_authority: bool
+        self,
+        subject: x509.Name,
+        key: ec.EllipticCurvePrivateKey,
+        names: Sequence[x509.GeneralName],
+        *,
+        is_authority: bool = False,
+        end: datetime.datetime | None = None,
+        usage: x509.ObjectIdentifier | None = None,
     ) -> x509.Certificate:
         now = datetime.datetime.now(datetime.UTC)
-        names = x509.SubjectAlternativeName(self._names)
-        return (
+        builder = (
             x509.CertificateBuilder()
             .subject_name(subject)
             .issuer_name(self._name)
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(minutes=5))
-            .not_valid_after(now + datetime.timedelta(days=2))
+            .not_valid_before(now - datetime.timedelta(days=_DAYS_VALID))
+            .not_valid_after(end or now + datetime.timedelta(days=_DAYS_VALID))
             .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
-            .add_extension(names, critical=False)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
             .add_extension(
                 x509.KeyUsage(not is_authority, False, False, False, False, is_authority, is_authority, False, False),
                 critical=True,
             )
-            .sign(self._key, hashes.SHA256())
         )
+        if names:
+            # An authority that reads only the alternative names needs them to be critical if there is no subject.
+            builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=not list(subject))
+        if usage is not None:
+            builder = builder.add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+        return builder.sign(self._key, hashes.SHA256())
 
 
 def _build_general_name(name: str) -> x509.GeneralName:

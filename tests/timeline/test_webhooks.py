@@ -47,11 +47,14 @@ class Receiver:
         headers = {"Location": self.url + "/elsewhere"} if 300 <= status < 400 else {}
         return web.Response(status=status, headers=headers)
 
-    async def wait_for_events(self, count: int) -> list[str]:
-        """Return the table names of the first `count` events."""
+    async def wait_for_events_count(self, count: int) -> None:
         async with asyncio.timeout(60):
             while len(self.events) < count:
                 await asyncio.sleep(0.02)
+
+    async def wait_for_events(self, count: int) -> list[str]:
+        """Return the table names of the first `count` events."""
+        await self.wait_for_events_count(count)
         return [event["data"]["name"] for event in self.events]
 
 

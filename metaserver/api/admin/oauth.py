@@ -30,6 +30,7 @@ from seamark.formats.runtime.errors import BadRequest, TooLarge, Unauthenticated
 from seamark.metaserver.access.authenticator import Authenticator, Login
 from seamark.metaserver.access.tokens import PREFIX
 from seamark.metaserver.api.http import bodies
+from seamark.metaserver.api.http.client_certificates import read_client_certificate
 from seamark.metaserver.api.http.components import COMPONENTS
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec
 from seamark.metaserver.api.http.dispatch import Route
@@ -102,9 +103,11 @@ async def _answer(request: web.Request) -> tuple[str, int]:
         raise _Refusal("unsupported_grant_type", f"grant_type must be client_credentials or {_EXCHANGE}")
     if grant == _EXCHANGE:
         _check_exchange(form)
-    authenticator = request.app[COMPONENTS].authenticator
+    components = request.app[COMPONENTS]
+    authenticator, certificate = components.authenticator, read_client_certificate(components, request)
+    authenticator.check_certificate(certificate)
     if authenticator.open:
-        request[PRINCIPAL] = await authenticator.authenticate(request.headers, request.remote)
+        request[PRINCIPAL] = await authenticator.authenticate(request.headers, request.remote, certificate)
         return authenticator.issuer.issue(None)
     if grant == _EXCHANGE:
         return await _exchange(request, form["subject_token"], client)

@@ -29,6 +29,7 @@ from seamark.metaserver.access.authorizer import changes, writes
 from seamark.metaserver.access.principal import Principal
 from seamark.metaserver.access.rights.decisions import WAREHOUSE, Securable
 from seamark.metaserver.api.http import bodies
+from seamark.metaserver.api.http.client_certificates import read_client_certificate
 from seamark.metaserver.api.http.components import COMPONENTS
 from seamark.metaserver.api.http.describe import VARIABLE, Description, Handler, attach
 from seamark.metaserver.api.http.keys import PRINCIPAL, REQUEST_ID
@@ -285,7 +286,7 @@ class Call:
         """
         request = self._request
         self.principal = request[PRINCIPAL] = await self.components.authenticator.authenticate(
-            request.headers, request.remote
+            request.headers, request.remote, read_client_certificate(self.components, request)
         )
         if securables or self._route.check is not Check.SOMEWHERE:
             await self.allow(*securables)

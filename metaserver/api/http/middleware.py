@@ -23,6 +23,7 @@ from seamark.metaserver.access.authorizer import changes
 from seamark.metaserver.access.principal import ANONYMOUS, CURRENT, Principal
 from seamark.metaserver.access.refusals import Refusals
 from seamark.metaserver.api.http.bodies import SLOT, end_unread
+from seamark.metaserver.api.http.client_certificates import read_client_certificate
 from seamark.metaserver.api.http.components import ServerComponents
 from seamark.metaserver.api.http.describe import Description, description_of
 from seamark.metaserver.api.http.errors import from_http_exception, from_seamark_error, from_unexpected
@@ -44,6 +45,7 @@ class _RequestPipeline:
     """The state and the steps of the middleware."""
 
     def __init__(self, components: ServerComponents) -> None:
+        self._components = components
         self._limits = components.worker_limits
         self._clock = components.clock
         self._metrics = components.metrics
@@ -158,6 +160,7 @@ class _RequestPipeline:
         try:
             if not described.public:
                 if self._authenticator.open:
+                    self._authenticator.check_certificate(read_client_certificate(self._components, request))
                     principal = self._authenticator.identify_local(request.headers, request.remote)
                 else:
                     principal = await self._log_in(request)
@@ -199,7 +202,8 @@ class _RequestPipeline:
         logins, address = self._limits.logging_in, f"address {request.remote}"
         logins.take(address)
         try:
-            return await self._authenticator.authenticate(request.headers, request.remote)
+            certificate = read_client_certificate(self._components, request)
+            return await self._authenticator.authenticate(request.headers, request.remote, certificate)
         finally:
             logins.release(address)
 

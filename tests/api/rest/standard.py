@@ -28,6 +28,10 @@ class Operation:
         return f"{self.method} {self.template}"
 
 
+DRAFTS = (Operation("getEvents", "POST", "/v1/{prefix}/events", keyed=False),)
+"""Operations of drafts of the specification that the server serves."""
+
+
 @cache
 def read_specification() -> dict[str, Any]:
     document = yaml.load(SPEC.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))

@@ -8,7 +8,7 @@ import pytest
 
 from seamark.metaserver.api.http.describe import description_of
 from tests.api.client import Api
-from tests.api.rest.standard import PLANNING_OPERATIONS, read_operations
+from tests.api.rest.standard import DRAFTS, PLANNING_OPERATIONS, read_operations
 from tests.server.rig import running
 
 
@@ -20,7 +20,7 @@ def test_specification_has_exactly_the_listed_operations() -> None:
 async def test_config_lists_exactly_the_operations_that_are_served(api: Api) -> None:
     endpoints = (await api("GET", "/v1/config")).json["endpoints"]
     assert endpoints == sorted(set(endpoints))
-    assert set(endpoints) == {operation.endpoint for operation in read_operations()}
+    assert set(endpoints) == {operation.endpoint for operation in (*read_operations(), *DRAFTS)}
 
 
 async def test_each_operation_is_routed_to_the_handler_with_its_id(tmp_path: Path) -> None:
@@ -32,7 +32,7 @@ async def test_each_operation_is_routed_to_the_handler_with_its_id(tmp_path: Pat
             if route.resource is not None:
                 path = route.resource.canonical
                 routes[f"{route.method} {path}"] = description_of(route.handler).operation
-    for operation in read_operations():
+    for operation in (*read_operations(), *DRAFTS):
         path = operation.template.replace("/{prefix}/", "/").replace("plan-id", "plan_id")
         assert routes[f"{operation.method} {path}"] == operation.id
 
@@ -42,7 +42,7 @@ async def test_routes_exist_with_and_without_a_prefix_and_are_listed_once(tmp_pa
         api = Api(server)
         config = (await api("GET", "/v1/config")).json
         assert config["overrides"] == {"prefix": "lake"}
-        assert set(config["endpoints"]) == {operation.endpoint for operation in read_operations()}
+        assert set(config["endpoints"]) == {operation.endpoint for operation in (*read_operations(), *DRAFTS)}
         for path in ("/v1/lake/namespaces", "/v1/namespaces"):
             assert (await api("GET", path)).json["namespaces"] == [["db"]]
         assert (await api("GET", "/v1/pond/namespaces")).status == 404

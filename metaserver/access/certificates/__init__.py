@@ -1,0 +1,1 @@
+"""Client certificates as logins."""

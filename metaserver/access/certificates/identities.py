@@ -1,0 +1,114 @@
+"""Finds the principal that a client certificate names.
+
+Only the certificate of the connection counts. The server reads no header with a certificate, such as
+`X-Forwarded-Client-Cert`, because any client can send it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import msgspec
+from cryptography import x509
+from cryptography.x509.oid import NameOID
+
+from seamark.cache.memory import MemoryCache
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.errors import BadRequest, Unauthenticated
+from seamark.formats.runtime.tls import ClientCertificate
+from seamark.metaserver.access.certificates.rules import CertificateRule
+from seamark.metaserver.store.model import Grant
+
+_CACHE_BYTES = 4 << 20
+_NAMES_MAX = 100
+"""The number of names of a certificate that are compared with rules."""
+_WILDCARD = "*"
+
+
+class CertificateIdentity(msgspec.Struct, frozen=True):
+    """What a client certificate states."""
+
+    expires_ms: int
+    name: str = ""
+    """The principal; empty if the certificate names none."""
+    problem: str = ""
+    """Why the certificate names no principal."""
+    groups: tuple[str, ...] = ()
+    roles: tuple[Grant, ...] = ()
+
+
+class CertificateIdentities:
+    """Maps certificates to principals, by rules."""
+
+    def __init__(self, rules: Sequence[CertificateRule], clock: Clock) -> None:
+        self._rules = rules
+        self._clock = clock
+        self._identities: MemoryCache[ClientCertificate, CertificateIdentity] = MemoryCache(
+            _CACHE_BYTES, "client-certificates"
+        )
+
+    def identify(self, certificate: ClientCertificate) -> CertificateIdentity:
+        """Return what a certificate states, which the handshake has verified.
+
+        Raises:
+            Unauthenticated: The certificate has expired since the handshake, or cannot be read.
+        """
+        identity = self._identities.get(certificate)
+        if identity is None:
+            identity = _read_identity(certificate, self._rules)
+            self._identities.put(certificate, identity, len(certificate.leaf) + 1024)
+        if identity.expires_ms <= self._clock.now_ms():
+            raise Unauthenticated("The client's certificate has expired; renew it, and connect again")
+        return identity
+
+
+def digest_certificate(certificate: ClientCertificate) -> bytes:
+    """Return the SHA-256 digest of a certificate, as `x5t#S256` of RFC 8705 has it."""
+    return hashlib.sha256(certificate.leaf).digest()
+
+
+def _read_identity(certificate: ClientCertificate, rules: Sequence[CertificateRule]) -> CertificateIdentity:
+    try:
+        leaf = x509.load_der_x509_certificate(certificate.leaf)
+        expires_ms = int(leaf.not_valid_after_utc.timestamp() * 1000)
+        names = _list_names(leaf)
+    except ValueError as error:
+        raise Unauthenticated(f"The client's certificate cannot be read: {error}") from None
+    authority = hashlib.sha256(certificate.authority).hexdigest()
+    for rule in rules:
+        if rule.authorities and authority not in rule.authorities:
+            continue
+        matches = [match for name in names[rule.kind] if (match := rule.pattern.fullmatch(name))]
+        if len(matches) > 1:
+            return CertificateIdentity(expires_ms, problem=f"it has several names of the kind {rule.kind}")
+        if matches:
+            parts = matches[0].groupdict()
+            try:
+                name = rule.name_principal(parts)
+                groups, roles = rule.name_groups(parts), rule.list_roles(name, parts)
+            except BadRequest as error:
+                return CertificateIdentity(expires_ms, problem=error.message)
+            return CertificateIdentity(expires_ms, name, groups=groups, roles=roles)
+    kinds = ", ".join(dict.fromkeys(rule.kind for rule in rules))
+    return CertificateIdentity(expires_ms, problem=f"it has no name of the kind {kinds} that a rule accepts")
+
+
+def _list_names(leaf: x509.Certificate) -> dict[str, list[str]]:
+    """Return the names of a certificate by their kind. A name with a wildcard identifies no client."""
+    names: dict[str, list[str]] = {
+        "cn": [str(attribute.value) for attribute in leaf.subject.get_attributes_for_oid(NameOID.COMMON_NAME)],
+        "uri": [],
+        "dns": [],
+        "email": [],
+    }
+    try:
+        alternatives = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return names
+    if len(alternatives) > _NAMES_MAX:
+        raise ValueError(f"it has more than {_NAMES_MAX} names")
+    names["uri"] = alternatives.get_values_for_type(x509.UniformResourceIdentifier)
+    names["dns"] = [name.lower() for name in alternatives.get_values_for_type(x509.DNSName) if _WILDCARD not in name]
+    names["email"] = alternatives.get_values_for_type(x509.RFC822Name)
+    return names

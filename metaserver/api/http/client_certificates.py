@@ -1,0 +1,26 @@
+"""Reads the certificate of the client of a request."""
+
+from __future__ import annotations
+
+import ssl
+
+from aiohttp import web
+
+from seamark.formats.runtime.tls import ClientCertificate
+from seamark.metaserver.api.http.components import ServerComponents
+
+
+def read_client_certificate(components: ServerComponents, request: web.Request) -> ClientCertificate | None:
+    """Return the verified certificate of the connection of a request.
+
+    Return None if the client presented none, or if the server asks clients for none.
+
+    Raises:
+        Unauthenticated: The authority of the certificate is no longer trusted.
+    """
+    if not components.settings.tls_client_ca or components.certificate is None or request.transport is None:
+        return None
+    connection = request.transport.get_extra_info("ssl_object")
+    if not isinstance(connection, ssl.SSLObject):
+        return None
+    return components.certificate.read_client_certificate(connection)

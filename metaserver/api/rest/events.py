@@ -1,0 +1,312 @@
+"""Iceberg REST: the events of the catalog, by the draft of the specification in apache/iceberg#12584 (August 2026).
+
+The timeline is the log of events. It has no instants of namespaces, so there are no events of them. An event has the
+updates that lead from the metadata before to the metadata after the change (`metadata_differences`). Instants that
+change no metadata, such as those of jobs, are no events.
+
+A caller sees the events of what it may browse now. The metadata in an event may be that of a table that had the name
+before, or that has another name now. Therefore it is checked by the present name of the table, and by the namespace if
+the table is dropped.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import msgspec
+
+from seamark.formats.protocol.wire import decode_json
+from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.errors import BadRequest, SeamarkError
+from seamark.metaserver.access.rights.decisions import Securable
+from seamark.metaserver.api.http.describe import ResponseSpec, doc
+from seamark.metaserver.api.http.dispatch import Call, Check, Route
+from seamark.metaserver.store.model import POSITION, EntryKind, Instant, InstantState, NamespacePath
+from seamark.metaserver.store.port import FOUND_TABLES_MAX, InstantFilter
+from seamark.metaserver.timeline.metadata_differences import list_table_updates, list_view_updates
+
+PAGE_SIZE = 100
+"""The number of events of a page if the request has no page size."""
+INSTANTS_MAX = 20_000
+"""The number of instants that a request reads. A page that ends there may be empty although there are more events."""
+_BATCH = 500
+_OBJECT_TYPES = ("namespace", "table", "view")
+_POINTER_ACTIONS = ("create", "commit", "register", "undrop")
+"""The actions whose instants name the metadata file that the entry has afterwards."""
+
+
+class QueryEventsRequest(msgspec.Struct, frozen=True, rename="kebab"):
+    continuation_token: str | None = None
+    page_size: Annotated[int | None, doc("Maximum number of events.", minimum=1)] = None
+    since_timestamp_ms: Annotated[int | None, doc("Only events from this time; ignored with a token.")] = None
+    operation_types: list[str] | None = None
+    catalog_objects_by_name: Annotated[
+        list[list[str]] | None, doc("Only events of these objects, and of everything in them.")
+    ] = None
+    catalog_objects_by_uuid: list[str] | None = None
+    object_types: list[str] | None = None
+    custom_filters: Annotated[dict[str, str] | None, doc("This server has none.")] = None
+
+
+class CatalogEvent(msgspec.Struct, frozen=True, rename="kebab"):
+    event_id: str
+    request_id: str
+    request_event_count: int
+    timestamp_ms: int
+    actor: dict[str, str]
+    operation: dict[str, Any]
+
+
+class QueryEventsResponse(msgspec.Struct, frozen=True, rename="kebab"):
+    continuation_token: str
+    events: list[CatalogEvent]
+
+
+class _Position(msgspec.Struct, frozen=True, array_like=True):
+    """What a continuation token states."""
+
+    after: str | None
+    """The position of the last instant that was read."""
+    since_ms: int | None
+    request_id: str = ""
+    """The request of the last instant, and the number of its events. The next instants may be of the same request."""
+    request_events: int = 0
+
+
+@Route(
+    "POST",
+    "/v1/{prefix}/events",
+    "getEvents",
+    check=Check.SOMEWHERE,
+    answers=(ResponseSpec(200, "Events in their order", QueryEventsResponse),),
+).takes(QueryEventsRequest)
+async def get_events(call: Call, body: QueryEventsRequest) -> QueryEventsResponse:
+    _check_request(body)
+    tokens = call.components.catalog.pages
+    position = _Position(None, body.since_timestamp_ms)
+    if body.continuation_token:
+        position = _read_token(tokens.decode(body.continuation_token))
+    limit = min(body.page_size or PAGE_SIZE, call.components.settings.page_limit)
+    call.is_checked = True  # Each event is checked on its own.
+    events, position = await _EventPage(call, body, limit).read(position)
+    return QueryEventsResponse(tokens.encode(msgspec.json.encode(position).decode()), events)
+
+
+def _check_request(body: QueryEventsRequest) -> None:
+    if body.page_size is not None and body.page_size < 1:
+        raise BadRequest(f"page-size is {body.page_size}; it must be at least 1")
+    for kind in body.object_types or ():
+        if kind not in _OBJECT_TYPES:
+            raise BadRequest(f"object-types has {kind[:40]!r}; the types are {', '.join(_OBJECT_TYPES)}")
+    if body.custom_filters:
+        names = ", ".join(sorted(body.custom_filters))[:80]
+        raise BadRequest(f"custom-filters has {names}; this server has no custom filters, so leave them out")
+
+
+def _read_token(text: str | None) -> _Position:
+    """Return the position of a decrypted token.
+
+    Raises:
+        BadRequest: The token is one of another listing.
+    """
+    try:
+        position = from_json((text or "").encode(), _Position)
+    except msgspec.DecodeError:
+        position = None
+    if position is None or (position.after is not None and not POSITION.fullmatch(position.after)):
+        raise BadRequest("continuation-token is of another listing; start again without it")
+    return position
+
+
+class _EventPage:
+    """Reads one page of events."""
+
+    def __init__(self, call: Call, body: QueryEventsRequest, limit: int) -> None:
+        self._call = call
+        self._store = call.components.store
+        self._limit = limit
+        self._types = None if body.operation_types is None else frozenset(body.operation_types)
+        self._kinds = None if body.object_types is None else frozenset(body.object_types)
+        self._uuids = None if body.catalog_objects_by_uuid is None else frozenset(body.catalog_objects_by_uuid)
+        names = body.catalog_objects_by_name
+        self._paths = None if names is None else [tuple(path) for path in names]
+        self._events: list[CatalogEvent] = []
+        self._locations: dict[str, str | None] = {}
+        """The metadata file of each entry, by UUID, after the instants that were read."""
+
+    async def read(self, position: _Position) -> tuple[list[CatalogEvent], _Position]:
+        """Return the events after a position, and the position of the next page."""
+        for _ in range(INSTANTS_MAX // _BATCH):
+            batch = await self._store.instants(InstantFilter(since=position.after), _BATCH)
+            position = await self._read_batch(position, batch)
+            if self._events or len(batch) < _BATCH:
+                break
+        return self._events, position
+
+    async def _read_batch(self, position: _Position, batch: Sequence[Instant]) -> _Position:
+        visible = await self._find_operations(batch)
+        groups = [list(group) for _, group in itertools.groupby(batch, _find_request_id)]
+        if len(groups) > 1 and len(batch) == _BATCH:
+            groups.pop()  # The request may have more instants, so it is read with the next batch.
+        for group in groups:
+            request_id = _find_request_id(group[0])
+            count = sum(instant.position in visible for instant in group)
+            if request_id == position.request_id:
+                count = max(count, position.request_events)
+            for instant in group:
+                if len(self._events) == self._limit:
+                    return position
+                operation = visible.get(instant.position)
+                if operation is not None and self._is_selected(position, instant, operation):
+                    self._events.append(await self._make_event(instant, operation, request_id, count))
+                elif _moves_pointer(instant):
+                    self._locations[instant.uuid] = instant.metadata_location
+                position = _Position(instant.position, position.since_ms, request_id, count)
+        return position
+
+    async def _find_operations(self, batch: Sequence[Instant]) -> dict[str, dict[str, Any]]:
+        """Return the operations that the caller may see, by the position of their instants, without updates."""
+        candidates = [
+            instant
+            for instant in batch
+            if instant.state is InstantState.COMPLETED
+            and instant.kind in (EntryKind.TABLE, EntryKind.VIEW)
+            and _find_type(instant) is not None
+        ]
+        live: dict[str, list[Securable]] = {}
+        uuids = list(dict.fromkeys(instant.uuid for instant in candidates))
+        for start in range(0, len(uuids), FOUND_TABLES_MAX):
+            for entry in await self._store.find_entries(uuids[start : start + FOUND_TABLES_MAX]):
+                live.setdefault(entry.uuid, []).append(Securable(entry.namespace, entry.kind.value, entry.name))
+        operations = {}
+        for instant in candidates:
+            operation = await self._make_operation(instant, live.get(instant.uuid, []))
+            if operation is not None:
+                operations[instant.position] = operation
+        return operations
+
+    async def _make_operation(self, instant: Instant, live: Sequence[Securable]) -> dict[str, Any] | None:
+        """Return the operation of an instant as the caller may see it, or None.
+
+        A rename from or to a name that the caller may not see is the end or the beginning of the table for it.
+        """
+        operation_type = _find_type(instant)
+        source = Securable(instant.namespace, instant.kind.value, instant.name)
+        presents = live or [Securable(instant.namespace)]
+        if not all([await self._call.may(present) for present in presents]):
+            return None
+        sees_source = await self._call.may(source)
+        kind = instant.kind.value
+        if instant.action != "rename":
+            if not sees_source:
+                return None
+            operation: dict[str, Any] = {"operation-type": operation_type, "identifier": _identify(source)}
+            if operation_type == "drop-table":
+                operation["purge"] = bool(instant.summary.get("purge", False))
+            return {**operation, f"{kind}-uuid": instant.uuid}
+        target = _find_target(instant)
+        sees_target = target is not None and await self._call.may(target)
+        if sees_source and sees_target and target is not None:
+            ends = {"source": _identify(source), "destination": _identify(target)}
+            return {"operation-type": f"rename-{kind}", **ends, f"{kind}-uuid": instant.uuid}
+        if sees_source:
+            return {"operation-type": f"drop-{kind}", "identifier": _identify(source), f"{kind}-uuid": instant.uuid}
+        if sees_target and target is not None:
+            added = "register-table" if kind == "table" else "create-view"
+            return {"operation-type": added, "identifier": _identify(target), f"{kind}-uuid": instant.uuid}
+        return None
+
+    def _is_selected(self, position: _Position, instant: Instant, operation: Mapping[str, Any]) -> bool:
+        identifiers = [operation[key] for key in ("identifier", "source", "destination") if key in operation]
+        paths = [(*identifier["namespace"], identifier["name"]) for identifier in identifiers]
+        return (
+            (position.since_ms is None or _find_time_ms(instant) >= position.since_ms)
+            and (self._types is None or operation["operation-type"] in self._types)
+            and (self._kinds is None or instant.kind.value in self._kinds)
+            and (self._uuids is None or instant.uuid in self._uuids)
+            and (self._paths is None or any(path[: len(prefix)] == prefix for path in paths for prefix in self._paths))
+        )
+
+    async def _make_event(
+        self, instant: Instant, operation: dict[str, Any], request_id: str, count: int
+    ) -> CatalogEvent:
+        assert instant.position is not None
+        operation_type = operation["operation-type"]
+        if operation_type in ("create-table", "update-table", "create-view", "update-view"):
+            operation = {**operation, "updates": await self._list_updates(instant, operation_type)}
+        elif _moves_pointer(instant):
+            self._locations[instant.uuid] = instant.metadata_location
+        actor = {"id": instant.principal_name}
+        return CatalogEvent(instant.position, request_id, count, _find_time_ms(instant), actor, operation)
+
+    async def _list_updates(self, instant: Instant, operation_type: str) -> list[dict[str, Any]]:
+        """Return the updates of a change; none if a metadata file is deleted.
+
+        The file before the change is that of the instant before. A page rarely needs a read to find it.
+        """
+        base_location = None
+        if operation_type.startswith("update-"):
+            if instant.uuid not in self._locations:
+                self._locations[instant.uuid] = await self._find_base(instant)
+            base_location = self._locations[instant.uuid]
+        location = self._locations[instant.uuid] = instant.metadata_location
+        if location is None or (base_location is None and operation_type.startswith("update-")):
+            return []
+        documents = self._call.components.catalog.documents
+        try:
+            new = decode_json(await documents.raw(location), location)
+            base = None if base_location is None else decode_json(await documents.raw(base_location), base_location)
+        except SeamarkError:
+            return []
+        return list_table_updates(base, new) if instant.kind is EntryKind.TABLE else list_view_updates(base, new)
+
+    async def _find_base(self, instant: Instant) -> str | None:
+        """Return the metadata file of an entry before an instant, or None if no instant has it."""
+        where = InstantFilter(uuid=instant.uuid, since=instant.position, newest_first=True)
+        while True:
+            earlier = await self._store.instants(where, _BATCH)
+            for entry in earlier:
+                if _moves_pointer(entry):
+                    return entry.metadata_location
+            if len(earlier) < _BATCH:
+                return None
+            where = msgspec.structs.replace(where, since=earlier[-1].position)
+
+
+def _moves_pointer(instant: Instant) -> bool:
+    return instant.action in _POINTER_ACTIONS and instant.state is InstantState.COMPLETED
+
+
+def _find_type(instant: Instant) -> str | None:
+    """Return the type of the operation of an instant, or None if it changes no metadata and no name."""
+    kind = instant.kind.value
+    if instant.action == "commit":
+        return f"update-{kind}"
+    if instant.action in ("register", "undrop"):
+        return "register-table" if kind == "table" else "create-view"
+    if instant.action in ("drop", "unregister"):
+        return f"drop-{kind}"
+    return f"{instant.action}-{kind}" if instant.action in ("create", "rename") else None
+
+
+def _find_target(instant: Instant) -> Securable | None:
+    """Return the new name of a renamed entry. Instants of earlier versions lack it."""
+    levels: Sequence[str] | None = instant.summary.get("to-namespace")
+    if levels is None:
+        return None
+    namespace: NamespacePath = tuple(levels)
+    return Securable(namespace, instant.kind.value, str(instant.summary["to"])[len(".".join(namespace)) + 1 :])
+
+
+def _find_request_id(instant: Instant) -> str:
+    return str(instant.summary.get("request-id") or instant.id)
+
+
+def _find_time_ms(instant: Instant) -> int:
+    return instant.requested_ms if instant.completed_ms is None else instant.completed_ms
+
+
+def _identify(securable: Securable) -> dict[str, Any]:
+    return {"namespace": list(securable.namespace), "name": securable.name}

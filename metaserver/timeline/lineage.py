@@ -1,0 +1,167 @@
+"""OpenLineage events of jobs: of table services, index builds, and imports of tables (OpenLineage 2-0-2).
+
+The run id is the id of the instant, a UUIDv7 that does not change with the state of the job. A finished instant gives
+the event START and the event that ends the run, because the timeline shows some jobs only when they have ended. A
+dataset has the name of its location, as OpenLineage names tables of Iceberg, and a symlink to its name in the catalog.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.types.schema import Field, ListType, MapType, StructType, Type
+from seamark.formats.storage.storages import LOCAL
+from seamark.metaserver.store.model import EntryKind, Instant, InstantState
+from seamark.metaserver.timeline.instants import INDEXING, MAINTENANCE, is_finished
+
+PRODUCER = "https://github.com/seamark/seamark"
+SCHEMA_URL = "https://openlineage.io/spec/2-0-2/OpenLineage.json#/$defs/RunEvent"
+_FACETS_URL = "https://openlineage.io/spec/facets/"
+_VERSIONS = {
+    "CatalogDatasetFacet": "1-1-0",
+    "ColumnLineageDatasetFacet": "1-2-0",
+    "DatasetVersionDatasetFacet": "1-0-1",
+    "ErrorMessageRunFacet": "1-0-1",
+    "JobTypeJobFacet": "2-0-4",
+    "SchemaDatasetFacet": "1-2-0",
+    "SymlinksDatasetFacet": "1-0-1",
+}
+"""The versions of the schemas of facets. A test compares them with the schemas."""
+IMPORT = "register"
+"""The action of imported and registered tables."""
+_JOB_TYPES = {MAINTENANCE: "MAINTENANCE", INDEXING: "INDEX", IMPORT: "IMPORT"}
+_ENDS = {InstantState.COMPLETED: "COMPLETE", InstantState.ROLLED_BACK: "FAIL"}
+
+
+class CatalogName(msgspec.Struct, frozen=True):
+    """What identifies the catalog in events."""
+
+    job_namespace: str
+    warehouse: str
+    """The URI of the warehouse."""
+
+
+def list_run_events(instant: Instant, metadata: TableMetadata | None, catalog: CatalogName) -> list[dict[str, Any]]:
+    """Return the events of a state of an instant; none if it is not about a job.
+
+    Args:
+        instant: The instant.
+        metadata: The metadata of the table, or None if it cannot be read.
+        catalog: The catalog.
+    """
+    if instant.action not in _JOB_TYPES or instant.kind is not EntryKind.TABLE:
+        return []
+    if instant.state is InstantState.REQUESTED:
+        return []  # The job has not begun.
+    start = _make_event("START", instant.requested_ms, instant, metadata, catalog)
+    if not is_finished(instant.state):
+        return [start]
+    ended_ms = instant.requested_ms if instant.completed_ms is None else instant.completed_ms
+    return [start, _make_event(_ENDS[instant.state], ended_ms, instant, metadata, catalog)]
+
+
+def _make_event(
+    event_type: str, at_ms: int, instant: Instant, metadata: TableMetadata | None, catalog: CatalogName
+) -> dict[str, Any]:
+    dataset = _make_dataset(instant, metadata, catalog)
+    is_rewrite = instant.action == MAINTENANCE
+    output: dict[str, Any] = dataset
+    if is_rewrite and metadata is not None:
+        lineage = _facet("ColumnLineageDatasetFacet", fields=_map_columns(dataset, metadata))
+        output = {**dataset, "facets": {**dataset["facets"], "columnLineage": lineage}}
+    run_facets: dict[str, Any] = {}
+    if event_type == "FAIL":
+        message = str(instant.summary.get("error") or "the job was rolled back")
+        run_facets["errorMessage"] = _facet("ErrorMessageRunFacet", message=message, programmingLanguage="PYTHON")
+    job_type = _facet(
+        "JobTypeJobFacet", processingType="BATCH", integration="SEAMARK", jobType=_JOB_TYPES[instant.action]
+    )
+    return {
+        "eventType": event_type,
+        "eventTime": datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds"),
+        "producer": PRODUCER,
+        "schemaURL": SCHEMA_URL,
+        "run": {"runId": instant.id, "facets": run_facets},
+        "job": {
+            "namespace": catalog.job_namespace,
+            "name": ".".join((*instant.namespace, instant.name, _name_job(instant))),
+            "facets": {"jobType": job_type},
+        },
+        # An index build writes no rows, and an import finds its rows outside of the catalog.
+        "inputs": [] if instant.action == IMPORT else [dataset],
+        "outputs": [] if instant.action == INDEXING else [output],
+    }
+
+
+def _name_job(instant: Instant) -> str:
+    """Return the part of the name of the job after the name of the table."""
+    if instant.action == MAINTENANCE:
+        return str(instant.summary.get("service", MAINTENANCE))
+    if instant.action == INDEXING:
+        return f"index {instant.summary.get('index', '')}".strip()
+    return "import"
+
+
+def _make_dataset(instant: Instant, metadata: TableMetadata | None, catalog: CatalogName) -> dict[str, Any]:
+    name = ".".join((*instant.namespace, instant.name))
+    facets: dict[str, Any] = {
+        "catalog": _facet(
+            "CatalogDatasetFacet", framework="iceberg", type="rest", name="seamark", warehouseUri=catalog.warehouse
+        )
+    }
+    if metadata is None:
+        return {"namespace": catalog.warehouse, "name": name, "facets": facets}
+    symlink = {"namespace": catalog.warehouse, "name": name, "type": "TABLE"}
+    facets["symlinks"] = _facet("SymlinksDatasetFacet", identifiers=[symlink])
+    facets["schema"] = _facet("SchemaDatasetFacet", fields=_list_fields(metadata.current_schema.fields))
+    snapshot_id = instant.snapshot_id or metadata.current_snapshot_id
+    if snapshot_id is not None:
+        facets["version"] = _facet("DatasetVersionDatasetFacet", datasetVersion=str(snapshot_id))
+    namespace, path = name_location(metadata.location)
+    return {"namespace": namespace, "name": path, "facets": facets}
+
+
+def name_location(location: str) -> tuple[str, str]:
+    """Return the namespace and the name of the dataset at a location, by OpenLineage's rules for names."""
+    parts = urlsplit(location)
+    if parts.scheme in ("", LOCAL):
+        return "file", parts.path.rstrip("/") or "/"
+    return f"{parts.scheme}://{parts.netloc}", parts.path.strip("/") or "/"
+
+
+def _list_fields(fields: Sequence[Field]) -> list[dict[str, Any]]:
+    """Return the fields of the facet `schema`. Elements of lists, keys and values have the names of Iceberg."""
+    return [_describe_field(field.name, field.type, field.doc) for field in fields]
+
+
+def _describe_field(name: str, field_type: Type, doc: str | None = None) -> dict[str, Any]:
+    description: dict[str, Any] = {"name": name, "type": field_type if isinstance(field_type, str) else ""}
+    if doc:
+        description["description"] = doc
+    match field_type:
+        case StructType():
+            description |= {"type": "struct", "fields": _list_fields(field_type.fields)}
+        case ListType():
+            description |= {"type": "array", "fields": [_describe_field("_element", field_type.element)]}
+        case MapType():
+            entries = [_describe_field("key", field_type.key), _describe_field("value", field_type.value)]
+            description |= {"type": "map", "fields": entries}
+    return description
+
+
+def _map_columns(dataset: dict[str, Any], metadata: TableMetadata) -> dict[str, Any]:
+    """Return the column lineage of a rewrite, which copies each column."""
+    identity = [{"type": "DIRECT", "subtype": "IDENTITY", "description": "", "masking": False}]
+    source = {"namespace": dataset["namespace"], "name": dataset["name"], "transformations": identity}
+    return {field.name: {"inputFields": [{**source, "field": field.name}]} for field in metadata.current_schema.fields}
+
+
+def _facet(kind: str, **values: Any) -> dict[str, Any]:
+    url = f"{_FACETS_URL}{_VERSIONS[kind]}/{kind}.json#/$defs/{kind}"
+    return {"_producer": PRODUCER, "_schemaURL": url, **values}

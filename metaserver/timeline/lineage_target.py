@@ -1,0 +1,94 @@
+"""Sends OpenLineage events of jobs to the URL of `openlineage_url`, by HTTP POST, one event in each request."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable, Sequence
+
+import aiohttp
+import structlog
+
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.protocol.wire import encode_json
+from seamark.formats.runtime.errors import SeamarkError
+from seamark.metaserver.settings.settings import redact_url
+from seamark.metaserver.store.model import EntryKind, Instant
+from seamark.metaserver.store.port import PointerStore
+from seamark.metaserver.timeline.delivery import SEND_TIMEOUT_S, NotDelivered
+from seamark.metaserver.timeline.events import Event
+from seamark.metaserver.timeline.lineage import CatalogName, list_run_events
+
+LoadMetadata = Callable[[str], Awaitable[TableMetadata]]
+_REFUSED = (400, 422)
+_log = structlog.get_logger("seamark.lineage")
+
+
+class LineageTarget:
+    """Implements `EventTarget` for an endpoint of OpenLineage, such as that of Marquez."""
+
+    kind = "openlineage"
+    events_max = 1
+
+    def __init__(
+        self,
+        url: str,
+        api_key: str,
+        catalog: CatalogName,
+        store: PointerStore,
+        load_metadata: LoadMetadata,
+        session: aiohttp.ClientSession,
+    ) -> None:
+        self._url = url
+        self._headers = {"Content-Type": "application/json", "User-Agent": "seamark"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+        self._catalog = catalog
+        self._store = store
+        self._load_metadata = load_metadata
+        self._session = session
+        self.place = redact_url(url)
+        # The URL may contain a secret, so it must not be in the database.
+        self.name = "openlineage:" + hashlib.sha256(url.encode()).hexdigest()[:32]
+
+    async def send(self, events: Sequence[Event]) -> None:
+        """Post the run events of instants. Instants that are no jobs are skipped.
+
+        Raises:
+            NotDelivered: The receiver does not answer 2xx. An event that the receiver refuses as invalid is skipped.
+        """
+        for event in events:
+            if not list_run_events(event.instant, None, self._catalog):
+                continue
+            metadata = await self._find_metadata(event.instant)
+            for run_event in list_run_events(event.instant, metadata, self._catalog):
+                await self._post(encode_json(run_event), event.instant)
+
+    async def _find_metadata(self, instant: Instant) -> TableMetadata | None:
+        """Return the metadata of the table of an instant, or None if the table or its metadata file is gone."""
+        try:
+            location = instant.metadata_location
+            if location is None:
+                entry = await self._store.entry(EntryKind.TABLE, instant.namespace, instant.name)
+                if entry is None or entry.uuid != instant.uuid:
+                    return None
+                location = entry.metadata_location
+            return await self._load_metadata(location)
+        except SeamarkError as error:
+            _log.warning("a lineage event has no schema", instant=instant.id, error=error.message)
+            return None
+
+    async def _post(self, body: bytes, instant: Instant) -> None:
+        try:
+            # Redirects are not followed: they would send the key to a host that is not configured.
+            async with self._session.post(self._url, data=body, headers=self._headers, allow_redirects=False) as answer:
+                if answer.status in _REFUSED:
+                    _log.error("a lineage event was refused", instant=instant.id, status=answer.status)
+                elif not 200 <= answer.status < 300:
+                    raise NotDelivered(f"status {answer.status}")
+        except TimeoutError:
+            raise NotDelivered(f"no answer within {SEND_TIMEOUT_S:g} s") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise NotDelivered(type(error).__name__) from None
+
+    async def close(self) -> None:
+        """Do nothing: the session belongs to all targets."""

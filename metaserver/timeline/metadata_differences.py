@@ -1,0 +1,136 @@
+"""Computes the updates (`TableUpdate` and `ViewUpdate` of the REST specification) between two metadata files.
+
+The timeline records which metadata file each change has made, and not the updates of the request. A consumer that
+applies the computed updates to the earlier metadata has the later metadata, except for logs and times. The module is
+pure, and works on JSON documents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+Document = Mapping[str, Any]
+Update = dict[str, Any]
+
+
+def list_table_updates(base: Document | None, new: Document) -> list[Update]:
+    """Return the updates from `base` to `new`. Without a base, they create the table."""
+    before: Document = {} if base is None else base
+    return [
+        *_list_identity_updates(before, new, "table-uuid"),
+        *_list_additions(before, new, "schemas", "schema-id", _add_schema),
+        *_set_current(before, new, "current-schema-id", "set-current-schema", "schema-id"),
+        *_list_additions(before, new, "partition-specs", "spec-id", lambda spec: {"action": "add-spec", "spec": spec}),
+        *_set_current(before, new, "default-spec-id", "set-default-spec", "spec-id"),
+        *_list_additions(
+            before, new, "sort-orders", "order-id", lambda order: {"action": "add-sort-order", "sort-order": order}
+        ),
+        *_set_current(before, new, "default-sort-order-id", "set-default-sort-order", "sort-order-id"),
+        *_list_property_updates(before, new),
+        *_list_additions(before, new, "encryption-keys", "key-id", _add_encryption_key),
+        *_list_snapshot_updates(before, new),
+        *_list_statistics_updates(before, new, "statistics"),
+        *_list_statistics_updates(before, new, "partition-statistics"),
+        *_remove_all(before, new, "partition-specs", "spec-id", "remove-partition-specs", "spec-ids"),
+        *_remove_all(before, new, "schemas", "schema-id", "remove-schemas", "schema-ids"),
+        *(
+            {"action": "remove-encryption-key", "key-id": key}
+            for key in _list_removed(before, new, "encryption-keys", "key-id")
+        ),
+    ]
+
+
+def list_view_updates(base: Document | None, new: Document) -> list[Update]:
+    """Return the updates from `base` to `new`. Without a base, they create the view."""
+    before: Document = {} if base is None else base
+    return [
+        *_list_identity_updates(before, new, "view-uuid"),
+        *_list_additions(before, new, "schemas", "schema-id", _add_schema),
+        *_list_property_updates(before, new),
+        *_list_additions(
+            before, new, "versions", "version-id", lambda item: {"action": "add-view-version", "view-version": item}
+        ),
+        *_set_current(before, new, "current-version-id", "set-current-view-version", "view-version-id"),
+    ]
+
+
+def _add_schema(schema: Document) -> Update:
+    return {"action": "add-schema", "schema": schema}
+
+
+def _add_encryption_key(key: Document) -> Update:
+    return {"action": "add-encryption-key", "encryption-key": key}
+
+
+def _list_identity_updates(before: Document, new: Document, uuid: str) -> Iterator[Update]:
+    if before.get(uuid) != new.get(uuid) and new.get(uuid):
+        yield {"action": "assign-uuid", "uuid": new[uuid]}
+    if before.get("format-version") != new["format-version"]:
+        yield {"action": "upgrade-format-version", "format-version": new["format-version"]}
+    if before.get("location") != new["location"]:
+        yield {"action": "set-location", "location": new["location"]}
+
+
+def _index(document: Document, items: str, key: str) -> dict[Any, Document]:
+    return {item.get(key, 0): item for item in document.get(items) or ()}
+
+
+def _list_additions(
+    before: Document, new: Document, items: str, key: str, make: Callable[[Document], Update]
+) -> Iterator[Update]:
+    earlier = _index(before, items, key)
+    for item_id, item in _index(new, items, key).items():
+        if item_id not in earlier:
+            yield make(item)
+
+
+def _list_removed(before: Document, new: Document, items: str, key: str) -> list[Any]:
+    later = _index(new, items, key)
+    return [item_id for item_id in _index(before, items, key) if item_id not in later]
+
+
+def _remove_all(before: Document, new: Document, items: str, key: str, action: str, field: str) -> Iterator[Update]:
+    removed = _list_removed(before, new, items, key)
+    if removed:
+        yield {"action": action, field: removed}
+
+
+def _set_current(before: Document, new: Document, key: str, action: str, field: str) -> Iterator[Update]:
+    if key in new and before.get(key) != new[key]:
+        yield {"action": action, field: new[key]}
+
+
+def _list_property_updates(before: Document, new: Document) -> Iterator[Update]:
+    earlier, later = before.get("properties") or {}, new.get("properties") or {}
+    changed = {name: value for name, value in later.items() if earlier.get(name) != value}
+    removed = [name for name in earlier if name not in later]
+    if changed:
+        yield {"action": "set-properties", "updates": changed}
+    if removed:
+        yield {"action": "remove-properties", "removals": removed}
+
+
+def _list_snapshot_updates(before: Document, new: Document) -> Iterator[Update]:
+    added = list(_list_additions(before, new, "snapshots", "snapshot-id", lambda item: {"snapshot": item}))
+    # A snapshot follows its parent, which the order of sequence numbers ensures.
+    for update in sorted(added, key=lambda update: update["snapshot"].get("sequence-number", 0)):
+        yield {"action": "add-snapshot", **update}
+    earlier, later = before.get("refs") or {}, new.get("refs") or {}
+    for name, ref in later.items():
+        if earlier.get(name) != ref:
+            yield {"action": "set-snapshot-ref", "ref-name": name, **ref}
+    for name in earlier:
+        if name not in later:
+            yield {"action": "remove-snapshot-ref", "ref-name": name}
+    yield from _remove_all(before, new, "snapshots", "snapshot-id", "remove-snapshots", "snapshot-ids")
+
+
+def _list_statistics_updates(before: Document, new: Document, items: str) -> Iterator[Update]:
+    earlier, later = _index(before, items, "snapshot-id"), _index(new, items, "snapshot-id")
+    for snapshot_id, statistics in later.items():
+        if earlier.get(snapshot_id) != statistics:
+            yield {"action": f"set-{items}", items: statistics}
+    for snapshot_id in earlier:
+        if snapshot_id not in later:
+            yield {"action": f"remove-{items}", "snapshot-id": snapshot_id}

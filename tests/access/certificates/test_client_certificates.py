@@ -1,0 +1,525 @@
+"""Tests of logins by client certificates: principals, groups and roles, untrusted clients, and renewals under load."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import re
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pyspark
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.x509.oid import ExtendedKeyUsageOID
+from hypothesis import given
+from hypothesis import strategies as st
+from pyiceberg.catalog import load_catalog
+from pyiceberg.exceptions import ForbiddenError
+
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.engines import NO_HIVE, catalog_conf
+from seamark.formats.protocol.wire import to_base64url
+from seamark.formats.runtime.clock import SystemClock
+from seamark.formats.runtime.errors import ConfigError
+from seamark.metaserver.access.certificates.rules import compile_pattern, read_rules
+from seamark.metaserver.access.principal import check_principal_name
+from seamark.metaserver.access.rights.decisions import Securable
+from seamark.metaserver.access.standing_rights import StandingRights
+from seamark.metaserver.access.tokens import create_token
+from seamark.metaserver.settings.settings import Settings
+from seamark.metaserver.settings.sources import check
+from seamark.metaserver.store.model import Grant
+from seamark.metaserver.store.operations import RemoveGrant, SaveGrant
+from seamark.metaserver.store.port import PointerStore
+from tests.access.issuer import get_rsa_key, run_issuer
+from tests.server.rig import OffsetClock, RunningServer, running
+from tests.services.authority import Authority, ClientFiles
+from tests.services.process import CACHE
+from tests.waits import PATIENCE_S
+
+SPIFFE = "spiffe://lake.example/ns/etl/sa/nightly"
+NAMESPACES = "/v1/namespaces"
+
+
+def uri(text: str) -> x509.GeneralName:
+    return x509.UniformResourceIdentifier(text)
+
+
+@asynccontextmanager
+async def serve(
+    home: Path, authority: Authority, auth: str = "token+cert", **settings: Any
+) -> AsyncIterator[RunningServer]:
+    tls = {"tls_cert": str(authority.certificate), "tls_key": str(authority.key), "tls_client_ca": str(authority.file)}
+    async with running(home, auth=auth, **{**tls, **settings}) as server:
+        yield server
+
+
+def trust(authority: Authority, files: ClientFiles | None = None) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=authority.file)
+    if files is not None:
+        context.load_cert_chain(files.certificate, files.key)
+    return context
+
+
+@asynccontextmanager
+async def connect(authority: Authority, files: ClientFiles | None = None) -> AsyncIterator[aiohttp.ClientSession]:
+    """Open the session of a client that keeps its connection."""
+    connector = aiohttp.TCPConnector(ssl=trust(authority, files), limit=1, keepalive_timeout=PATIENCE_S)
+    async with aiohttp.ClientSession(connector=connector) as http:
+        yield http
+
+
+async def ask(
+    http: aiohttp.ClientSession, server: RunningServer, path: str = NAMESPACES, **headers: str
+) -> tuple[int, str]:
+    names = {name.replace("_", "-"): value for name, value in headers.items()}
+    async with http.get(server.url + path, headers=names) as answer:
+        return answer.status, await answer.text()
+
+
+async def grant(server: RunningServer, *grants: Grant) -> None:
+    await server.components.store.transact([SaveGrant(item) for item in grants])
+
+
+async def test_certificate_is_a_login_with_the_grants_of_its_principal(tmp_path: Path, authority: Authority) -> None:
+    files = authority.issue_client("nightly", uri(SPIFFE))
+    async with serve(tmp_path / "home", authority, "cert") as server, connect(authority, files) as http:
+        assert (await ask(http, server, f"{NAMESPACES}/db"))[0] == 403
+        await grant(server, Grant(f"cert:{SPIFFE}", "reader", ("db",)))
+        status, text = await ask(http, server)
+        assert (status, "db" in text) == (200, True)
+        # PyIceberg sends this header if its property token is not set.
+        assert (await ask(http, server, Authorization="Bearer None"))[0] == 200
+        async with http.post(f"{server.url}{NAMESPACES}", json={"namespace": ["other"]}) as answer:
+            assert answer.status == 403
+            assert f"cert:{SPIFFE} may not createNamespace" in await answer.text()
+        await server.components.store.transact([RemoveGrant(Grant(f"cert:{SPIFFE}", "reader", ("db",)))])
+        assert (await ask(http, server, f"{NAMESPACES}/db"))[0] == 403
+
+
+async def test_rules_give_principals_groups_and_roles(tmp_path: Path, authority: Authority) -> None:
+    partner = Authority(tmp_path, file="partner.pem")
+    bundle = tmp_path / "bundle.pem"
+    bundle.write_text(authority.pem + partner.pem)
+    rules = tmp_path / "rules.toml"
+    rules.write_text(
+        '[[rule]]\nuri = "spiffe://lake.example/ns/{namespace}/sa/{account}"\nprincipal = "{account}.{namespace}"\n'
+        f'groups = ["{{namespace}}", "services"]\nauthorities = ["{authority.digest.upper()}"]\n'
+        '[[rule]]\ndns = "{host}.lake.example"\nprincipal = "host-{host}"\nroles = ["reader:{host}", "role:etl"]\n'
+    )
+    service = authority.issue_client("service", uri(SPIFFE))
+    impostor = partner.issue_client("impostor", uri(SPIFFE))
+    host = partner.issue_client("host", x509.DNSName("DB.lake.example"), x509.DNSName("*.lake.example"))
+    deeper = partner.issue_client("deeper", x509.DNSName("db.x.lake.example"))
+    settings = {"tls_client_ca": str(bundle), "tls_client_rules_file": str(rules)}
+    async with serve(tmp_path / "home", authority, "cert", **settings) as server:
+        await grant(server, Grant("cert-group:etl", "reader", ("db",)))
+        async with connect(authority, service) as http:
+            status, text = await ask(http, server)
+            assert (status, "db" in text) == (200, True)
+            async with http.post(f"{server.url}{NAMESPACES}", json={"namespace": ["x"]}) as answer:
+                assert "cert:nightly.etl may not" in await answer.text()
+        async with connect(authority, host) as http:
+            status, text = await ask(http, server)
+            assert (status, "db" in text) == (200, True)
+            await grant(server, Grant("role:etl", "admin"))
+            async with http.post(f"{server.url}{NAMESPACES}", json={"namespace": ["x"]}) as answer:
+                assert answer.status == 200
+        for files in (impostor, deeper):
+            async with connect(authority, files) as http:
+                status, text = await ask(http, server)
+                assert (status, "names no principal" in text) == (401, True)
+
+
+async def test_untrusted_clients_are_refused(tmp_path: Path, authority: Authority) -> None:
+    stranger = Authority(tmp_path, file="stranger.pem")
+    async with serve(tmp_path / "home", authority) as server:
+        store = server.components.store
+        await grant(server, Grant(f"cert:{SPIFFE}", "admin"), Grant("cert:root", "admin"))
+        token = await create_token(store, server.components.clock, "ann", None, [Grant("ann", "admin")])
+        bearer = f"Bearer {token}"
+        in_handshake = {
+            "an expired certificate": authority.issue_client("expired", uri(SPIFFE), valid_s=-60),
+            "another authority of the same name": stranger.issue_client("foreign", uri(SPIFFE)),
+            "a certificate of a server": authority.issue_client(
+                "web", uri(SPIFFE), usage=ExtendedKeyUsageOID.SERVER_AUTH
+            ),
+        }
+        for case, files in in_handshake.items():
+            async with connect(authority, files) as http:
+                with pytest.raises((aiohttp.ClientError, ssl.SSLError)):
+                    pytest.fail(f"{case}: {await ask(http, server)}")
+        without_name = {
+            "no alternative name": authority.issue_client("plain", common_name="root"),
+            "only a DNS name": authority.issue_client("host", x509.DNSName("root"), common_name="root"),
+            "two URIs": authority.issue_client("two", uri(SPIFFE), uri("spiffe://lake.example/other")),
+            "a long URI": authority.issue_client("long", uri("spiffe://lake.example/" + "x" * 300)),
+        }
+        for case, files in without_name.items():
+            async with connect(authority, files) as http:
+                status, text = await ask(http, server)
+                assert (status, "names no principal" in text) == (401, True), (case, text)
+                # Such a certificate, for example that of a proxy, decides nothing beside a token.
+                assert (await ask(http, server, Authorization=bearer))[0] == 200, case
+        async with connect(authority, authority.issue_client("service", uri(SPIFFE))) as http:
+            assert (await ask(http, server))[0] == 200
+            status, text = await ask(http, server, Authorization=bearer)
+            assert (status, f"cert:{SPIFFE}, and the token of ann" in text) == (401, True), text
+            assert (await ask(http, server, Authorization="Bearer smk_unknown"))[0] == 401
+            assert (await ask(http, server, Authorization="Basic cm9vdDpyb290"))[0] == 401
+        pem = in_handshake["an expired certificate"].certificate.read_text().replace("\n", "%0A")
+        async with connect(authority) as http:
+            for header in (
+                "X-Forwarded-Client-Cert",
+                "X-SSL-Client-Cert",
+                "X-Client-Cert",
+                "Client-Cert",
+                "SSL-Client-S-DN",
+            ):
+                value = f"By={SPIFFE};URI={SPIFFE};Cert={pem}"
+                status, text = await ask(http, server, **{header: value, "X-SSL-Client-Verify": "SUCCESS"})
+                assert status == 401, header
+            assert (await ask(http, server, Authorization=bearer))[0] == 200
+
+
+async def test_required_certificate_is_needed_beside_a_token(tmp_path: Path, authority: Authority) -> None:
+    issuer = {"oidc_issuer": "https://issuer.invalid", "oidc_audience": "seamark"}  # A server starts with it.
+    async with serve(tmp_path / "home", authority, "token+oidc", tls_client_auth="required", **issuer) as server:
+        components = server.components
+        token = await create_token(components.store, components.clock, "ann", None, [Grant("ann", "admin")])
+        form = {"grant_type": "client_credentials", "client_id": "ann", "client_secret": token}
+        async with connect(authority) as http:
+            assert (await ask(http, server, "/readyz"))[0] == 200
+            status, text = await ask(http, server, Authorization=f"Bearer {token}")
+            assert (status, "requires a client certificate" in text) == (401, True)
+            async with http.post(f"{server.url}/v1/oauth/tokens", data=form) as answer:
+                assert answer.status == 401
+            job = components.authenticator.service_tokens.issue(("db",), 60)
+            assert (await ask(http, server, f"{NAMESPACES}/db/tables", Authorization=f"Bearer {job}"))[0] == 200
+        # The name in the certificate is no login here, so any certificate of the authority suffices.
+        async with connect(authority, authority.issue_client("service", uri(SPIFFE))) as http:
+            assert (await ask(http, server))[0] == 401
+            assert (await ask(http, server, Authorization=f"Bearer {token}"))[0] == 200
+            async with http.post(f"{server.url}/v1/oauth/tokens", data=form) as answer:
+                assert answer.status == 200
+
+
+async def test_token_of_an_issuer_that_is_bound_to_a_certificate_needs_it(tmp_path: Path, authority: Authority) -> None:
+    clock = SystemClock()
+    own, other = authority.issue_client("own"), authority.issue_client("other")
+    leaf = x509.load_pem_x509_certificate(own.certificate.read_bytes())
+    digest = to_base64url(leaf.fingerprint(hashes.SHA256()))
+    async with run_issuer(clock) as issuer:
+        issuer.publish(get_rsa_key())
+        options = {"oidc_issuer": issuer.url, "oidc_audience": issuer.claims()["aud"]}
+        async with serve(tmp_path / "home", authority, "oidc", **options) as server:
+            await grant(server, Grant("oidc:ann", "admin"))
+            bound = f"Bearer {issuer.token(get_rsa_key(), cnf={'x5t#S256': digest})}"
+            unbound = f"Bearer {issuer.token(get_rsa_key())}"
+            broken = f"Bearer {issuer.token(get_rsa_key(), cnf={'x5t#S256': 'AAAA'})}"
+            for files, statuses in ((own, (200, 200, 401)), (other, (401, 200, 401)), (None, (401, 200, 401))):
+                async with connect(authority, files) as http:
+                    for bearer, status in zip((bound, unbound, broken), statuses, strict=True):
+                        assert (await ask(http, server, Authorization=bearer))[0] == status
+
+
+async def test_open_connection_ends_its_login_with_the_certificate(tmp_path: Path, authority: Authority) -> None:
+    files = authority.issue_client("service", uri(SPIFFE), valid_s=3600)
+    clock = OffsetClock()
+    async with serve(tmp_path / "home", authority, "cert", clock=clock) as server, connect(authority, files) as http:
+        await grant(server, Grant(f"cert:{SPIFFE}", "reader"))
+        assert (await ask(http, server))[0] == 200
+        clock.ahead_ms = 3_601_000
+        status, text = await ask(http, server)
+        assert (status, "has expired" in text) == (401, True)
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_3, ssl.TLSVersion.TLSv1_2])
+async def test_removed_authority_ends_the_logins_of_open_connections(
+    tmp_path: Path, authority: Authority, version: ssl.TLSVersion
+) -> None:
+    old, bundle = Authority(tmp_path, file="old.pem"), tmp_path / "bundle.pem"
+    bundle.write_text(authority.pem + old.pem)
+    async with serve(tmp_path / "home", authority, "cert", tls_client_ca=str(bundle)) as server:
+        await grant(server, Grant(f"cert:{SPIFFE}", "reader"))
+        certificate = server.components.certificate
+        assert certificate is not None
+        contexts = [trust(authority, ca.issue_client(f"client-{ca.file.name}", uri(SPIFFE))) for ca in (authority, old)]
+        host, port = "127.0.0.1", int(server.url.rpartition(":")[2])
+        sessions: list[ssl.SSLSession | None] = []
+
+        async def send(stream: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> int:
+            reader, writer = stream
+            writer.write(f"GET {NAMESPACES} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), PATIENCE_S)
+            length = re.search(rb"(?i)content-length: (\d+)", head)
+            await reader.readexactly(int(length[1]) if length else 0)
+            return int(head.split()[1])
+
+        streams = []
+        for context in contexts:
+            context.minimum_version = context.maximum_version = version
+            streams.append(await asyncio.open_connection(host, port, ssl=context))
+            assert await send(streams[-1]) == 200
+            sessions.append(streams[-1][1].get_extra_info("ssl_object").session)
+        assert await asyncio.to_thread(resume, contexts[1], host, port, sessions[1]) == 200
+        bundle.write_text(authority.pem)
+        certificate.reload()
+        assert [await send(stream) for stream in streams] == [200, 401]
+        assert await asyncio.to_thread(resume, contexts[1], host, port, sessions[1]) != 200
+        assert await asyncio.to_thread(resume, contexts[0], host, port, sessions[0]) == 200
+        bundle.write_text("no certificate")
+        certificate.reload()  # An unusable bundle changes nothing.
+        stream = await asyncio.open_connection(host, port, ssl=contexts[0])
+        assert await send(stream) == 200
+        for _, writer in (*streams, stream):
+            writer.close()
+
+
+def resume(context: ssl.SSLContext, host: str, port: int, session: ssl.SSLSession | None) -> int:
+    """Send a request with the session of an earlier connection, and return the status; 0 if the handshake fails."""
+    with (
+        socket.create_connection((host, port), PATIENCE_S) as plain,
+        suppress(ssl.SSLError, ConnectionError),
+        context.wrap_socket(plain, server_hostname=host, session=session) as secured,
+    ):
+        secured.sendall(f"GET {NAMESPACES} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+        answer = secured.recv(4096)
+        return int(answer.split()[1]) if answer else 0
+    return 0
+
+
+async def test_renewals_under_load_fail_no_request(
+    tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The certificates of the server and of the clients, and the authority of both, are replaced while clients work."""
+    bundle, files = tmp_path / "bundle.pem", authority.issue_client("client", uri(SPIFFE))
+    bundle.write_text(authority.pem)
+    monkeypatch.setenv("SEAMARK_CA", str(bundle))
+    monkeypatch.setenv("SEAMARK_CLIENT_CERT", str(files.certificate))
+    monkeypatch.setenv("SEAMARK_CLIENT_KEY", str(files.key))
+    async with serve(tmp_path / "home", authority, "cert", tls_client_ca=str(bundle)) as server:
+        await grant(server, Grant(f"cert:{SPIFFE}", "reader"))
+        certificate = server.components.certificate
+        assert certificate is not None
+        answers = [0, 0]
+        stopped = asyncio.Event()
+
+        async def work(worker: int, *, reuses: bool) -> None:
+            client = SeamarkClient(server.url, retries=0)
+            while not stopped.is_set():
+                assert ("db",) in await asyncio.to_thread(lambda client=client: list(client.namespaces()))
+                answers[worker] += 1
+                if not reuses:
+                    client.close()
+                    client = SeamarkClient(server.url, retries=0)
+            client.close()
+
+        async def answered(more: int = 2) -> None:
+            goal = [count + more for count in answers]
+            while any(count < wanted for count, wanted in zip(answers, goal, strict=True)):
+                assert not any(task.done() for task in tasks), [task.exception() for task in tasks if task.done()]
+                await asyncio.sleep(0.01)
+
+        tasks = [asyncio.create_task(work(0, reuses=True)), asyncio.create_task(work(1, reuses=False))]
+        await answered()
+        successor = Authority(tmp_path, file="successor.pem")
+        bundle.write_text(authority.pem + successor.pem)
+        certificate.reload()
+        await answered()
+        successor.issue("renewed server")
+        certificate.reload()
+        await answered()
+        # An issuer of certificates replaces a file by a rename, so no client reads a half of it.
+        renewed = successor.issue_client("renewed", uri(SPIFFE))
+        renewed.key.rename(files.key)
+        renewed.certificate.rename(files.certificate)
+        await answered()
+        stopped.set()
+        await asyncio.gather(*tasks)
+        stopped.clear()
+        bundle.write_text(successor.pem)
+        certificate.reload()
+        tasks = [asyncio.create_task(work(0, reuses=True)), asyncio.create_task(work(1, reuses=False))]
+        await answered()
+        stopped.set()
+        await asyncio.gather(*tasks)
+
+
+def use_pyiceberg(url: str, tls: dict[str, Any]) -> str:
+    """List namespaces, and return them with the principal that PyIceberg's error names.
+
+    PyIceberg closes its connections only when its catalog is collected as garbage.
+    """
+    catalog = load_catalog("sea", type="rest", uri=url, ssl=tls)
+    namespaces = catalog.list_namespaces()
+    try:
+        catalog.create_namespace("other")
+    except ForbiddenError as error:
+        refusal = str(error)
+    del catalog
+    gc.collect()
+    name = re.search(r"cert:\S+", refusal)
+    assert name is not None
+    return f"{namespaces} {name[0]}"
+
+
+async def test_clients_log_in_with_certificates(
+    tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = authority.issue_client("client", uri(SPIFFE))
+    monkeypatch.setenv("SEAMARK_CA", str(authority.file))
+    async with serve(tmp_path / "home", authority, "cert") as server:
+        await grant(server, Grant(f"cert:{SPIFFE}", "reader"))
+        monkeypatch.setenv("SEAMARK_CLIENT_CERT", str(files.certificate))
+        monkeypatch.setenv("SEAMARK_CLIENT_KEY", str(authority.key))
+        with pytest.raises(ValueError, match="SEAMARK_CLIENT_CERT"):
+            await asyncio.to_thread(lambda: list(SeamarkClient(server.url).namespaces()))
+        monkeypatch.setenv("SEAMARK_CLIENT_KEY", str(files.key))
+        client = SeamarkClient(server.url, retries=0)
+        assert await asyncio.to_thread(lambda: list(client.namespaces())) == [("db",)]
+        for variable in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):  # They would replace the authorities of the property.
+            monkeypatch.delenv(variable, raising=False)
+        tls = {"cabundle": str(authority.file), "client": {"cert": str(files.certificate), "key": str(files.key)}}
+        assert await asyncio.to_thread(use_pyiceberg, server.url, tls) == f"[('db',)] cert:{SPIFFE}"
+        client.close()
+        async with connect(authority) as http:  # Meanwhile the server notices the ends of the other connections.
+            assert (await ask(http, server, "/readyz"))[0] == 200
+
+
+async def test_standing_rights_of_a_certificate_follow_its_grants(store: PointerStore, tmp_path: Path) -> None:
+    settings = Settings(auth="token+cert", tls_client_ca="ca.pem", tls_cert="c.pem", tls_key="c.key")
+    clock, table = SystemClock(), Securable(("db",), "table", "t")
+    rights = StandingRights(store, clock, settings)
+    name = f"cert:{SPIFFE}"
+    assert await rights.why_lost(name, "loadTable", table) == "its rights were withdrawn"
+    await store.transact([SaveGrant(Grant(name, "reader"))])
+    assert await rights.why_lost(name, "loadTable", table) is None
+    without = StandingRights(store, clock, Settings(auth="token"))
+    assert await without.why_lost(name, "loadTable", table) == "the server no longer accepts this kind of login"
+    rules = tmp_path / "rules.toml"
+    rules.write_text('[[rule]]\ncn = "{name}"\nprincipal = "{name}"\ngroups = ["g"]\n')
+    with_groups = StandingRights(store, clock, Settings(auth="cert", tls_client_rules_file=str(rules)))
+    assert await with_groups.why_lost("cert:other", "loadTable", table) is None
+
+
+@pytest.mark.parametrize("name", ["cert:ann", "cert-group:etl", f"cert:{SPIFFE}"])
+def test_grants_can_name_certificates_and_their_groups(name: str) -> None:
+    assert check_principal_name(name) == name
+
+
+@given(st.data())
+def test_patterns_match_exactly_the_names_that_they_are_filled_to(data: st.DataObject) -> None:
+    kind, separator = data.draw(st.sampled_from([("uri", "/"), ("dns", "."), ("email", "@")]))
+    texts = st.text(st.sampled_from("ab.*+/@\\^$ é"), min_size=1, max_size=6)
+    fixed = data.draw(st.lists(texts, min_size=2, max_size=3))
+    values = [data.draw(texts) for _ in fixed[1:]]
+    names = [f"v{chr(ord('a') + number)}" for number in range(len(values))]
+    pattern = compile_pattern(
+        kind, fixed[0] + "".join(f"{{{name}}}{text}" for name, text in zip(names, fixed[1:], strict=True))
+    )
+    filled = fixed[0] + "".join(value + text for value, text in zip(values, fixed[1:], strict=True))
+    match = pattern.fullmatch(filled)
+    if not any(separator in value for value in values):
+        assert match is not None
+    if match is not None:
+        parts = [match[name] for name in names]
+        assert all(parts)
+        assert not any(separator in part for part in parts)
+        assert fixed[0] + "".join(part + text for part, text in zip(parts, fixed[1:], strict=True)) == filled
+    assert pattern.fullmatch(filled + separator + "x" * (len(fixed[-1]) + 1)) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "must have only tables"),
+        ('[[rule]]\nuri = "x"\n', "Set principal and exactly one of"),
+        ('[[rule]]\nuri = "x"\ncn = "y"\nprincipal = "p"\n', "exactly one of"),
+        ('[[rule]]\nuri = "{a}{a}"\nprincipal = "p"\n', "is invalid"),
+        ('[[rule]]\nuri = "{A}"\nprincipal = "p"\n', "brace"),
+        ('[[rule]]\nuri = "{a}"\nprincipal = "{b}"\n', "the pattern lacks: b"),
+        ('[[rule]]\nuri = "{a}"\nprincipal = "p"\nroles = ["king"]\n', "A role of"),
+        ('[[rule]]\nuri = "{a}"\nprincipal = "p"\nauthorities = ["abc"]\n', "no SHA-256 digest"),
+        ('[[rule]]\nuri = "{a}"\nprincipal = "p"\ngroup = ["g"]\n', "did you mean 'groups'"),
+        ('[[rule]]\nuri = 7\nprincipal = "p"\n', "text in one line"),
+        ("[[rule", "not valid TOML"),
+    ],
+)
+def test_invalid_rules_stop_the_start(tmp_path: Path, text: str, message: str) -> None:
+    rules = tmp_path / "rules.toml"
+    rules.write_text(text)
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        read_rules(Settings(auth="cert", tls_client_rules_file=str(rules)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"auth": "cert"}, "set tls_client_ca"),
+        ({"tls_client_ca": "ca.pem"}, "needs tls_cert"),
+        ({"tls_client_auth": "required"}, "set tls_client_ca"),
+        ({"auth": "token", "tls_client_rules_file": "rules.toml"}, "add +cert"),
+    ],
+)
+def test_settings_of_client_certificates_that_contradict_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        check(Settings(**settings))
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+async def test_spark_logs_in_with_the_certificate_in_its_key_store(tmp_path: Path, authority: Authority) -> None:
+    files, store, trusted = authority.issue_client("spark", uri(SPIFFE)), tmp_path / "c.p12", tmp_path / "t.p12"
+    export = ["openssl", "pkcs12", "-export", "-passout", "pass:changeit"]
+    subprocess.run([*export, "-in", files.certificate, "-inkey", files.key, "-out", store], check=True)
+    keytool = [
+        "keytool",
+        "-importcert",
+        "-noprompt",
+        "-alias",
+        "lake",
+        "-storetype",
+        "pkcs12",
+        "-storepass",
+        "changeit",
+    ]
+    subprocess.run([*keytool, "-file", authority.file, "-keystore", trusted], check=True, capture_output=True)
+    options = {
+        "keyStore": store,
+        "trustStore": trusted,
+        "keyStorePassword": "changeit",
+        "trustStorePassword": "changeit",
+    }
+    async with serve(tmp_path / "home", authority, "cert") as server:
+        await grant(server, Grant(f"cert:{SPIFFE}", "admin"))
+        conf = {
+            **NO_HIVE,
+            **catalog_conf("sea", server.url),
+            "spark.master": "local[1]",
+            "spark.driver.extraClassPath": f"{CACHE / 'jars'}/*",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.ui.enabled": "false",
+            "spark.driver.extraJavaOptions": " ".join(
+                f"-Djavax.net.ssl.{key}={value}" for key, value in options.items()
+            ),
+        }
+        argv = [str(Path(pyspark.__file__).parent / "bin" / "spark-sql")]
+        argv += [part for key, value in conf.items() for part in ("--conf", f"{key}={value}")]
+        sql = "CREATE TABLE sea.db.t AS SELECT 40 + 2 AS answer; SELECT answer FROM sea.db.t;"
+        env = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
+        completed = await asyncio.to_thread(
+            subprocess.run, [*argv, "-e", sql], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=300
+        )
+    assert completed.returncode == 0, completed.stderr[-3000:]
+    assert "42" in completed.stdout.split()

@@ -1,0 +1,286 @@
+"""Tests of the events endpoint of the draft apache/iceberg#12584: its schemas, rights, filters and pages, and updates
+that lead to the table's metadata when PyIceberg applies them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pyarrow as pa
+import pytest
+import yaml  # type: ignore[import-untyped]
+from pydantic import TypeAdapter
+from pyiceberg.catalog import load_catalog
+from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
+from pyiceberg.table.update import TableUpdate, update_table_metadata
+from pyiceberg.types import StringType
+
+from seamark.metaserver.access.tokens import create_token
+from seamark.metaserver.store.model import Grant
+from seamark.metaserver.store.operations import SaveGrant
+from tests.api.rest.standard import SPEC, read_specification
+from tests.seeds import quick
+from tests.server.rig import RunningServer, running
+
+DRAFT = SPEC.parent / "events-draft.yaml"
+UPDATES = TypeAdapter(tuple[TableUpdate, ...])
+FIELDS = [{"id": 1, "name": "id", "type": "long", "required": False}]
+
+
+def validate(page: dict[str, Any]) -> None:
+    """Check a page against the schemas of the draft and of the specification."""
+    draft = yaml.safe_load(DRAFT.read_text())["components"]["schemas"]
+    schemas = {**read_specification()["components"]["schemas"], **draft}
+    document = {"components": {"schemas": schemas}, "$ref": "#/components/schemas/QueryEventsResponse"}
+    jsonschema.Draft202012Validator(document).validate(page)
+
+
+async def query(server: RunningServer, token: str = "", **body: Any) -> dict[str, Any]:
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    fields = {name.replace("_", "-"): value for name, value in body.items()}
+    async with server.http.post(f"{server.url}/v1/events", json=fields, headers=headers) as answer:
+        page: dict[str, Any] = await answer.json()
+        assert answer.status == 200, page
+        validate(page)
+        return page
+
+
+async def read_all(server: RunningServer, token: str = "", page_size: int = 3, **body: Any) -> list[dict[str, Any]]:
+    """Read pages until one is empty."""
+    events: list[dict[str, Any]] = []
+    position: dict[str, Any] = {}
+    while True:
+        page = await query(server, token, page_size=page_size, **position, **body)
+        assert len(page["events"]) <= page_size
+        position = {"continuation_token": page["continuation-token"]}
+        if not page["events"]:
+            return events
+        events += page["events"]
+
+
+def summarize(events: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    texts = []
+    for event in events:
+        operation = event["operation"]
+        names = [operation[key] for key in ("identifier", "source", "destination") if key in operation]
+        shown = " → ".join(".".join((*name["namespace"], name["name"])) for name in names)
+        texts.append((operation["operation-type"], shown))
+    return texts
+
+
+async def send(server: RunningServer, method: str, path: str, body: Any = None, token: str = "") -> dict[str, Any]:
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    async with server.http.request(method, f"{server.url}{path}", json=body, headers=headers) as answer:
+        assert answer.status < 300, await answer.text()
+        return {} if answer.status == 204 else dict(await answer.json())
+
+
+async def create(server: RunningServer, name: str, token: str = "", namespace: str = "db") -> dict[str, Any]:
+    body = {"name": name, "schema": {"type": "struct", "schema-id": 0, "fields": FIELDS}}
+    return await send(server, "POST", f"/v1/namespaces/{namespace}/tables", body, token)
+
+
+async def set_property(server: RunningServer, name: str, value: str, token: str = "") -> None:
+    body = {"requirements": [], "updates": [{"action": "set-properties", "updates": {"p": value}}]}
+    await send(server, "POST", f"/v1/namespaces/db/tables/{name}", body, token)
+
+
+def change_at_random(url: str, rng: random.Random, steps: int) -> None:
+    """Change the table `db.t` by PyIceberg."""
+    table = load_catalog("sea", type="rest", uri=url).load_table("db.t")
+    for step in range(steps):
+        match rng.randrange(8):
+            case 0 | 1:
+                table.append(pa.table({"id": pa.array([step], pa.int64())}))
+            case 2:
+                with table.update_schema() as schema:
+                    schema.add_column(f"c{step}", StringType(), doc="text")
+            case 3:
+                with table.update_spec() as spec:
+                    if fields := table.spec().fields:
+                        spec.remove_field(fields[0].name)
+                    else:
+                        spec.add_field("id", "identity", f"b{step}")
+            case 4:
+                with table.transaction() as transaction:
+                    transaction.set_properties({f"p{step}": str(step), "shared": str(step)})
+            case 5 if "shared" in table.properties:
+                with table.transaction() as transaction:
+                    transaction.remove_properties("shared")
+            case 6 if table.current_snapshot() is not None:
+                snapshot = table.current_snapshot()
+                assert snapshot is not None
+                table.manage_snapshots().create_tag(snapshot.snapshot_id, f"tag{step}").commit()
+            case 7 if table.scan().count():
+                table.delete("id >= 0")
+
+
+def replay(metadata: TableMetadata, updates: list[list[dict[str, Any]]]) -> TableMetadata:
+    """Return the metadata after all updates, as PyIceberg applies them."""
+    for group in updates:
+        metadata = update_table_metadata(metadata, UPDATES.validate_python(group), enforce_validation=False)
+    return metadata
+
+
+def compare(metadata: TableMetadata) -> dict[str, Any]:
+    """Return what the updates of events determine: everything but logs and times."""
+    document = metadata.model_dump(by_alias=True, mode="json")
+    times = ("last-updated-ms", "metadata-log", "snapshot-log")
+    return {name: value for name, value in document.items() if name not in times}
+
+
+@pytest.mark.parametrize("seed", quick(range(12), 1))
+async def test_updates_of_events_lead_to_the_metadata_of_the_table(tmp_path: Path, seed: int) -> None:
+    async with running(tmp_path) as server:
+        created = (await create(server, "t"))["metadata"]
+        await asyncio.to_thread(change_at_random, server.url, random.Random(seed), 14)
+        table = await asyncio.to_thread(lambda: load_catalog("sea", type="rest", uri=server.url).load_table("db.t"))
+        events = await read_all(server, page_size=random.Random(seed).choice((1, 3, 100)))
+        assert [event["operation"]["operation-type"] for event in events[:2]] == ["create-table", "update-table"]
+        groups = [event["operation"]["updates"] for event in events]
+        assert groups[0] == [
+            {"action": "assign-uuid", "uuid": created["table-uuid"]},
+            {"action": "upgrade-format-version", "format-version": created["format-version"]},
+            {"action": "set-location", "location": created["location"]},
+            {"action": "add-schema", "schema": created["schemas"][0]},
+            {"action": "set-current-schema", "schema-id": 0},
+            {"action": "add-spec", "spec": created["partition-specs"][0]},
+            {"action": "set-default-spec", "spec-id": 0},
+            {"action": "add-sort-order", "sort-order": created["sort-orders"][0]},
+            {"action": "set-default-sort-order", "sort-order-id": 0},
+            {"action": "set-properties", "updates": created["properties"]},
+        ]
+        assert compare(replay(TableMetadataUtil.parse_obj(created), groups[1:])) == compare(table.metadata)
+        # A page that begins in the middle finds the metadata before its first event.
+        first = await query(server, page_size=len(events) // 2)
+        token = first["continuation-token"]
+        second = await query(server, page_size=100, continuation_token=token)
+        assert [event["event-id"] for event in first["events"] + second["events"]] == [e["event-id"] for e in events]
+        assert [event["operation"] for event in second["events"]] == [
+            e["operation"] for e in events[len(first["events"]) :]
+        ]
+
+
+async def test_changes_of_names_are_events_and_jobs_are_none(tmp_path: Path) -> None:
+    async with running(tmp_path) as server:
+        table = await create(server, "t")
+        await server.record("t", "maintenance", uuid=table["metadata"]["table-uuid"], summary={"service": "x"})
+        await set_property(server, "t", "1")
+        rename = {"source": {"namespace": ["db"], "name": "t"}, "destination": {"namespace": ["db"], "name": "u"}}
+        await send(server, "POST", "/v1/tables/rename", rename)
+        await set_property(server, "u", "2")
+        await send(server, "DELETE", "/v1/namespaces/db/tables/u?purgeRequested=false")
+        (dropped,) = (await send(server, "GET", "/api/v1/dropped"))["dropped"]
+        await send(server, "POST", f"/api/v1/dropped/{dropped['id']}/undrop", {})
+        version = {
+            "version-id": 1, "timestamp-ms": 1, "schema-id": 0, "summary": {}, "default-namespace": ["db"],
+            "representations": [{"type": "sql", "sql": "select 1", "dialect": "trino"}],
+        }  # fmt: skip
+        schema = {"type": "struct", "schema-id": 0, "fields": FIELDS}
+        view = {"name": "v", "schema": schema, "view-version": version, "properties": {"a": "b"}}
+        await send(server, "POST", "/v1/namespaces/db/views", view)
+        updates = [{"action": "set-properties", "updates": {"a": "c"}}]
+        await send(server, "POST", "/v1/namespaces/db/views/v", {"requirements": [], "updates": updates})
+        await send(server, "DELETE", "/v1/namespaces/db/views/v")
+        events = await read_all(server)
+        expected = [
+            ("create-table", "db.t"), ("update-table", "db.t"), ("rename-table", "db.t → db.u"),
+            ("update-table", "db.u"), ("drop-table", "db.u"), ("register-table", "db.u"),
+            ("create-view", "db.v"), ("update-view", "db.v"),
+            ("drop-view", "db.v"),
+        ]  # fmt: skip
+        assert summarize(events) == expected
+        assert [
+            event["operation"]["updates"] for event in events if event["operation"]["operation-type"] == "update-view"
+        ] == [updates]
+        assert {event["actor"]["id"] for event in events} == {"anonymous"}
+        assert len({event["event-id"] for event in events}) == len(events)
+        assert all(event["request-event-count"] == 1 for event in events)
+        # Filters.
+        assert summarize(await read_all(server, operation_types=["drop-view", "x-other"])) == [("drop-view", "db.v")]
+        assert summarize(await read_all(server, catalog_objects_by_name=[["db", "t"]])) == expected[:3]
+        assert summarize(await read_all(server, catalog_objects_by_name=[["db"], ["d"]])) == expected
+        assert await read_all(server, catalog_objects_by_name=[["d"]]) == []
+        assert await read_all(server, object_types=["namespace"]) == []
+        assert summarize(await read_all(server, object_types=["view"])) == expected[6:]
+        uuid = table["metadata"]["table-uuid"]
+        assert summarize(await read_all(server, catalog_objects_by_uuid=[uuid])) == expected[:6]
+        since = events[4]["timestamp-ms"]
+        late = await read_all(server, since_timestamp_ms=since)
+        assert [event["event-id"] for event in late] == [e["event-id"] for e in events if e["timestamp-ms"] >= since]
+        # A token of the end gives later events.
+        end = await query(server, page_size=1000)
+        assert (await query(server, continuation_token=end["continuation-token"]))["events"] == []
+        await create(server, "later")
+        page = await query(server, continuation_token=end["continuation-token"])
+        assert summarize(page["events"]) == [("create-table", "db.later")]
+        for body in (
+            {"page-size": 0},
+            {"continuation-token": "x"},
+            {"object-types": ["function"]},
+            {"custom-filters": {"a": "b"}},
+        ):
+            async with server.http.post(f"{server.url}/v1/events", json=body) as answer:
+                assert answer.status == 400, body
+
+
+async def test_events_of_one_transaction_share_their_request(tmp_path: Path) -> None:
+    async with running(tmp_path) as server:
+        for name in ("a", "b", "c"):
+            await create(server, name)
+        changes = [
+            {
+                "identifier": {"namespace": ["db"], "name": name},
+                "requirements": [],
+                "updates": [{"action": "set-properties", "updates": {"x": "1"}}],
+            }
+            for name in ("a", "b", "c")
+        ]
+        await send(server, "POST", "/v1/transactions/commit", {"table-changes": changes})
+        for page_size in (1, 2, 10):
+            events = (await read_all(server, page_size=page_size))[3:]
+            assert len({event["request-id"] for event in events}) == 1
+            assert [event["request-event-count"] for event in events] == [3, 3, 3]
+
+
+async def test_caller_receives_only_events_of_what_it_may_browse(tmp_path: Path) -> None:
+    issuer = {"oidc_issuer": "https://issuer.invalid", "oidc_audience": "seamark"}  # A server starts with it.
+    async with running(tmp_path, auth="token+oidc", **issuer) as server:
+        store, clock = server.components.store, server.components.clock
+        root = await create_token(store, clock, "root", None, [Grant("root", "admin")])
+        one = await create_token(store, clock, "one", None, [])
+        most = await create_token(store, clock, "most", None, [Grant("most", "browse", ("db",))])
+        nothing = await create_token(store, clock, "nothing", None, [])
+        await send(server, "POST", "/v1/namespaces", {"namespace": ["hidden"]}, root)
+        await create(server, "t", root)
+        await send(server, "DELETE", "/v1/namespaces/db/tables/t", token=root)
+        await create(server, "t", root)
+        await create(server, "secret", root)
+        await create(server, "moved", root)
+        rename = {
+            "source": {"namespace": ["db"], "name": "moved"},
+            "destination": {"namespace": ["hidden"], "name": "m"},
+        }
+        await send(server, "POST", "/v1/tables/rename", rename, root)
+        await store.transact(
+            [
+                SaveGrant(Grant("one", "browse", ("db",), "table", "t")),
+                SaveGrant(Grant("most", "browse", ("db",), "table", "secret", True)),
+            ]
+        )
+        everything = summarize(await read_all(server, root))
+        assert everything == [
+            ("create-table", "db.t"), ("drop-table", "db.t"), ("create-table", "db.t"), ("create-table", "db.secret"),
+            ("create-table", "db.moved"), ("rename-table", "db.moved → hidden.m"),
+        ]  # fmt: skip
+        # The first table of this name is dropped: its schema is for readers of the namespace only.
+        assert summarize(await read_all(server, one)) == [("create-table", "db.t")]
+        assert summarize(await read_all(server, most)) == everything[:3]
+        async with server.http.post(
+            f"{server.url}/v1/events", json={}, headers={"Authorization": f"Bearer {nothing}"}
+        ) as answer:
+            assert answer.status == 403

@@ -1,0 +1,174 @@
+"""Tests of OpenLineage events with a real receiver. The schemas in `openlineage/` are those of the specification 2-0-2
+(github.com/OpenLineage/OpenLineage, folder spec, August 2026).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from referencing import Registry, Resource
+
+from seamark.metaserver.store.model import InstantState
+from seamark.metaserver.timeline import delivery
+from seamark.metaserver.timeline.lineage import name_location
+from tests.server.rig import RunningServer, running
+from tests.timeline.test_webhooks import Receiver, run_receiver
+
+SCHEMAS = [json.loads(path.read_text()) for path in sorted((Path(__file__).parent / "openlineage").glob("*.json"))]
+FIELDS: list[dict[str, Any]] = [
+    {"id": 1, "name": "id", "type": "long", "required": True, "doc": "the key"},
+    {"id": 2, "name": "tags", "required": False, "type": {
+        "type": "list", "element-id": 3, "element-required": True, "element": {
+            "type": "struct", "fields": [{"id": 4, "name": "x", "type": "string", "required": False}]}}},
+    {"id": 5, "name": "m", "required": False, "type": {
+        "type": "map", "key-id": 6, "key": "string", "value-id": 7, "value": "double", "value-required": False}},
+]  # fmt: skip
+
+
+def validate(event: dict[str, Any]) -> None:
+    """Check an event and each of its facets against the specification's schemas."""
+    registry: Registry[Any] = Registry().with_resources(
+        (schema["$id"], Resource.from_contents(schema)) for schema in SCHEMAS
+    )
+    (core,) = (schema for schema in SCHEMAS if schema["$id"].endswith("/OpenLineage.json"))
+    assert event["schemaURL"] == f"{core['$id']}#/$defs/RunEvent"
+    check = jsonschema.Draft202012Validator(
+        {"$ref": event["schemaURL"]}, registry=registry, format_checker=jsonschema.FormatChecker()
+    )
+    check.validate(event)
+    holders = [event["run"], event["job"], *event["inputs"], *event["outputs"]]
+    facets = [facet for holder in holders for facet in holder["facets"].items()]
+    assert facets
+    for name, facet in facets:
+        document = facet["_schemaURL"].partition("#")[0]
+        (schema,) = (schema for schema in SCHEMAS if schema["$id"] == document)
+        assert name in schema["properties"], f"{name} is not the name of {document}"
+        jsonschema.Draft202012Validator({"$ref": facet["_schemaURL"]}, registry=registry).validate(facet)
+
+
+@pytest.fixture
+async def receiver() -> AsyncIterator[Receiver]:
+    async with run_receiver() as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def _quick_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "LEASE_S", 3.0)
+
+
+async def create_table(server: RunningServer, name: str) -> dict[str, Any]:
+    body = {"name": name, "schema": {"type": "struct", "schema-id": 0, "fields": FIELDS}}
+    async with server.http.post(f"{server.url}/v1/namespaces/db/tables", json=body) as answer:
+        assert answer.status == 200, await answer.text()
+        table: dict[str, Any] = await answer.json()
+        return table
+
+
+async def test_jobs_are_sent_as_valid_runs_with_datasets_and_facets(tmp_path: Path, receiver: Receiver) -> None:
+    url = f"{receiver.url}/api/v1/lineage"
+    settings = {"openlineage_url": url, "openlineage_api_key": "k", "openlineage_namespace": "lake"}
+    receiver.answers = [503, 422]
+    async with running(tmp_path, **settings) as server:
+        table = await create_table(server, "t")
+        uuid, location = table["metadata"]["table-uuid"], table["metadata"]["location"]
+        await server.record("t", "commit", uuid=uuid)  # A commit is no job.
+        await server.record("t", "maintenance", uuid=uuid, summary={"service": "refused"})
+        done = await server.record(
+            "t", "maintenance", uuid=uuid, summary={"service": "clustering", "totals": {"files": 3}}
+        )
+        failed = await server.record(
+            "t",
+            "maintenance",
+            uuid=uuid,
+            state=InstantState.ROLLED_BACK,
+            summary={"service": "expire", "error": "no space"},
+        )
+        begun = await server.record(
+            "t", "indexing", uuid=uuid, state=InstantState.INFLIGHT, completed_ms=None, summary={"index": "by_id"}
+        )
+        gone = await server.record("gone", "maintenance", summary={"service": "expire"})
+        await receiver.wait_for_events_count(8)
+    assert receiver.headers[0]["Authorization"] == "Bearer k"
+    for event in receiver.events:
+        validate(event)
+    refused, *events = receiver.events
+    assert refused["eventType"] == "COMPLETE"  # The receiver refused its START, which is not sent again.
+    runs = [(event["run"]["runId"], event["eventType"]) for event in events]
+    assert runs == [
+        (done.id, "START"), (done.id, "COMPLETE"), (failed.id, "START"), (failed.id, "FAIL"), (begun.id, "START"),
+        (gone.id, "START"), (gone.id, "COMPLETE"),
+    ]  # fmt: skip
+    complete, fail, index, lost = events[1], events[3], events[4], events[6]
+    assert complete["job"]["namespace"] == "lake"
+    assert [event["job"]["name"] for event in (complete, fail, index)] == [
+        "db.t.clustering",
+        "db.t.expire",
+        "db.t.index by_id",
+    ]
+    (source,), (target,) = complete["inputs"], complete["outputs"]
+    assert (target["namespace"], target["name"]) == ("file", location.removeprefix("file://"))
+    warehouse = server.components.settings.warehouse_uri()
+    (link,) = target["facets"]["symlinks"]["identifiers"]
+    assert link == {"namespace": warehouse, "name": "db.t", "type": "TABLE"}
+    assert target["facets"]["schema"]["fields"] == [
+        {"name": "id", "type": "long", "description": "the key"},
+        {"name": "tags", "type": "array", "fields": [
+            {"name": "_element", "type": "struct", "fields": [{"name": "x", "type": "string"}]}]},
+        {"name": "m", "type": "map", "fields": [
+            {"name": "key", "type": "string"}, {"name": "value", "type": "double"}]},
+    ]  # fmt: skip
+    columns = target["facets"]["columnLineage"]["fields"]
+    assert {name: [entry["field"] for entry in column["inputFields"]] for name, column in columns.items()} == {
+        name: [name] for name in ("id", "tags", "m")
+    }
+    assert source["name"] == target["name"]
+    assert fail["run"]["facets"]["errorMessage"]["message"] == "no space"
+    assert (len(index["inputs"]), index["outputs"]) == (1, [])
+    assert (lost["outputs"][0]["namespace"], lost["outputs"][0]["name"]) == (warehouse, "db.gone")
+
+
+async def test_imported_table_is_the_output_of_a_run(tmp_path: Path, receiver: Receiver) -> None:
+    async with running(tmp_path, openlineage_url=receiver.url) as server:
+        table = await create_table(server, "t")
+        async with server.http.post(f"{server.url}/v1/namespaces/db/tables/t/unregister") as answer:
+            assert answer.status < 300, await answer.text()
+        body = {"metadata-location": table["metadata-location"]}
+        async with server.http.put(f"{server.url}/api/v1/tables/db/u/import", json=body) as answer:
+            assert answer.status == 200, await answer.text()
+        await receiver.wait_for_events_count(2)
+    for event in receiver.events:
+        validate(event)
+    assert [event["eventType"] for event in receiver.events] == ["START", "COMPLETE"]
+    complete = receiver.events[1]
+    assert (complete["job"]["name"], complete["inputs"]) == ("db.u.import", [])
+    assert complete["outputs"][0]["facets"]["symlinks"]["identifiers"][0]["name"] == "db.u"
+
+
+@pytest.mark.parametrize(
+    ("location", "dataset"),
+    [
+        ("s3://lake/warehouse/shop/orders/", ("s3://lake", "warehouse/shop/orders")),
+        ("gs://lake/t", ("gs://lake", "t")),
+        ("abfss://lake@store.dfs.core.windows.net/a/t", ("abfss://lake@store.dfs.core.windows.net", "a/t")),
+        ("file:///mnt/t", ("file", "/mnt/t")),
+    ],
+)
+def test_datasets_have_the_names_of_the_specification(location: str, dataset: tuple[str, str]) -> None:
+    assert name_location(location) == dataset
+
+
+@given(
+    st.lists(st.text("abc", min_size=1), min_size=1, max_size=4),
+    st.lists(st.text("abc", min_size=1), min_size=1, max_size=4),
+)
+def test_different_locations_are_different_datasets(first: list[str], second: list[str]) -> None:
+    names = {name_location(f"s3://lake/{'/'.join(path)}") for path in (first, second)}
+    assert len(names) == (1 if first == second else 2)
