@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from pyiceberg.types import LongType
 
 from seamark.commands.index import index
-from seamark.connector.client.errors import InvalidRequest
+from seamark.connector.client.errors import InvalidRequest, NoSuchResource
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index.builds import InProcessWorkers, build
 from seamark.connector.sql.cubes import plans
@@ -483,3 +483,26 @@ def test_create_refuses_a_cube_that_does_not_pay(server: ServerThread) -> None:
     assert "2,000 groups for 2,000 rows has 1.0 rows for each group" in refusal.output
     creation = CliRunner().invoke(index, [*arguments, "--shrink", "1", "--url", server.url])
     assert creation.exit_code == 0, creation.output
+
+
+def test_repeated_statement_reads_the_tables_as_they_are_now(server: ServerThread) -> None:
+    text = "SELECT * FROM changing.t ORDER BY 1"
+    schema = pa.schema([("a", pa.int64())])
+
+    def read_rows(session: SqlSession) -> pa.Table:
+        return session.sql(text).to_arrow()
+
+    with open_catalog(server.url) as catalog, SqlSession(server.url) as session:
+        catalog.create_namespace("changing")
+        table = catalog.create_table("changing.t", schema=schema)
+        for count in (1, 2):
+            table.append(pa.table({"a": [count]}, schema=schema))
+            assert read_rows(session)["a"].to_pylist() == list(range(1, count + 1))
+        with table.update_schema() as update:
+            update.rename_column("a", "b")
+        assert read_rows(session).column_names == ["b"]
+        catalog.drop_table("changing.t")
+        with pytest.raises(NoSuchResource, match="Table does not exist"):
+            read_rows(session)
+        catalog.create_table("changing.t", schema=pa.schema([("c", pa.string())]))
+        assert (read_rows(session).column_names, read_rows(session).num_rows) == (["c"], 0)
