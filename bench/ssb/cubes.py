@@ -45,8 +45,10 @@ _KEYS = {
 }
 """The dimension tables and the conditions of their joins, by the first letter of their columns."""
 CUBES: dict[str, tuple[Sequence[str], str]] = {
-    "by_discount": (
-        ("d_year", "d_yearmonthnum", "d_weeknuminyear", "lo_discount", "lo_quantity"),
+    "discount_by_year": (("d_year", "lo_discount", "lo_quantity"), "sum(lo_extendedprice * lo_discount)"),
+    "discount_by_month": (("d_yearmonthnum", "lo_discount", "lo_quantity"), "sum(lo_extendedprice * lo_discount)"),
+    "discount_by_week": (
+        ("d_year", "d_weeknuminyear", "lo_discount", "lo_quantity"),
         "sum(lo_extendedprice * lo_discount)",
     ),
     "by_brand": (("d_year", "p_category", "p_brand1", "s_region"), "sum(lo_revenue)"),

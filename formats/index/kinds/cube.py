@@ -3,9 +3,9 @@
     bytes  0-7   magic                 bytes  8-11  version of this layout
     bytes 12-15  files                 bytes 16-23  bytes of the Arrow IPC file
     bytes 24-27  CRC-32 of the file    bytes 28-31  CRC-32 of bytes 0-27
-    the Arrow IPC file: record batch n has the groups of data file n
+    the Arrow IPC file: record batch n has the groups of data file n, packed (`packed_groups.py`)
 
-All numbers are little-endian. The columns of a batch are the dimensions `d0`, `d1`, ... and the partial aggregates
+All numbers are little-endian. The columns of an entry are the dimensions `d0`, `d1`, ... and the partial aggregates
 `m0`, `m1`, ... in the order of `list_partials`; `m0` is the number of rows. A group may appear twice if its values
 differ only in their bits, such as 0.0 and -0.0: an engine groups the entries again. The checksum covers all bytes, and
 is compared when the blob is opened, because a changed bit would change an answer.
@@ -49,6 +49,13 @@ from seamark.formats.index.keys.measures import (
 from seamark.formats.index.keys.terms import Term
 from seamark.formats.index.kinds.arrow_sizes import count_decoded_bytes, find_batches
 from seamark.formats.index.kinds.kind import IndexKind, IndexParameter, Mask
+from seamark.formats.index.kinds.packed_groups import (
+    list_packed_names,
+    make_packed_schema,
+    pack_groups,
+    read_groups_schema,
+    unpack_groups,
+)
 
 Columns = Mapping[int, pa.ChunkedArray]
 Attributes = Mapping[Term, pa.ChunkedArray]
@@ -72,7 +79,7 @@ _DIMENSION_TYPES = TIME_TYPES | {
     "boolean", "int", "long", "float", "double", "decimal", "string", "binary", "fixed", "uuid", "time"
 }  # fmt: skip
 _MAGIC = b"SMKCUBE\n"
-_LAYOUT = 1
+_LAYOUT = 2
 _HEAD = struct.Struct("<8sIIQI")
 _CHECK = struct.Struct("<I")
 _HEAD_BYTES = _HEAD.size + _CHECK.size
@@ -104,7 +111,8 @@ class CubeEntries:
             raise ValueError(f"a cube has {len(self._body)} bytes instead of {length}")
         self._check_body()
         reader = self._open(None)
-        self.schema: pa.Schema = reader.schema
+        self._packed_names: list[str] = reader.schema.names
+        self.schema: pa.Schema = read_groups_schema(reader.schema)
         if reader.num_record_batches != self.files:
             raise ValueError(f"a cube has {reader.num_record_batches} entries instead of {self.files}")
         self._batches = find_batches(self._body)
@@ -137,19 +145,22 @@ class CubeEntries:
             ValueError: The blob is damaged.
         """
         reader = self._open(columns)
+        schema = self.schema if columns is None else pa.schema([self.schema.field(name) for name in columns])
         try:
             for number in numbers:
                 size = count_decoded_bytes(self._body, self._batches[number])
                 if size > _DECODED_BYTES_MAX:
                     raise ValueError(f"an entry of a cube has {size:,} bytes; the maximum is {_DECODED_BYTES_MAX:,}")
-                batch = reader.get_batch(number)
-                batch.validate(full=True)
-                yield batch
+                packed = reader.get_batch(number)
+                packed.validate(full=True)
+                yield unpack_groups(packed, schema, _DECODED_BYTES_MAX)
         except (pa.ArrowException, OSError) as error:
             raise ValueError(f"a cube cannot be read: {error}") from None
 
     def _open(self, columns: Sequence[str] | None) -> pa.ipc.RecordBatchFileReader:
-        fields = None if columns is None else [self.schema.get_field_index(name) for name in columns]
+        fields = None
+        if columns is not None:
+            fields = [self._packed_names.index(name) for name in list_packed_names(columns)]
         try:
             return pa.ipc.open_file(pa.py_buffer(self._body), options=pa.ipc.IpcReadOptions(included_fields=fields))
         except (pa.ArrowException, OSError) as error:
@@ -433,9 +444,9 @@ def _encode(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> list[bytes 
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression="zstd")
     files = 0
-    with pa.ipc.new_file(sink, schema, options=options) as writer:
+    with pa.ipc.new_file(sink, make_packed_schema(schema), options=options) as writer:
         for batch in batches:
-            writer.write_batch(batch)
+            writer.write_batch(pack_groups(batch))
             files += 1
     body = memoryview(sink.getvalue())
     head = _HEAD.pack(_MAGIC, _LAYOUT, files, len(body), isal_zlib.crc32(body))
