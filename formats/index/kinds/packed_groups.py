@@ -9,8 +9,8 @@ A column of groups becomes three cells of the row:
 A dimension is coded by the numbers of its distinct values. Counts, and sums that fit 64 bits, are coded by their
 distance from the smallest value, `name_base`. A code has as few bytes as the largest one needs. The first bytes of all
 codes are followed by the second bytes, and so on, because neighbours among them compress well. The cell `groups` has
-the number of groups. Floats stay plain, because 0.0 and -0.0, and the bits of NaN, must not be joined. The functions are
-pure.
+the number of groups. Floats stay plain, because 0.0 and -0.0, and the bits of NaN, must not be joined. The functions
+are pure.
 """
 
 from __future__ import annotations
