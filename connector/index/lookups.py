@@ -172,6 +172,9 @@ def look_up(
 ) -> dict[Term, pa.ChunkedArray]:
     """Return the attributes of the rows of a data file, for each term that is one.
 
+    Values of the dimension table are returned as dictionary arrays, because a group is found faster by codes than by
+    texts.
+
     Args:
         columns: The columns of the data file by field id.
 
@@ -194,5 +197,16 @@ def look_up(
         if lookup.attribute_id == HAS_PARTNER:
             attributes[term] = pc.is_valid(places[joined])
         else:
-            attributes[term] = table[str(lookup.attribute_id)].combine_chunks().take(places[joined])
+            encoded = table[str(lookup.attribute_id)].combine_chunks().dictionary_encode()
+            # Fewer bytes for each row make groups cheaper.
+            codes = encoded.indices.cast(_code_type(len(encoded.dictionary)))
+            chunks = [
+                pa.DictionaryArray.from_arrays(codes.take(chunk), encoded.dictionary) for chunk in places[joined].chunks
+            ]
+            attributes[term] = pa.chunked_array(chunks, pa.dictionary(codes.type, encoded.dictionary.type))
     return attributes
+
+
+def _code_type(count: int) -> pa.DataType:
+    """Return the smallest type of codes for this number of values."""
+    return next(kind for kind in (pa.int8(), pa.int16(), pa.int32()) if count <= 1 << (kind.bit_width - 1))

@@ -59,7 +59,9 @@ from seamark.formats.index.kinds.packed_groups import (
 
 Columns = Mapping[int, pa.ChunkedArray]
 Attributes = Mapping[Term, pa.ChunkedArray]
-"""Attributes of dimension tables for the rows of a data file, for each term that is one."""
+"""Attributes of dimension tables for the rows of a data file, for each term that is one. They may be dictionary arrays,
+whose chunks have the same dictionary.
+"""
 _NO_ATTRIBUTES: Attributes = {}
 
 SHRINK = 20.0
@@ -85,6 +87,7 @@ _CHECK = struct.Struct("<I")
 _HEAD_BYTES = _HEAD.size + _CHECK.size
 _FLOAT_TOLERANCE = 1e-9
 """The maximum relative difference of two sums of floats in an audit, because the order of the additions may differ."""
+_LONG_MAX = (1 << 63) - 1
 _SIGNS = {"+": "add", "-": "subtract", "*": "multiply"}
 
 
@@ -263,11 +266,19 @@ def _sort_groups(entry: pa.RecordBatch) -> pa.RecordBatch:
     for name, column in zip(entry.schema.names, entry.columns, strict=True):
         if name.startswith("d"):
             bits = {pa.float32(): pa.int32(), pa.float64(): pa.int64()}.get(column.type)
-            keys[name] = column if bits is None else column.view(bits)
+            keys[name] = _rank_texts(column) if bits is None else column.view(bits)
     if not keys or entry.num_rows < 2:
         return entry
     order = pc.sort_indices(pa.table(keys), sort_keys=[(name, "ascending") for name in keys])
     return entry.take(order)
+
+
+def _rank_texts(column: pa.Array) -> pa.Array:
+    """Return the ranks of texts among the distinct texts, which are compared faster. Other columns are returned."""
+    if not pa.types.is_string(column.type):
+        return column
+    encoded = column.dictionary_encode()
+    return pc.rank(encoded.dictionary).take(encoded.indices) if len(encoded.dictionary) else column
 
 
 def describe_size(groups: int, rows: int, shrink: float) -> str:
@@ -292,12 +303,18 @@ def group_rows(
         ValueError: A value cannot be stored exactly.
     """
     rows = len(next(iter(columns.values())))
-    keys = {
-        f"d{number}": attributes[term].cast(dimension_type(term))
-        if parse_lookup(term.transform) is not None
-        else _truncate(term, columns[term.column_id])
-        for number, term in enumerate(terms)
-    }
+    keys: dict[str, pa.ChunkedArray] = {}
+    dictionaries: dict[str, pa.Array] = {}
+    for number, term in enumerate(terms):
+        name = f"d{number}"
+        if parse_lookup(term.transform) is None:
+            keys[name] = _truncate(term, columns[term.column_id])
+        elif pa.types.is_dictionary(attributes[term].type) and attributes[term].num_chunks:
+            chunks = attributes[term].chunks
+            keys[name] = pa.chunked_array([chunk.indices for chunk in chunks])
+            dictionaries[name] = chunks[0].dictionary.cast(dimension_type(term))
+        else:
+            keys[name] = attributes[term].cast(dimension_type(term))
     values = dict[str, _Values]()
     for number, partial in enumerate(list_partials(measures)):
         if partial.operand is None:  # Rows are counted as values that are not null.
@@ -305,7 +322,12 @@ def group_rows(
         else:
             column = _evaluate(partial.operand, columns)
         values[f"m{number}"] = _Values(partial.function, column, partial_type(partial))
-    grouped = _aggregate(keys, values).combine_chunks()
+    grouped = _aggregate(keys, values)
+    for name, dictionary in dictionaries.items():
+        number = grouped.schema.get_field_index(name)
+        codes = grouped[name].combine_chunks()
+        grouped = grouped.set_column(number, name, dictionary.take(codes))
+    grouped = grouped.combine_chunks()
     return grouped.to_batches()[0] if grouped.num_rows else pa.RecordBatch.from_pylist([], grouped.schema)
 
 
@@ -371,9 +393,16 @@ def _widen_sum(values: pa.ChunkedArray) -> pa.ChunkedArray:
     if pa.types.is_floating(kind):
         return values.cast(pa.float64())
     if pa.types.is_integer(kind):
-        return values.cast(pa.decimal128(19, 0))
+        return values if _sums_fit_64_bits(values) else values.cast(pa.decimal128(19, 0))
     fits = kind.precision + len(str(len(values))) <= PRECISION_MAX
     return values if fits else values.cast(pa.decimal256(76, kind.scale))
+
+
+def _sums_fit_64_bits(values: pa.ChunkedArray) -> bool:
+    """Return whether the sum of any of these integers fits 64 bits."""
+    limits = pc.min_max(values).as_py()
+    largest = max(abs(limits["min"] or 0), abs(limits["max"] or 0))
+    return bool(largest * len(values) <= _LONG_MAX)
 
 
 def partial_type(partial: Partial) -> pa.DataType:
