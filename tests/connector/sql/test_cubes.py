@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
@@ -66,6 +67,19 @@ def exact_rows(rng: random.Random, rows: int) -> pa.Table:
     return table
 
 
+_GROUPED = re.compile("ROLLUP|CUBE|GROUPING SETS")
+
+
+def _group(keys: list[str], rng: random.Random) -> str:
+    """Return the keys, sometimes in several grouping sets if all of them are columns."""
+    if not all(key.isidentifier() for key in keys) or rng.random() < 0.3:
+        return ", ".join(keys)
+    sets = [f"({', '.join(rng.sample(keys, rng.randint(0, len(keys))))})" for _ in range(2)]
+    return rng.choice(
+        (f"ROLLUP ({', '.join(keys)})", f"CUBE ({', '.join(keys)})", f"GROUPING SETS ({', '.join(sets)})")
+    )
+
+
 class RandomAggregates:
     """Draws cubes, and queries that mostly follow from them."""
 
@@ -94,12 +108,12 @@ class RandomAggregates:
         if rng.random() < 0.5:
             text += f" WHERE {' AND '.join(self._condition(dimensions) for _ in range(rng.randint(1, 2)))}"
         if keys:
-            text += f" GROUP BY {', '.join(keys)}"
+            text += f" GROUP BY {_group(keys, random.Random(text))}"
         if rng.random() < 0.3:
             text += f" HAVING {rng.choice(measures)} IS NOT NULL AND count(*) > {rng.randint(0, 3)}"
         if rng.random() < 0.1:
             text += f" ORDER BY {rng.choice([*measures, *keys])}"
-        elif keys and rng.random() < 0.3:
+        elif keys and rng.random() < 0.3 and not _GROUPED.search(text):  # Rows of several sets may have equal keys.
             text += f" ORDER BY {', '.join(map(str, range(1, len(keys) + 1)))} LIMIT {rng.choice((0, 1, 5, 1000))}"
         return text
 

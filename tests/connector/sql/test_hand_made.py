@@ -34,6 +34,7 @@ from tests.connector.server_thread import ServerThread
 from tests.connector.sql.comparing import to_comparable_value
 from tests.connector.sql.hand_made import (
     FOUND_FAULTS,
+    GROUPING_SETS,
     STATEMENTS,
     TABLES,
     list_iceberg_types,
@@ -174,7 +175,9 @@ def test_statements_return_the_same_rows_on_the_rows_that_the_analysis_keeps(
 
 
 @pytest.mark.parametrize(
-    "statements", [FOUND_FAULTS, pytest.param(STATEMENTS, marks=pytest.mark.slow)], ids=["found faults", "all"]
+    "statements",
+    [(*FOUND_FAULTS, *GROUPING_SETS), pytest.param(STATEMENTS, marks=pytest.mark.slow)],
+    ids=["found faults", "all"],
 )
 def test_statements_return_the_rows_of_plain_duckdb_with_and_without_plans(
     server: ServerThread, connection: duckdb.DuckDBPyConnection, statements: tuple[str, ...]
