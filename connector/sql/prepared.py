@@ -15,7 +15,7 @@ from datetime import datetime
 from seamark.connector.sql.cubes.plans import CubeChoice, choose_cube
 from seamark.connector.sql.cubes.queries import NotFromCube
 from seamark.connector.sql.queries import DuckDBQuery, translate
-from seamark.connector.sql.reads import StatementTables, TableScan, find_scans
+from seamark.connector.sql.reads import AnalyzedReference, StatementTables, find_scans
 from seamark.connector.sql.statement import SqlStatement
 
 _QUERIES_MAX = 128
@@ -37,7 +37,7 @@ class PreparedQuery:
     statement: SqlStatement
     tables: StatementTables
     query: DuckDBQuery
-    scans: Sequence[TableScan]
+    scans: Sequence[AnalyzedReference]
     cube: CubeChoice | NotFromCube | None
     prepared_at: datetime
 

@@ -92,7 +92,7 @@ class PlannedTableRead:
 
 
 @dataclass(frozen=True)
-class TableScan:
+class AnalyzedReference:
     """The analysis of one reference to a table, before it is planned.
 
     Attributes:
@@ -235,7 +235,7 @@ class ReadPlanner:
         client: SeamarkClient,
         tables: Sequence[StoredTable],
         catalog: StatementTables,
-        scans: Sequence[TableScan],
+        scans: Sequence[AnalyzedReference],
         *,
         is_counted: bool = True,
     ) -> None:
@@ -347,7 +347,7 @@ def _bind_filter(scan: Scan, opened: OpenTable) -> Expression:
 
 def find_scans(
     query: SqlStatement, tables: Sequence[StoredTable], catalog: StatementTables, today: date
-) -> list[TableScan]:
+) -> list[AnalyzedReference]:
     """Return the analysis of each reference to a table.
 
     Args:
@@ -359,7 +359,7 @@ def find_scans(
     scans = []
     for table, scan in zip(tables, _find_scans(query, tables, catalog, today), strict=True):
         opened = catalog.of_node[id(table.node)].opened
-        scans.append(TableScan(scan, TRUE if scan is None else _bind_filter(scan, opened)))
+        scans.append(AnalyzedReference(scan, TRUE if scan is None else _bind_filter(scan, opened)))
     return scans
 
 
