@@ -37,6 +37,8 @@ FACT_FILES = 6
 WITHOUT, DUCKDB = "without cubes", "DuckDB on Parquet"
 SPEEDUP_GOAL, SHARE_GOAL_PERCENT, REFRESH_GOAL_PERCENT = 20, 2.0, 3.0
 _REPEATS = 2
+_GROUP_REPEATS = 7
+"""The number of runs of a query that is answered from a cube, which take little time."""
 _KEYS = {
     "d": ("date", "lo_orderdate = d_datekey"),
     "c": ("customer", "lo_custkey = c_custkey"),
@@ -45,8 +47,10 @@ _KEYS = {
 }
 """The dimension tables and the conditions of their joins, by the first letter of their columns."""
 CUBES: dict[str, tuple[Sequence[str], str]] = {
-    "by_discount": (
-        ("d_year", "d_yearmonthnum", "d_weeknuminyear", "lo_discount", "lo_quantity"),
+    "discount_by_year": (("d_year", "lo_discount", "lo_quantity"), "sum(lo_extendedprice * lo_discount)"),
+    "discount_by_month": (("d_yearmonthnum", "lo_discount", "lo_quantity"), "sum(lo_extendedprice * lo_discount)"),
+    "discount_by_week": (
+        ("d_year", "d_weeknuminyear", "lo_discount", "lo_quantity"),
         "sum(lo_extendedprice * lo_discount)",
     ),
     "by_brand": (("d_year", "p_category", "p_brand1", "s_region"), "sum(lo_revenue)"),
@@ -81,7 +85,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         report.rows += _compare(client, data, repeats)
         report.rows.append(_measure_share(client))
         _append_rows(server.base_url, data, rows, rows // 100)
-        report.rows += _compare(client, data, 1, case=" after 1 % new rows")
+        report.rows += _compare(client, data, repeats, case=" after 1 % new rows")
         percent = 100 * _build(client) / full_s
         report.rows.append(
             Row("1 % new rows", "refresh of a full build", "%", {OURS: percent}, goal=REFRESH_GOAL_PERCENT)
@@ -151,15 +155,17 @@ def _compare(client: IndexClient, data: Path, repeats: int, case: str = "") -> l
             }
             took: dict[str, list[float]] = {who: [] for who in engines}
             answers = []
-            for round_number in range(repeats + 1):
-                for who, ask in engines.items():
+            runs = dict.fromkeys(engines, repeats)
+            runs[OURS] = _GROUP_REPEATS if cube is not None and repeats > 1 else repeats
+            for who, ask in engines.items():
+                for round_number in range(runs[who] + 1):
                     begun_s = time.perf_counter()
                     answer = ask(text)
-                    if round_number:  # The first turn fills caches.
+                    if round_number:  # The first run fills caches.
                         took[who].append(1000 * (time.perf_counter() - begun_s))
                     answers.append(answer)
             if any(answer != answers[0] for answer in answers):
-                raise AnswersDiffer(f"{name}: {answers[0][:3]}, {answers[1][:3]}, {answers[2][:3]}")
+                raise AnswersDiffer(f"{name}: {answers[0][:3]}, {answers[-1][:3]}")
             medians = {who: statistics.median(times) for who, times in took.items()}
             goal = medians[WITHOUT] / SPEEDUP_GOAL
             rows.append(Row(f"{name}{case}", cube or "no cube", "ms", medians, peer=WITHOUT, goal=goal))

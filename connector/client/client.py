@@ -15,6 +15,7 @@ import json
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from http import HTTPStatus
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -252,18 +253,24 @@ class SeamarkClient:
         for identifier in self._list_names(f"namespaces/{namespace_path(namespace)}/tables", "identifiers"):
             yield (*identifier["namespace"], identifier["name"])
 
-    def load_table(self, table: Name, *, history: bool = False) -> EngineTable:
+    def load_table(self, table: Name, *, history: bool = False, known: EngineTable | None = None) -> EngineTable:
         """Return a table, with the settings and keys for access to its files.
 
         Args:
             history: Whether to return all snapshots of the table.
+            known: An earlier result of the same call. It is returned if the table has not changed.
 
         Raises:
             NoSuchResource: The table does not exist.
         """
         path = self._make_standard_path(table)
         headers = {"X-Iceberg-Access-Delegation": "vended-credentials"}
-        answer = self._request("GET", path, {"snapshots": "all" if history else "refs"}, headers=headers)
+        if known is not None and known.etag:
+            headers["If-None-Match"] = known.etag
+        response = self._send("GET", path, {"snapshots": "all" if history else "refs"}, headers=headers)
+        if response.status == HTTPStatus.NOT_MODIFIED and known is not None:
+            return known
+        answer = response.data
         try:
             loaded = from_json(answer, _LoadTableResult)
             location = str(msgspec.json.decode(loaded.metadata)["location"])
@@ -272,7 +279,7 @@ class SeamarkClient:
         storage = dict(loaded.config)
         for keys in sorted(loaded.storage_credentials, key=lambda one: len(one["prefix"])):
             storage |= keys["config"] if f"{location}/".startswith(keys["prefix"]) else {}
-        return EngineTable(bytes(loaded.metadata), location, storage)
+        return EngineTable(bytes(loaded.metadata), location, storage, response.headers.get("ETag", ""))
 
     def _list_names(self, path: str, key: str, parent: str = "") -> Iterator[Any]:
         query = {"pageSize": _PAGE_NAMES, "pageToken": "", **({"parent": parent} if parent else {})}
@@ -593,7 +600,25 @@ class SeamarkClient:
         repeatable: bool = True,
         timeout_s: float | None = None,
     ) -> bytes:
-        """Send a request, and return the body of the response.
+        """Send a request, and return the body of the response. See `_send`."""
+        response = self._send(
+            method, path, query, body, accept=accept, headers=headers, repeatable=repeatable, timeout_s=timeout_s
+        )
+        return response.data
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, Any],
+        body: bytes | None = None,
+        *,
+        accept: str = "application/json",
+        headers: Mapping[str, str] | None = None,
+        repeatable: bool = True,
+        timeout_s: float | None = None,
+    ) -> urllib3.BaseHTTPResponse:
+        """Send a request, and return the response.
 
         Args:
             repeatable: Whether the request can be repeated in all cases. If not, it is repeated only if the server has
@@ -614,8 +639,8 @@ class SeamarkClient:
                 )
             except HTTPError as error:
                 raise Unreachable(f"No answer from {self._shown}: {cause_text(error, self.url)}") from error
-            if answer.status in (200, 201, 204):
-                return answer.data
+            if answer.status in (200, 201, 204, HTTPStatus.NOT_MODIFIED):
+                return answer
             failure = parse_error(answer.status, answer.data, answer.headers.get("X-Request-Id", ""))
             wait_s = wait_s_of(answer.status, answer.headers.get("Retry-After"), number, repeatable=repeatable)
             if wait_s is None or number == self._retries or isinstance(failure, ServerStorageFull):

@@ -60,12 +60,14 @@ class EngineTable:
 
     Attributes:
         metadata: The table metadata in JSON, with all snapshots or only the snapshots of branches and tags.
+        etag: The version of the server's answer, or empty if the answer has none.
     """
 
     metadata: bytes
     location: str
     storage: dict[str, str] = field(repr=False)
     """The server's settings for access to the files of the table: `s3.endpoint`, `s3.access-key-id`, …"""
+    etag: str = ""
 
 
 class Stage(msgspec.Struct, frozen=True, rename="kebab"):

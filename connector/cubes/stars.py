@@ -104,8 +104,8 @@ class Star:
     def __init__(self, tables: Sequence[StarTable], facts: int) -> None:
         self.tables, self.facts = tables, facts
 
-    def open(self, select: exp.Select) -> StarNames:
-        """Return the names of a query.
+    def bind_names(self, select: exp.Select) -> StarNames:
+        """Bind the names in a query to the tables of the join, and return them.
 
         Raises:
             NotFromCube: FROM has other tables, or two tables or columns have one name.

@@ -195,7 +195,7 @@ def translate_statement(
         raise NotFromCube("the table has no cube")
     select = check_form(tree, joins=star is not None)
     select = select if star is None else flatten_joins(select)
-    names = None if star is None else star.open(select)
+    names = None if star is None else star.bind_names(select)
     reasons = []
     for cube in sorted(table.cubes, key=lambda one: (len(one.terms), len(one.measures), one.name)):
         try:

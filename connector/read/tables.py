@@ -18,7 +18,7 @@ from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.names import Name
 from seamark.connector.client.storage import Storage
-from seamark.connector.client.values import At
+from seamark.connector.client.values import At, EngineTable
 from seamark.connector.parquet.encryption.keys import ParquetKeys
 from seamark.connector.read.lineage import has_lineage
 from seamark.formats.iceberg.expressions.expression import (
@@ -123,10 +123,25 @@ def open_table(client: SeamarkClient, table: Name, at: At, *, history: bool = Fa
     Raises:
         InvalidRequest: The snapshot, branch or tag does not exist.
     """
+    return open_loaded_table(load_table(client, table, at, history=history), table, at)
+
+
+def load_table(
+    client: SeamarkClient, table: Name, at: At, *, history: bool = False, known: EngineTable | None = None
+) -> EngineTable:
+    """Load a table with the snapshot that `at` names. See `SeamarkClient.load_table`."""
     if at.ref is not None or at.as_of_ms is not None:
         client = client.reading_commits()
     by_time_or_id = at.snapshot_id is not None or at.as_of_ms is not None
-    loaded = client.load_table(table, history=history or by_time_or_id)
+    return client.load_table(table, history=history or by_time_or_id, known=known)
+
+
+def open_loaded_table(loaded: EngineTable, table: Name, at: At) -> OpenTable:
+    """Open a loaded table at a snapshot.
+
+    Raises:
+        InvalidRequest: The snapshot, branch or tag does not exist.
+    """
     metadata = decode_table(loaded.metadata, str(table))
     snapshot_id, schema = _resolve_snapshot(metadata, at)
     without_history = msgspec.structs.replace(

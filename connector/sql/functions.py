@@ -17,6 +17,7 @@ from seamark.connector.sql.types import (
     BOOLEAN,
     DATE,
     DOUBLE,
+    INTEGER,
     PRECISION_MAX,
     REAL,
     TIMESTAMP,
@@ -51,6 +52,8 @@ _TRUNCATED_UNITS = {"SECOND", "MINUTE", "HOUR", "DAY", "WEEK", "MONTH", "QUARTER
 _UNITS_OF_DATES = {"DAY", "WEEK", "MONTH", "QUARTER", "YEAR"}
 _COUNTED_UNITS = {"SECOND", "MINUTE", "HOUR", "DAY"}
 _RANKS = {exp.RowNumber: "row_number", exp.Rank: "rank", exp.DenseRank: "dense_rank"}
+_GROUPING_COLUMNS_MAX = 31
+"""The maximum number of arguments for which the result of `grouping` is an integer in Trino."""
 _ROUND_DIGITS_MAX = 15
 _SUMMED_PRECISION_MAX = 26
 """The maximum precision of decimals that are summed.
@@ -155,6 +158,16 @@ def _translate_round(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlVal
         return cast(SqlValue(f"CAST({value.sql} AS {duckdb_name(narrow)})", narrow), kind)
     kind = decimal(min(PRECISION_MAX, value_type.precision - value_type.scale + min(1, value_type.scale)), 0)
     return SqlValue(f"CAST({value.sql} AS {duckdb_name(kind)})", kind)
+
+
+def _translate_grouping(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
+    check_args(node, frozenset(("expressions",)))
+    if not node.expressions or not all(isinstance(column, exp.Column) for column in node.expressions):
+        raise UnsupportedInDuckDB(f"{describe(node)} is translated only for columns")
+    if len(node.expressions) > _GROUPING_COLUMNS_MAX:
+        raise UnsupportedInDuckDB(f"grouping is translated for at most {_GROUPING_COLUMNS_MAX} columns")
+    values = e.values(node.expressions, scope)
+    return SqlValue(f"CAST(grouping({', '.join(value.sql for value in values)}) AS INTEGER)", INTEGER)
 
 
 def _translate_square_root(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
@@ -429,5 +442,6 @@ _METHODS: dict[type[exp.Expr], FunctionTranslator] = {
     exp.LogicalAnd: _translate_all_or_any,
     exp.LogicalOr: _translate_all_or_any,
     exp.Filter: _translate_filter,
+    exp.Grouping: _translate_grouping,
     exp.Window: _translate_window,
 }

@@ -39,6 +39,8 @@ _TABLE = frozenset(("this", "db", "catalog", "alias", "version"))
 _JOIN = frozenset(("this", "side", "kind", "on", "using"))
 _WORDS: dict[type[exp.Expr], str] = {exp.Union: "UNION", exp.Except: "EXCEPT", exp.Intersect: "INTERSECT"}
 _ROWS_MAX = 1 << 62
+_GROUPING_SETS_MAX = 2048
+"""The maximum number of grouping sets of a query, as in Trino."""
 WITHOUT_PUSHDOWN = f"(SELECT * FROM {{}} LIMIT {_ROWS_MAX})"  # noqa: S608
 """A clause after which DuckDB pushes no filter down, because it does not push filters below LIMIT.
 
@@ -165,18 +167,43 @@ class Translation:
 
     def _translate_group(self, node: exp.Expr, outputs: Sequence[tuple[str, SqlValue]], scope: NameScope) -> str:
         check_args(node, frozenset(("expressions",)))
-        keys = []
-        for key in node.expressions:
-            if not isinstance(key, exp.Column | exp.Literal | exp.Func | exp.Binary | exp.Paren | exp.Cast):
-                raise UnsupportedInDuckDB(f"GROUP BY {describe(key)} is not translated")
-            number = _parse_ordinal(key)
-            value = self.expressions.value(key, scope) if number is None else _find_output(outputs, number, "GROUP BY")
-            if not value.type.is_comparable:
-                raise UnsupportedInDuckDB(
-                    f"GROUP BY {describe(key)}: values of the type {value.type} cannot be grouped"
-                )
-            keys.append(value.sql)
-        return ", ".join(keys)
+        elements = []
+        sets = 1
+        for element in node.expressions:
+            if isinstance(element, exp.Rollup | exp.Cube | exp.GroupingSets):
+                text, count_of_sets = self._translate_grouping_sets(element, scope)
+                sets *= count_of_sets
+                if sets > _GROUPING_SETS_MAX:
+                    raise UnsupportedInDuckDB(f"GROUP BY has more than {_GROUPING_SETS_MAX:,} grouping sets")
+                elements.append(text)
+                continue
+            if not isinstance(element, exp.Column | exp.Literal | exp.Func | exp.Binary | exp.Paren | exp.Cast):
+                raise UnsupportedInDuckDB(f"GROUP BY {describe(element)} is not translated")
+            number = _parse_ordinal(element)
+            if number is None:
+                value = self.expressions.value(element, scope)
+            else:
+                value = _find_output(outputs, number, "GROUP BY")
+            elements.append(_check_grouped(value, element).sql)
+        return ", ".join(elements)
+
+    def _translate_grouping_sets(self, node: exp.Expr, scope: NameScope) -> tuple[str, int]:
+        """Translate ROLLUP, CUBE or GROUPING SETS of columns. Return the text, and the number of grouping sets."""
+        check_args(node, frozenset(("expressions",)))
+        texts = []
+        for element in node.expressions:
+            columns = element.expressions if isinstance(element, exp.Tuple) else [element.unnest()]
+            for column in columns:
+                if not isinstance(column, exp.Column):
+                    raise UnsupportedInDuckDB(f"{describe(node)}: {describe(column)} is not a column")
+            values = [_check_grouped(self.expressions.value(column, scope), column) for column in columns]
+            texts.append(f"({', '.join(value.sql for value in values)})")
+        match node:
+            case exp.Rollup():
+                return f"ROLLUP ({', '.join(texts)})", len(texts) + 1
+            case exp.Cube():
+                return f"CUBE ({', '.join(texts)})", 1 << len(texts)
+        return f"GROUPING SETS ({', '.join(texts)})", len(texts)
 
     def _translate_order_keys(
         self,
@@ -478,6 +505,13 @@ def _parse_ordinal(node: exp.Expr) -> int | None:
     if isinstance(node, exp.Literal) and not node.is_string and str(node.this).isdigit():
         return int(str(node.this))
     return None
+
+
+def _check_grouped(value: SqlValue, node: exp.Expr) -> SqlValue:
+    """Return the value if rows can be grouped by it."""
+    if not value.type.is_comparable:
+        raise UnsupportedInDuckDB(f"GROUP BY {describe(node)}: values of the type {value.type} cannot be grouped")
+    return value
 
 
 def _find_output(outputs: Sequence[tuple[str, SqlValue]], number: int, clause: str) -> SqlValue:

@@ -8,6 +8,7 @@ like a table.
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
@@ -19,14 +20,14 @@ from seamark.connector.analysis.queries import version_of
 from seamark.connector.analysis.scans import scans_of, use_parsed_query
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import ClientError, InvalidRequest, NoSuchResource
-from seamark.connector.client.values import CURRENT, At
+from seamark.connector.client.values import CURRENT, At, EngineTable
 from seamark.connector.plans import joins as joining
 from seamark.connector.plans.async_client import KnownTable, Name, TablePlanResponse, open_seamark, run_in_thread
 from seamark.connector.plans.joins import Dimension, PlannedScan
 from seamark.connector.plans.plan_requests import PlanRequests, find_used_joins
 from seamark.connector.plans.rewrites import MAX_KEPT_FRACTION
 from seamark.connector.plans.scan import UNCOUNTED_USE, Scan
-from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan
+from seamark.connector.read.tables import OpenTable, ScanTask, load_table, open_loaded_table, open_table, plan
 from seamark.connector.sql.scopes import StoredTable, UnsupportedInDuckDB
 from seamark.connector.sql.statement import SqlStatement
 from seamark.connector.sql.types import SqlType, from_iceberg
@@ -50,6 +51,8 @@ _NO_TABLE = ("NoSuchTableException", "NoSuchNamespaceException")
 JOINS_S = 5.0
 """The time limit of all requests for joins of one statement. Closing the connection may take the same time again."""
 LEASE_S = 600
+_OPENED_TABLES_MAX = 64
+"""The maximum number of tables that a session keeps open."""
 _ENGINE = "seamark"
 """The name of `seamark sql` in the query history."""
 
@@ -64,6 +67,8 @@ class NamedTable:
     files: int
     """The number of data files in the summary of the snapshot."""
     bytes: int
+    loaded: EngineTable | None = None
+    """The server's answer from which the table was opened, or None if it must be opened again."""
 
 
 @dataclass(frozen=True)
@@ -86,24 +91,80 @@ class PlannedTableRead:
         return sum(task.size_bytes for task in self.tasks)
 
 
+@dataclass(frozen=True)
+class AnalyzedReference:
+    """The analysis of one reference to a table, before it is planned.
+
+    Attributes:
+        scan: The conditions and joins of the reference, or None if the analysis does not find it.
+        where: A condition that is true for all needed rows.
+    """
+
+    scan: Scan | None
+    where: Expression
+
+
+class SessionTables:
+    """The tables that a session has opened, so that a table that has not changed is not opened again."""
+
+    def __init__(self, client: SeamarkClient) -> None:
+        self._client = client
+        self._last: OrderedDict[tuple[Name, int | str | None], NamedTable] = OrderedDict()
+
+    def open(self, name: Name, version: int | str | None) -> NamedTable:
+        """Return a table. It is the same object as before if the table has not changed.
+
+        Args:
+            name: The name of the table.
+            version: A snapshot id, the name of a branch or tag, or None for the current state.
+
+        Raises:
+            NoSuchResource: The table does not exist.
+        """
+        try:
+            return self._open(name, version)
+        except NoSuchResource as error:
+            if error.kind not in _NO_TABLE:  # A server that is not Seamark may have sent this response.
+                raise
+            raise NoSuchResource(
+                f"Table does not exist: {'.'.join(name)}", status=404, kind="NoSuchTableException"
+            ) from None
+
+    def _open(self, name: Name, version: int | str | None) -> NamedTable:
+        key = (name, version)
+        last = self._last.get(key)
+        at = At(snapshot_id=version) if isinstance(version, int) else At(ref=version)
+        if at.ref is not None:
+            opened = open_table(self._client, name, at)
+            # The table is opened with the schema of the snapshot, as in Trino.
+            return _to_named_table(name, open_table(self._client, name, At(snapshot_id=opened.snapshot_id)))
+        loaded = load_table(self._client, name, at, known=None if last is None else last.loaded)
+        if last is not None and loaded is last.loaded:
+            self._last.move_to_end(key)
+            return last
+        table = _to_named_table(name, open_loaded_table(loaded, name, at), loaded)
+        self._last[key] = table
+        if len(self._last) > _OPENED_TABLES_MAX:
+            self._last.popitem(last=False)
+        return table
+
+
 class StatementTables:
     """The tables of one statement. Each table is opened once, so all references to it read the same snapshot."""
 
-    def __init__(self, client: SeamarkClient, catalog: str, schema: str | None = None) -> None:
+    def __init__(self, session_tables: SessionTables, catalog: str, schema: str | None = None) -> None:
         """Create the tables of a statement.
 
         Args:
-            client: The client of the catalog.
+            session_tables: Opens the tables.
             catalog: The name that the statement may use for the catalog.
             schema: The schema of tables that are named without a schema.
         """
-        self._client = client
+        self._session_tables = session_tables
         self._catalog, self._schema = catalog, schema
         self._opened: dict[tuple[Name, int | str | None], NamedTable] = {}
         self.of_node: dict[int, NamedTable] = {}
         """The tables by the identity of the node that refers to them."""
-        self.counted_nodes: set[int] = set()
-        """The identities of the nodes whose reads are counted already."""
 
     def hold(self, name: Name, opened: OpenTable) -> None:
         """Make all references to the current state of a table use an open table."""
@@ -117,31 +178,21 @@ class StatementTables:
         self.of_node[id(node)] = table
         return table.columns
 
-    def _open_once(self, name: Name, version: int | str | None) -> NamedTable:
-        """Return a table, which is opened at its first use.
+    def are_unchanged(self) -> bool:
+        """Return whether each table is in the state in which it was opened."""
+        return all(
+            table.loaded is not None and self._session_tables.open(name, version) is table
+            for (name, version), table in self._opened.items()
+        )
 
-        Args:
-            name: The name of the table.
-            version: A snapshot id, the name of a branch or tag, or None for the current state.
-        """
+    def _open_once(self, name: Name, version: int | str | None) -> NamedTable:
+        """Return a table, which is opened at its first use. See `SessionTables.open`."""
         table = self._opened.get((name, version))
         if table is None:
             moving = {one for of, one in self._opened if of == name and not isinstance(one, int)}
             if moving and not isinstance(version, int):
                 raise UnsupportedInDuckDB(f"{'.'.join(name)} is read at a branch or tag, and also at another snapshot")
-            at = At(snapshot_id=version) if isinstance(version, int) else At(ref=version)
-            try:
-                opened = open_table(self._client, name, at)
-                # The table is opened with the schema of the snapshot, as in Trino.
-                if at.ref is not None:
-                    opened = open_table(self._client, name, At(snapshot_id=opened.snapshot_id))
-            except NoSuchResource as error:
-                if error.kind not in _NO_TABLE:  # A server that is not Seamark may have sent this response.
-                    raise
-                raise NoSuchResource(
-                    f"Table does not exist: {'.'.join(name)}", status=404, kind="NoSuchTableException"
-                ) from None
-            table = self._opened[name, version] = _to_named_table(name, opened)
+            table = self._opened[name, version] = self._session_tables.open(name, version)
         return table
 
 
@@ -176,58 +227,68 @@ def table_name(node: exp.Table, catalog: str, schema: str | None = None) -> Name
     return (*levels.split("."), name)
 
 
-def plan_reads(
-    client: SeamarkClient,
-    query: SqlStatement,
-    tables: Sequence[StoredTable],
-    catalog: StatementTables,
-    today: date,
-    joins: bool = True,
-    skipped: Collection[int] = (),
-    is_counted: bool = True,
-) -> list[PlannedTableRead]:
-    """Plan the read of each reference to a table. The result has the order of `tables`.
+class ReadPlanner:
+    """Plans the reads of one run of a statement. A reference counts once, even if it is planned again."""
 
-    Args:
-        client: The client of the catalog.
-        query: The query whose tree contains the references.
-        tables: The references.
-        catalog: The tables of the statement. They are open.
-        today: The date in UTC at which the statement runs.
-        joins: Whether rows of other tables may leave out files.
-        skipped: The numbers of references without a plan. Their reads have no files.
-        is_counted: Whether the reads count in the query history and as reads of their columns. A reference counts once,
-            even if it is planned again.
-    """
-    scans = _find_scans(query, tables, catalog, today)
-    counted_tables = [is_counted and id(table.node) not in catalog.counted_nodes for table in tables]
-    scans = [
-        scan if scan is None or is_counted else replace(scan, query_use=UNCOUNTED_USE)
-        for scan, is_counted in zip(scans, counted_tables, strict=True)
-    ]
-    joined = {n: scan for n, scan in enumerate(scans) if scan is not None} if joins else {}
-    planned, counted_numbers = _request_join_plans(client, joined, tables, catalog)
-    reads = []
-    for number, (table, scan) in enumerate(zip(tables, scans, strict=True)):
-        named_table = catalog.of_node[id(table.node)]
-        used_joins: tuple[tuple[str, int], ...] = ()
-        statements: list[str] = []
-        opened = named_table.opened
-        where = TRUE if scan is None else _bind_filter(scan, opened)
-        if number in planned:
-            name, used_joins, statement = planned[number]
-            statements.append(statement)
-            opened = open_table(client, (*named_table.name[:-1], name), CURRENT)
-        tasks: tuple[ScanTask, ...] = ()
-        if number not in skipped:
-            columns = tuple(table.used) if counted_tables[number] else None
-            # The statement is counted with the request for a plan table, even if no plan table was created.
-            use = UNCOUNTED_USE.body() if number in counted_numbers else _describe_use(scan)
-            tasks = tuple(plan(client, opened, where, columns=columns, use=use, note_statement=statements.append))
-            catalog.counted_nodes.add(id(table.node))
-        statement = next(iter(statements), "")
-        reads.append(PlannedTableRead(table, named_table, opened, drop_functions(where), tasks, used_joins, statement))
-    return reads
+    def __init__(
+        self,
+        client: SeamarkClient,
+        tables: Sequence[StoredTable],
+        catalog: StatementTables,
+        scans: Sequence[AnalyzedReference],
+        *,
+        is_counted: bool = True,
+    ) -> None:
+        """Create a planner.
+
+        Args:
+            client: The client of the catalog.
+            tables: The references to tables.
+            catalog: The tables of the statement. They are open.
+            scans: The analysis of each reference (`find_scans`).
+            is_counted: Whether the reads count in the query history and as reads of their columns.
+        """
+        self._client, self._tables, self._catalog, self._scans = client, tables, catalog, scans
+        self._to_count = set(range(len(tables))) if is_counted else set[int]()
+        """The numbers of references that are to be counted when they are planned."""
+
+    def plan(self, *, joins: bool = True, skipped: Collection[int] = ()) -> list[PlannedTableRead]:
+        """Plan the read of each reference to a table, in their order.
+
+        Args:
+            joins: Whether rows of other tables may leave out files.
+            skipped: The numbers of references without a plan. Their reads have no files.
+        """
+        client, catalog = self._client, self._catalog
+        scans = [
+            one.scan if one.scan is None or number in self._to_count else replace(one.scan, query_use=UNCOUNTED_USE)
+            for number, one in enumerate(self._scans)
+        ]
+        joined = {n: scan for n, scan in enumerate(scans) if scan is not None} if joins else {}
+        planned, counted_numbers = _request_join_plans(client, joined, self._tables, catalog)
+        reads = []
+        for number, (table, scan) in enumerate(zip(self._tables, scans, strict=True)):
+            named_table = catalog.of_node[id(table.node)]
+            used_joins: tuple[tuple[str, int], ...] = ()
+            statements: list[str] = []
+            opened = named_table.opened
+            where = self._scans[number].where
+            if number in planned:
+                name, used_joins, statement = planned[number]
+                statements.append(statement)
+                opened = open_table(client, (*named_table.name[:-1], name), CURRENT)
+            tasks: tuple[ScanTask, ...] = ()
+            if number not in skipped:
+                columns = tuple(table.used) if number in self._to_count else None
+                # The statement is counted with the request for a plan table, even if no plan table was created.
+                use = UNCOUNTED_USE.body() if number in counted_numbers else _describe_use(scan)
+                tasks = tuple(plan(client, opened, where, columns=columns, use=use, note_statement=statements.append))
+                self._to_count.discard(number)
+            statement = next(iter(statements), "")
+            reads.append(
+                PlannedTableRead(table, named_table, opened, drop_functions(where), tasks, used_joins, statement)
+            )
+        return reads
 
 
 def _describe_use(scan: Scan | None) -> dict[str, object]:
@@ -254,14 +315,14 @@ def row_filter(where: Expression) -> Expression:
     return all_of(*(one for one in parts if not any(each.result in FLOATS for each in predicates_of(one))))
 
 
-def _to_named_table(name: Name, opened: OpenTable) -> NamedTable:
+def _to_named_table(name: Name, opened: OpenTable, loaded: EngineTable | None = None) -> NamedTable:
     columns = {field.name: from_iceberg(field.type) for field in opened.schema.fields}
     if len({one.lower() for one in columns}) != len(columns):
         raise UnsupportedInDuckDB(f"{'.'.join(name)} has columns whose names differ only in case")
     snapshot = next((one for one in opened.history if one.snapshot_id == opened.snapshot_id), None)
     summary = {} if snapshot is None else snapshot.summary_map()
     files, size = (count_of(summary, key, 0) for key in ("total-data-files", "total-files-size"))
-    return NamedTable(name, opened, columns, files, size)
+    return NamedTable(name, opened, columns, files, size, loaded)
 
 
 def _read_version(node: exp.Table) -> int | str | None:
@@ -282,6 +343,24 @@ def _bind_filter(scan: Scan, opened: OpenTable) -> Expression:
         return bind(filter, opened.schema, (), case_sensitive=False)
     except RequestError:
         return TRUE
+
+
+def find_scans(
+    query: SqlStatement, tables: Sequence[StoredTable], catalog: StatementTables, today: date
+) -> list[AnalyzedReference]:
+    """Return the analysis of each reference to a table.
+
+    Args:
+        query: The query whose tree contains the references.
+        tables: The references.
+        catalog: The tables of the statement. They are open.
+        today: The date in UTC at which the statement runs.
+    """
+    scans = []
+    for table, scan in zip(tables, _find_scans(query, tables, catalog, today), strict=True):
+        opened = catalog.of_node[id(table.node)].opened
+        scans.append(AnalyzedReference(scan, TRUE if scan is None else _bind_filter(scan, opened)))
+    return scans
 
 
 def _find_scans(

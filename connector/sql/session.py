@@ -43,8 +43,9 @@ from seamark.connector.sql.duckdb_engine import (
     register_stream,
     register_tables,
 )
-from seamark.connector.sql.queries import DuckDBQuery, translate
-from seamark.connector.sql.reads import PlannedTableRead, StatementTables, plan_reads
+from seamark.connector.sql.prepared import PreparedQueries, PreparedQuery, prepare
+from seamark.connector.sql.queries import DuckDBQuery
+from seamark.connector.sql.reads import PlannedTableRead, ReadPlanner, SessionTables, StatementTables, find_scans
 from seamark.connector.sql.row_changes import ComputedRows, change_rows, insert_rows
 from seamark.connector.sql.scopes import StoredTable, UnsupportedInDuckDB
 from seamark.connector.sql.spark_engine import SparkStatements, spark_text
@@ -187,6 +188,8 @@ class SqlSession:
         """
         self._client = SeamarkClient(url, token=token, certificates=certificates)
         self._reads = self._client.reading_fresh_rows(after)
+        self._tables = SessionTables(self._reads)
+        self._prepared = PreparedQueries()
         self._catalog, self._schema = catalog, schema
         self._engines = engines or Engines()
         self._trino = None if self._engines.trino is None else TrinoAddress.parse(self._engines.trino)
@@ -213,7 +216,7 @@ class SqlSession:
 
     def explain(self, text: str) -> ChosenPlan:
         """Return the plan and the engine that `sql` would use, without running the statement."""
-        return self._plan(parse(text), is_counted=False).explanation
+        return self._plan(text, is_counted=False).explanation
 
     def sql(self, text: str) -> SqlResult:
         """Run a statement.
@@ -222,7 +225,7 @@ class SqlSession:
             InvalidRequest: The statement is invalid.
             ClientError: The catalog or the engine fails.
         """
-        planned = self._plan(parse(text))
+        planned = self._plan(text)
         match planned.choice.engine:
             case "trino":
                 return self._run_on_trino(planned)
@@ -240,60 +243,65 @@ class SqlSession:
 
     # Plans
 
-    def _plan(self, statement: SqlStatement, *, is_counted: bool = True) -> _PlannedStatement:
+    def _plan(self, text: str, *, is_counted: bool = True) -> _PlannedStatement:
         """Plan a statement, and choose its engine.
 
         Args:
-            statement: The statement.
+            text: The statement.
             is_counted: Whether the reads of the statement count in the query history.
         """
-        engines, now = self._engines, datetime.now(UTC)
+        now = datetime.now(UTC)
+        prepared = self._prepared.find(text, now)
+        if prepared is not None:
+            return self._plan_prepared(prepared, is_counted=is_counted)
+        statement = parse(text)
         if statement.kind is not Kind.QUERY:
             return self._plan_change(statement, is_counted=is_counted)
-        tables = StatementTables(self._reads, self._catalog, self._schema)
-        query: DuckDBQuery | None = None
-        reads: tuple[PlannedTableRead, ...] = ()
-        reason = ""
-        if engines.wanted in (AUTO, DUCKDB):
+        reason = "the user has chosen another engine"
+        if self._engines.wanted in (AUTO, DUCKDB):
             try:
-                query = translate(statement.tree, tables.columns_of, now)
+                prepared = prepare(statement, self._make_tables(), now, self._cubes)
+                self._prepared.put(text, prepared)
+                return self._plan_prepared(prepared, is_counted=is_counted)
             except UnsupportedInDuckDB as why:
                 reason = str(why)
-        else:
-            reason = "the user has chosen another engine"
-        cube: CubePlan | CubeSummary | None = None
-        if query is not None:
-            plan = partial(
-                plan_reads, self._reads, statement.query, query.tables, tables, now.date(), is_counted=is_counted
-            )
-            named_tables = [tables.of_node[id(table.node)] for table in query.tables]
-            planned_reads, cube = plan_cube(self._reads, statement.tree, query, named_tables, plan, now, self._cubes)
-            # Requests end before the check, because it may forbid this process to open files, such as certificates.
-            self._checked([read.named.opened for read in planned_reads])
-            reads = tuple(planned_reads)
+        choice = self._choose(StatementProfile(statement.kind, 0, reason))
+        return _PlannedStatement(statement, choice, self._write_for_trino(statement))
+
+    def _plan_prepared(self, prepared: PreparedQuery, *, is_counted: bool) -> _PlannedStatement:
+        statement, query = prepared.statement, prepared.query
+        planner = ReadPlanner(self._reads, query.tables, prepared.tables, prepared.scans, is_counted=is_counted)
+        planned_reads, cube = plan_cube(self._reads, query, prepared.cube, planner)
+        # Requests end before the check, because it may forbid this process to open files, such as certificates.
+        self._checked([read.named.opened for read in planned_reads])
+        reads = tuple(planned_reads)
+        read_bytes = sum(read.bytes for read in reads)
         if isinstance(cube, CubePlan):
             query = cube.query
-        read_bytes = sum(read.bytes for read in reads)
-        if isinstance(cube, CubePlan) and cube.deleted is not None:
-            read_bytes += cube.deleted.bytes
-        demand = StatementProfile(statement.kind, read_bytes, reason)
-        choice = choose(demand, engines.wanted, engines.available, large_bytes=engines.large_bytes)
-        if choice.engine == DUCKDB and query is not None:
+            read_bytes += cube.deleted.bytes if cube.deleted is not None else 0
+        choice = self._choose(StatementProfile(statement.kind, read_bytes))
+        if choice.engine == DUCKDB:
             return _PlannedStatement(statement, choice, query.text, query, reads, cube=cube)
         return _PlannedStatement(statement, choice, self._write_for_trino(statement), None, reads)
+
+    def _make_tables(self) -> StatementTables:
+        return StatementTables(self._tables, self._catalog, self._schema)
+
+    def _choose(self, demand: StatementProfile) -> Choice:
+        engines = self._engines
+        return choose(demand, engines.wanted, engines.available, large_bytes=engines.large_bytes)
 
     def _plan_change(self, statement: SqlStatement, *, is_counted: bool) -> _PlannedStatement:
         if not self._writes:
             raise InvalidRequest(f"Only queries can be run here, not {statement.kind.value}; use `seamark sql`")
-        demand = StatementProfile(statement.kind)
-        choice = choose(demand, self._engines.wanted, self._engines.available)
+        choice = self._choose(StatementProfile(statement.kind))
         if choice.engine == SPARK:
             return _PlannedStatement(
                 statement, choice, spark_text(statement.tree, self._catalog, self._engines.spark_catalog, self._schema)
             )
         if choice.engine == TRINO:
             return _PlannedStatement(statement, choice, self._write_for_trino(statement))
-        tables = StatementTables(self._reads, self._catalog, self._schema)
+        tables = self._make_tables()
         now = datetime.now(UTC)
         change = self._translate_change(statement, tables, now)
         # UPDATE and DELETE plan their reads again when they run.
@@ -318,7 +326,8 @@ class SqlSession:
     ) -> tuple[PlannedTableRead, ...]:
         reads = []
         if query is not None:
-            reads = plan_reads(self._reads, query, tables, catalog, now.date(), is_counted=is_counted)
+            scans = find_scans(query, tables, catalog, now.date())
+            reads = ReadPlanner(self._reads, tables, catalog, scans, is_counted=is_counted).plan()
         self._checked([read.named.opened for read in reads])
         return tuple(reads)
 
@@ -392,7 +401,7 @@ class SqlSession:
 
     def _compute_rows(self, statement: SqlStatement, target: Name, opened: OpenTable) -> ComputedRows:
         """Return the rows that the statement changes in an open table."""
-        tables, now = StatementTables(self._reads, self._catalog, self._schema), datetime.now(UTC)
+        tables, now = self._make_tables(), datetime.now(UTC)
         tables.hold(target, opened)
         change = self._translate_change(statement, tables, now)
         reads = self._plan_reads(change.query, change.tables, tables, now, is_counted=True)

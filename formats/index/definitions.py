@@ -191,6 +191,10 @@ def _name_keys(term: Term) -> str:
     return family_of(term.kind) if term.transform == IDENTITY else term.source
 
 
+_READ_DEFINITIONS = "index definitions"
+"""The key of the definitions in the attributes of table metadata."""
+
+
 def find_dimension_tables(text: str) -> frozenset[tuple[str, ...]]:
     """Return the dimension tables that the text of a definition names.
 
@@ -209,7 +213,17 @@ def find_dimension_tables(text: str) -> frozenset[tuple[str, ...]]:
 
 
 def read_definitions(metadata: TableMetadata) -> Definitions:
-    """Return the definitions of a table. The function never raises."""
+    """Return the definitions of a table. The function never raises.
+
+    The metadata keep the result, because each request reads it again.
+    """
+    definitions: Definitions | None = metadata.__dict__.get(_READ_DEFINITIONS)
+    if definitions is None:
+        definitions = metadata.__dict__[_READ_DEFINITIONS] = _read_definitions(metadata)
+    return definitions
+
+
+def _read_definitions(metadata: TableMetadata) -> Definitions:
     names = sorted(key.removeprefix(PREFIX) for key in metadata.properties if key.startswith(PREFIX))
     if not names:
         return _NONE

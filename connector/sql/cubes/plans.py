@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -20,7 +20,7 @@ from seamark.connector.cubes.summaries import CubeSummary as CubeSummary
 from seamark.connector.read.tables import ScanTask
 from seamark.connector.sql.cubes.queries import CubeQuery, NotFromCube, check_form, translate_over_cube
 from seamark.connector.sql.queries import DuckDBQuery
-from seamark.connector.sql.reads import NamedTable, PlannedTableRead
+from seamark.connector.sql.reads import NamedTable, PlannedTableRead, ReadPlanner
 from seamark.formats.iceberg.expressions.expression import TRUE, Bound, Expression, all_of
 from seamark.formats.index.definitions import IndexDefinition, read_definitions
 from seamark.formats.index.keys.group_conditions import rename_condition, to_group_condition
@@ -30,6 +30,11 @@ from seamark.formats.index.kinds.kinds import KINDS
 
 _FEW_ROWS = 200_000
 """The number of rows up to which groups are used in each case, because reading the rows takes little time too."""
+_SMALL_SHARE = 0.05
+"""The share of the rows of the plan up to which groups are used in each case.
+
+To know how many rows joins leave out takes longer than to read a small share of the rows.
+"""
 _ROWS_OF_GROUP = 4
 """The number of rows that are read in the time in which a group is sent and read."""
 _PAYING_SHARE = 0.7
@@ -66,52 +71,62 @@ class CubePlan:
     deleted: PlannedTableRead | None = None
 
 
-ReadPlanner = Callable[[bool, Collection[int]], Sequence[PlannedTableRead]]
-"""A function that plans the reads of a query's tables.
+@dataclass(frozen=True)
+class CubeChoice:
+    """The cube from which a query follows, and the query over it."""
 
-Its arguments are whether joins may leave out files, and the numbers of references that need no plan.
-"""
+    cube: IndexDefinition
+    query: CubeQuery
+
+
+def choose_cube(
+    tree: exp.Expr, query: DuckDBQuery, tables: Sequence[NamedTable], now: datetime, use: str
+) -> CubeChoice | NotFromCube | None:
+    """Return the cube that answers a query, or why none does, or None if the query has no table with a cube.
+
+    The result depends only on the arguments, and on the date of `now`.
+
+    Args:
+        tree: The query.
+        query: The translation that reads rows.
+        tables: The tables of `query`, in the order of its references.
+        now: The time at which the statement runs.
+        use: One of `CUBE_USES`.
+    """
+    cubes = [(number, cube) for number, table in enumerate(tables) for cube in _list_cubes(table)]
+    if not cubes:
+        return None
+    try:
+        if use == OFF:
+            raise NotFromCube("the session does not use cubes")
+        check_form(tree)
+        return _choose(tree, query, tables, cubes, now, floats=use != EXACT)
+    except NotFromCube as why:
+        return why.with_traceback(None)
 
 
 def plan_cube(
-    client: SeamarkClient,
-    tree: exp.Expr,
-    query: DuckDBQuery,
-    tables: Sequence[NamedTable],
-    plan: ReadPlanner,
-    now: datetime,
-    use: str,
+    client: SeamarkClient, query: DuckDBQuery, choice: CubeChoice | NotFromCube | None, planner: ReadPlanner
 ) -> tuple[Sequence[PlannedTableRead], CubePlan | CubeSummary | None]:
     """Plan the reads of a query, and how it is answered from a cube.
 
     Args:
         client: The client of the catalog.
-        tree: The query.
         query: The translation that reads rows.
-        tables: The tables of `query`, in the order of its references.
-        plan: The function that plans the reads.
-        now: The time at which the statement runs.
-        use: One of `CUBE_USES`.
+        choice: The cube (`choose_cube`).
+        planner: The planner of the query's reads.
 
     Returns:
         The reads of rows, and a plan, or a summary that explains why no cube is used, or None if the query has no table
         with a cube.
     """
-    cubes = [(number, cube) for number, table in enumerate(tables) for cube in _list_cubes(table)]
-    if not cubes:
-        return plan(True, ()), None
-    try:
-        if use == OFF:
-            raise NotFromCube("the session does not use cubes")
-        check_form(tree)
-        cube, translated = _choose(tree, query, tables, cubes, now, floats=use != EXACT)
-    except NotFromCube as why:
-        reads = plan(True, ())
-        return reads, CubeSummary(None, 0, _count_files(reads), str(why))
+    if not isinstance(choice, CubeChoice):
+        reads = planner.plan()
+        return reads, None if choice is None else CubeSummary(None, 0, _count_files(reads), str(choice))
     # Reading the groups is faster than requesting the joins, which could only leave out files.
-    reads = plan(False, translated.replaced)
+    reads = planner.plan(joins=False, skipped=choice.query.replaced)
     try:
-        cube_plan = _read_groups(client, query, reads, cube, translated, plan)
+        cube_plan = _read_groups(client, query, reads, choice.cube, choice.query, planner)
         return cube_plan.reads, cube_plan
     except _RowsAreCheaper as why:
         return why.reads, CubeSummary(None, 0, _count_files(why.reads), str(why))
@@ -119,8 +134,8 @@ def plan_cube(
         reason = str(why)
     except ClientError as error:
         reason = f"the groups cannot be read: {error}"
-    if len(tables) > 1:
-        reads = plan(True, ())
+    if len(reads) > 1:
+        reads = planner.plan()
     return reads, CubeSummary(None, 0, _count_files(reads), reason)
 
 
@@ -140,7 +155,7 @@ def _choose(
     now: datetime,
     *,
     floats: bool,
-) -> tuple[IndexDefinition, CubeQuery]:
+) -> CubeChoice:
     """Return the cube with the fewest dimensions from which the query follows. Cubes of the largest table are first.
 
     Args:
@@ -156,7 +171,8 @@ def _choose(
     reasons = []
     for number, cube in ordered:
         try:
-            return cube, translate_over_cube(tree, query.tables, opened, number, cube, now, floats=floats)
+            translated = translate_over_cube(tree, query.tables, opened, number, cube, now, floats=floats)
+            return CubeChoice(cube, translated)
         except NotFromCube as why:
             reasons.append(f"{cube.name}: {why}")
     raise NotFromCube("; ".join(reasons)[:1000])
@@ -168,7 +184,7 @@ def _read_groups(
     reads: Sequence[PlannedTableRead],
     cube: IndexDefinition,
     translated: CubeQuery,
-    plan: ReadPlanner,
+    planner: ReadPlanner,
 ) -> CubePlan:
     facts = reads[translated.facts]
     corrected = translated.corrected
@@ -204,21 +220,22 @@ def _read_groups(
         for number in sorted(answered)
         if facts.tasks[number].deletes
     )
-    if (row_tasks or deleted_tasks) and sum(task.records for task in facts.tasks) > _FEW_ROWS:
-        rows = sum(task.records for task in row_tasks) + _ROWS_OF_GROUP * groups.num_rows
+    if row_tasks or deleted_tasks:
         deleted_rows = _count_removed_rows(deleted_tasks)
-        rows += deleted_rows
-        joined_reads = plan(True, ()) if len(reads) > 1 else reads
-        rows_without_cube = sum(task.records for task in joined_reads[translated.facts].tasks)
-        if rows >= _PAYING_SHARE * rows_without_cube:
-            raise _RowsAreCheaper(
-                f"{cube.name}: rows of {len(row_tasks)} of {len(facts.tasks)} files"
-                f"{f', and {deleted_rows:,} rows for deletes,' if deleted_rows else ''} would be read besides "
-                f"{groups.num_rows:,} groups; without the cube, {rows_without_cube:,} rows are read",
-                joined_reads,
-            )
+        rows = sum(task.records for task in row_tasks) + _ROWS_OF_GROUP * groups.num_rows + deleted_rows
+        planned_rows = sum(task.records for task in facts.tasks)
+        if planned_rows > _FEW_ROWS and rows > _SMALL_SHARE * planned_rows:
+            joined_reads = planner.plan() if len(reads) > 1 else reads
+            rows_without_cube = sum(task.records for task in joined_reads[translated.facts].tasks)
+            if rows >= _PAYING_SHARE * rows_without_cube:
+                raise _RowsAreCheaper(
+                    f"{cube.name}: rows of {len(row_tasks)} of {len(facts.tasks)} files"
+                    f"{f', and {deleted_rows:,} rows for deletes,' if deleted_rows else ''} would be read besides "
+                    f"{groups.num_rows:,} groups; without the cube, {rows_without_cube:,} rows are read",
+                    joined_reads,
+                )
     if (row_tasks or deleted_tasks) and translated.replaced:
-        joined = plan(False, translated.tables.keys() - translated.replaced)
+        joined = planner.plan(joins=False, skipped=translated.tables.keys() - translated.replaced)
         reads = [joined[number] if number in translated.replaced else read for number, read in enumerate(reads)]
     remaining = {number: replace(reads[number], table=table) for number, table in translated.tables.items()}
     remaining[translated.facts] = replace(remaining[translated.facts], tasks=row_tasks)

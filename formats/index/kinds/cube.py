@@ -3,9 +3,9 @@
     bytes  0-7   magic                 bytes  8-11  version of this layout
     bytes 12-15  files                 bytes 16-23  bytes of the Arrow IPC file
     bytes 24-27  CRC-32 of the file    bytes 28-31  CRC-32 of bytes 0-27
-    the Arrow IPC file: record batch n has the groups of data file n
+    the Arrow IPC file: record batch n has the groups of data file n, packed (`packed_groups.py`)
 
-All numbers are little-endian. The columns of a batch are the dimensions `d0`, `d1`, ... and the partial aggregates
+All numbers are little-endian. The columns of an entry are the dimensions `d0`, `d1`, ... and the partial aggregates
 `m0`, `m1`, ... in the order of `list_partials`; `m0` is the number of rows. A group may appear twice if its values
 differ only in their bits, such as 0.0 and -0.0: an engine groups the entries again. The checksum covers all bytes, and
 is compared when the blob is opened, because a changed bit would change an answer.
@@ -49,10 +49,19 @@ from seamark.formats.index.keys.measures import (
 from seamark.formats.index.keys.terms import Term
 from seamark.formats.index.kinds.arrow_sizes import count_decoded_bytes, find_batches
 from seamark.formats.index.kinds.kind import IndexKind, IndexParameter, Mask
+from seamark.formats.index.kinds.packed_groups import (
+    list_packed_names,
+    make_packed_schema,
+    pack_groups,
+    read_groups_schema,
+    unpack_groups,
+)
 
 Columns = Mapping[int, pa.ChunkedArray]
 Attributes = Mapping[Term, pa.ChunkedArray]
-"""Attributes of dimension tables for the rows of a data file, for each term that is one."""
+"""Attributes of dimension tables for the rows of a data file, for each term that is one. They may be dictionary arrays,
+whose chunks have the same dictionary.
+"""
 _NO_ATTRIBUTES: Attributes = {}
 
 SHRINK = 20.0
@@ -72,12 +81,13 @@ _DIMENSION_TYPES = TIME_TYPES | {
     "boolean", "int", "long", "float", "double", "decimal", "string", "binary", "fixed", "uuid", "time"
 }  # fmt: skip
 _MAGIC = b"SMKCUBE\n"
-_LAYOUT = 1
+_LAYOUT = 2
 _HEAD = struct.Struct("<8sIIQI")
 _CHECK = struct.Struct("<I")
 _HEAD_BYTES = _HEAD.size + _CHECK.size
 _FLOAT_TOLERANCE = 1e-9
 """The maximum relative difference of two sums of floats in an audit, because the order of the additions may differ."""
+_LONG_MAX = (1 << 63) - 1
 _SIGNS = {"+": "add", "-": "subtract", "*": "multiply"}
 
 
@@ -104,7 +114,8 @@ class CubeEntries:
             raise ValueError(f"a cube has {len(self._body)} bytes instead of {length}")
         self._check_body()
         reader = self._open(None)
-        self.schema: pa.Schema = reader.schema
+        self._packed_names: list[str] = reader.schema.names
+        self.schema: pa.Schema = read_groups_schema(reader.schema)
         if reader.num_record_batches != self.files:
             raise ValueError(f"a cube has {reader.num_record_batches} entries instead of {self.files}")
         self._batches = find_batches(self._body)
@@ -137,19 +148,22 @@ class CubeEntries:
             ValueError: The blob is damaged.
         """
         reader = self._open(columns)
+        schema = self.schema if columns is None else pa.schema([self.schema.field(name) for name in columns])
         try:
             for number in numbers:
                 size = count_decoded_bytes(self._body, self._batches[number])
                 if size > _DECODED_BYTES_MAX:
                     raise ValueError(f"an entry of a cube has {size:,} bytes; the maximum is {_DECODED_BYTES_MAX:,}")
-                batch = reader.get_batch(number)
-                batch.validate(full=True)
-                yield batch
+                packed = reader.get_batch(number)
+                packed.validate(full=True)
+                yield unpack_groups(packed, schema, _DECODED_BYTES_MAX)
         except (pa.ArrowException, OSError) as error:
             raise ValueError(f"a cube cannot be read: {error}") from None
 
     def _open(self, columns: Sequence[str] | None) -> pa.ipc.RecordBatchFileReader:
-        fields = None if columns is None else [self.schema.get_field_index(name) for name in columns]
+        fields = None
+        if columns is not None:
+            fields = [self._packed_names.index(name) for name in list_packed_names(columns)]
         try:
             return pa.ipc.open_file(pa.py_buffer(self._body), options=pa.ipc.IpcReadOptions(included_fields=fields))
         except (pa.ArrowException, OSError) as error:
@@ -252,11 +266,19 @@ def _sort_groups(entry: pa.RecordBatch) -> pa.RecordBatch:
     for name, column in zip(entry.schema.names, entry.columns, strict=True):
         if name.startswith("d"):
             bits = {pa.float32(): pa.int32(), pa.float64(): pa.int64()}.get(column.type)
-            keys[name] = column if bits is None else column.view(bits)
+            keys[name] = _rank_texts(column) if bits is None else column.view(bits)
     if not keys or entry.num_rows < 2:
         return entry
     order = pc.sort_indices(pa.table(keys), sort_keys=[(name, "ascending") for name in keys])
     return entry.take(order)
+
+
+def _rank_texts(column: pa.Array) -> pa.Array:
+    """Return the ranks of texts among the distinct texts, which are compared faster. Other columns are returned."""
+    if not pa.types.is_string(column.type):
+        return column
+    encoded = column.dictionary_encode()
+    return pc.rank(encoded.dictionary).take(encoded.indices) if len(encoded.dictionary) else column
 
 
 def describe_size(groups: int, rows: int, shrink: float) -> str:
@@ -281,12 +303,18 @@ def group_rows(
         ValueError: A value cannot be stored exactly.
     """
     rows = len(next(iter(columns.values())))
-    keys = {
-        f"d{number}": attributes[term].cast(dimension_type(term))
-        if parse_lookup(term.transform) is not None
-        else _truncate(term, columns[term.column_id])
-        for number, term in enumerate(terms)
-    }
+    keys: dict[str, pa.ChunkedArray] = {}
+    dictionaries: dict[str, pa.Array] = {}
+    for number, term in enumerate(terms):
+        name = f"d{number}"
+        if parse_lookup(term.transform) is None:
+            keys[name] = _truncate(term, columns[term.column_id])
+        elif pa.types.is_dictionary(attributes[term].type) and attributes[term].num_chunks:
+            chunks = attributes[term].chunks
+            keys[name] = pa.chunked_array([chunk.indices for chunk in chunks])
+            dictionaries[name] = chunks[0].dictionary.cast(dimension_type(term))
+        else:
+            keys[name] = attributes[term].cast(dimension_type(term))
     values = dict[str, _Values]()
     for number, partial in enumerate(list_partials(measures)):
         if partial.operand is None:  # Rows are counted as values that are not null.
@@ -294,7 +322,12 @@ def group_rows(
         else:
             column = _evaluate(partial.operand, columns)
         values[f"m{number}"] = _Values(partial.function, column, partial_type(partial))
-    grouped = _aggregate(keys, values).combine_chunks()
+    grouped = _aggregate(keys, values)
+    for name, dictionary in dictionaries.items():
+        number = grouped.schema.get_field_index(name)
+        codes = grouped[name].combine_chunks()
+        grouped = grouped.set_column(number, name, dictionary.take(codes))
+    grouped = grouped.combine_chunks()
     return grouped.to_batches()[0] if grouped.num_rows else pa.RecordBatch.from_pylist([], grouped.schema)
 
 
@@ -360,9 +393,16 @@ def _widen_sum(values: pa.ChunkedArray) -> pa.ChunkedArray:
     if pa.types.is_floating(kind):
         return values.cast(pa.float64())
     if pa.types.is_integer(kind):
-        return values.cast(pa.decimal128(19, 0))
+        return values if _sums_fit_64_bits(values) else values.cast(pa.decimal128(19, 0))
     fits = kind.precision + len(str(len(values))) <= PRECISION_MAX
     return values if fits else values.cast(pa.decimal256(76, kind.scale))
+
+
+def _sums_fit_64_bits(values: pa.ChunkedArray) -> bool:
+    """Return whether the sum of any of these integers fits 64 bits."""
+    limits = pc.min_max(values).as_py()
+    largest = max(abs(limits["min"] or 0), abs(limits["max"] or 0))
+    return bool(largest * len(values) <= _LONG_MAX)
 
 
 def partial_type(partial: Partial) -> pa.DataType:
@@ -433,9 +473,9 @@ def _encode(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> list[bytes 
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression="zstd")
     files = 0
-    with pa.ipc.new_file(sink, schema, options=options) as writer:
+    with pa.ipc.new_file(sink, make_packed_schema(schema), options=options) as writer:
         for batch in batches:
-            writer.write_batch(batch)
+            writer.write_batch(pack_groups(batch))
             files += 1
     body = memoryview(sink.getvalue())
     head = _HEAD.pack(_MAGIC, _LAYOUT, files, len(body), isal_zlib.crc32(body))

@@ -15,8 +15,8 @@ from seamark.metaserver.api.http.dispatch import Call
 from seamark.metaserver.store.model import TABLE
 
 
-async def check_dimension_rights(call: Call, tables: Iterable[Sequence[str]]) -> None:
-    """Check that the caller may read these dimension tables.
+async def check_dimension_rights(call: Call, tables: Iterable[Sequence[str]], operation: str = "readRows") -> None:
+    """Check that the caller may do an operation, which reads rows, on these dimension tables.
 
     Raises:
         Forbidden: The caller may not read one of them.
@@ -24,7 +24,7 @@ async def check_dimension_rights(call: Call, tables: Iterable[Sequence[str]]) ->
     """
     for *namespace, name in dict.fromkeys(tuple(table) for table in tables):
         securable = Securable(tuple(namespace), TABLE, name)
-        await call.components.authorizer.require(call.principal, "readRows", securable)
+        await call.components.authorizer.require(call.principal, operation, securable)
 
 
 async def check_index_properties(call: Call, properties: Mapping[str, Any]) -> None:

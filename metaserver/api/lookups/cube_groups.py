@@ -28,20 +28,19 @@ from seamark.formats.iceberg.expressions.expression_json import parse_expression
 from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.index.definitions import IndexDefinition, read_definitions
 from seamark.formats.index.keys.group_conditions import make_group_schema
-from seamark.formats.index.keys.lookups import parse_lookup
 from seamark.formats.index.keys.measures import list_partials
 from seamark.formats.index.kinds.cube import SumOverflow, combine_groups, entry_schema
 from seamark.formats.index.kinds.kinds import KINDS
 from seamark.formats.protocol.wire import decode_json
 from seamark.formats.runtime.errors import BadRequest, NotFound
-from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.api.formats.arrow import ARROW_STREAM
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.sql_texts import read_in_turn
+from seamark.metaserver.api.indexes.dimension_rights import check_dimension_rights
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.planner.cubes.segments import GroupPart
-from seamark.metaserver.store.model import TABLE, Entry
+from seamark.metaserver.store.model import Entry
 
 FILES_MAX = 1_000_000
 """The maximum number of data files of a request."""
@@ -52,6 +51,10 @@ BYTES_MAX = 256 << 20
 _COMBINED_BYTES = 64 << 20
 _COMBINED_GROUPS = 500_000
 """The number of groups, or of their bytes, at which groups are combined before further groups are read."""
+_FEW_GROUPS = 1_000
+"""The number of groups that an engine combines in less time than the server."""
+_IN_LOOP_CHARACTERS = 16_384
+"""The maximum length of texts and answers that are converted in the event loop."""
 CONDITION_VALUES_MAX = 1_000
 """The number of values and predicates of a condition above which it leaves out no groups."""
 _TRANSFORMS_MAX = 16
@@ -101,11 +104,15 @@ class ReadCubeGroupsRequest(msgspec.Struct, rename="kebab", forbid_unknown_field
 async def read_cube_groups(call: Call, body: ReadCubeGroupsRequest) -> web.Response:
     loaded = await call.components.catalog.tables.load(call.namespace, call.name)
     definition = await find_cube(call, loaded, body.definition_id)
-    ids = await asyncio.to_thread(_parse_ids, body.files)
+    is_short = len(body.files) <= _IN_LOOP_CHARACTERS
+    ids = _parse_ids(body.files) if is_short else await asyncio.to_thread(_parse_ids, body.files)
     text = bytes(body.filter)
     condition = await read_in_turn(call, len(text), partial(read_condition, text, definition))
-    reading = await read_groups(call, loaded, definition, body.columns, ids, condition)
-    return web.Response(body=await asyncio.to_thread(reading.encode), content_type=ARROW_STREAM)
+    reading = await read_groups(call, loaded, definition, body.columns, ids, condition, combines_few=False)
+    is_short = reading.groups.nbytes <= _IN_LOOP_CHARACTERS
+    return web.Response(
+        body=reading.encode() if is_short else await asyncio.to_thread(reading.encode), content_type=ARROW_STREAM
+    )
 
 
 async def find_cube(call: Call, loaded: LoadedTable, definition_id: str) -> IndexDefinition:
@@ -119,10 +126,8 @@ async def find_cube(call: Call, loaded: LoadedTable, definition_id: str) -> Inde
     definition = next((one for one in defined if one.id == definition_id and KINDS[one.kind].aggregates), None)
     if definition is None or loaded.entry is None:
         raise NotFound("The table has no cube with this definition-id; list its indexes with seamark index list")
-    for term in definition.terms:  # Who may read the facts may not be allowed to read their dimension tables.
-        if (lookup := parse_lookup(term.transform)) is not None:
-            *namespace, name = lookup.source.table
-            await call.allow(Securable(tuple(namespace), TABLE, name), operation="readCubeGroups")
+    # Who may read the facts may not be allowed to read their dimension tables.
+    await check_dimension_rights(call, definition.dimension_tables, "readCubeGroups")
     return definition
 
 
@@ -133,6 +138,8 @@ async def read_groups(
     columns: Sequence[str],
     ids: Ids,
     condition: Expression = TRUE,
+    *,
+    combines_few: bool = True,
 ) -> GroupReading:
     """Read the groups of data files.
 
@@ -143,13 +150,14 @@ async def read_groups(
         columns: Dimensions and partial aggregates of the entries, in their order.
         ids: uint64[files, 2], the ids of the data files.
         condition: A condition on groups (`group_conditions.py`). Other groups are left out.
+        combines_few: Whether equal groups are combined if there are few groups.
 
     Raises:
         BadRequest: A column does not exist.
     """
     schema = _select(definition, columns)
     assert loaded.entry is not None
-    reading = GroupReading(schema, _functions_of(definition, columns), len(ids), condition)
+    reading = GroupReading(schema, _functions_of(definition, columns), len(ids), condition, combines_few=combines_few)
 
     async def run(work: Callable[[], None]) -> None:
         if condition == TRUE:
@@ -241,12 +249,20 @@ class GroupReading:
         functions: The function of each requested partial aggregate.
         files: The number of requested data files.
         condition: A condition on groups. Other groups are left out.
+        combines_few: Whether equal groups are combined if there are few groups.
     """
 
     def __init__(
-        self, schema: pa.Schema, functions: Mapping[str, str], files: int, condition: Expression = TRUE
+        self,
+        schema: pa.Schema,
+        functions: Mapping[str, str],
+        files: int,
+        condition: Expression = TRUE,
+        *,
+        combines_few: bool = True,
     ) -> None:
         self._schema, self._functions, self._condition = schema, functions, condition
+        self._combines_few = combines_few
         self._covered = np.zeros(files, dtype=np.bool_)
         self._groups: pa.Table = schema.empty_table()
         self._waiting: list[GroupPart] = []
@@ -311,8 +327,8 @@ class GroupReading:
         self._combine()
 
     def _combine(self) -> None:
-        groups = pa.concat_tables([self._groups, *self._pending])
-        if groups.num_rows:
+        groups = pa.concat_tables([self._groups, *(part for part in self._pending if part.num_rows)])
+        if groups.num_rows > (0 if self._combines_few else _FEW_GROUPS):
             # The engine adds the groups again, and reports the error.
             with suppress(SumOverflow, pa.ArrowException):
                 groups = combine_groups(groups, self._functions).select(self._schema.names)

@@ -98,7 +98,10 @@ class EncodedGroups:
                 unencoded_parts.append(part)
                 continue
             matches = evaluate_filter(part, {min(ids): column.values}, len(column.values))
-            encoded.append((float(matches.mean()), matches, column))
+            if not matches.any():
+                return np.zeros(0, np.int64)
+            if not matches.all():
+                encoded.append((float(matches.mean()), matches, column))
         rows: _Rows | None = None
         for _, matches, column in sorted(encoded, key=lambda one: one[0]):
             if rows is None:

@@ -18,6 +18,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 
 import numpy as np
@@ -276,7 +277,8 @@ class Segments:
             if not len(covered):
                 return
             prefix = f"cube/{entry.uuid}/{definition.id}"
-            merger = await asyncio.to_thread(_Merger, self, prefix, definition, places, stores_all=False)
+            make_merger = partial(_Merger, self, prefix, definition, places, stores_all=False)
+            merger = make_merger() if len(covered) <= _ENTRY_FILES_MAX else await asyncio.to_thread(make_merger)
             try:
                 async for first, end, groups in self._list_parts(merger, merger.tree.root):
                     files = covered[first:end]

@@ -25,7 +25,17 @@ FOUND_FAULTS = tuple(
     one for one in STATEMENTS if re.search(r"year\(|, db\.\w+ (RIGHT|FULL)|ORDER BY (-t|x \+|total)", one)
 )
 """Statements with clauses for which Seamark once returned wrong rows."""
+GROUPING_SETS = (
+    "SELECT k, s, count(*), sum(id), grouping(k, s) FROM db.a GROUP BY ROLLUP (k, s)",
+    "SELECT k, count(*), grouping(k) AS g FROM db.a WHERE id < 9 GROUP BY CUBE (k, ok) ORDER BY g, 1, 2",
+    "SELECT k, s, max(id) FROM db.a GROUP BY GROUPING SETS ((k, s), k, ()) HAVING k IS NULL OR grouping(s) = 0",
+    "SELECT k, count(*) FROM db.a WHERE id < 0 GROUP BY ROLLUP (k)",
+    "SELECT a.k, b.w, count(*) FROM db.a JOIN db.b ON a.k = b.k GROUP BY a.k, ROLLUP (b.w) HAVING a.k > 2",
+    "SELECT k, n FROM (SELECT k, count(*) AS n FROM db.a GROUP BY ROLLUP (k)) q WHERE k IS NULL",
+)
+"""Statements with several grouping sets, in the dialects of Trino and DuckDB."""
 OF_TRINO = (
+    *GROUPING_SETS,
     "SELECT id, -k AS k FROM db.a WHERE k IS NOT NULL ORDER BY k + 0, id LIMIT 4",
     "SELECT k, count(*) AS n, sum(id) AS s FROM db.a GROUP BY k ORDER BY s / n DESC, k LIMIT 3",
     "SELECT upper(s), lower(s), length(s) FROM db.a",

@@ -222,6 +222,35 @@ def test_small_entry_with_many_decompressed_bytes_is_refused(monkeypatch: pytest
         list(index.read([0]))
 
 
+def test_text_that_many_groups_share_is_not_decoded_beyond_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("seamark.formats.index.kinds.cube._DECODED_BYTES_MAX", 1 << 20)
+    columns = [pa.array(["x" * 1000] * 2000), pa.array(range(2000), pa.int64())]
+    index = open_entries(pa.RecordBatch.from_arrays(columns, ["d0", "m0"]))
+    with pytest.raises(ValueError, match="2,008,000 bytes; the maximum is 1,048,576"):
+        list(index.read([0]))
+
+
+def test_packed_groups_are_the_groups() -> None:
+    rng = random.Random(5)
+    numbers = [0, 1, -1, 255, 256, -(1 << 63), (1 << 63) - 1]
+    for rows in (0, 1, 15, 16, 500):
+        for limit in (1, 4, len(numbers)):
+            longs = [rng.choice(numbers[:limit]) for _ in range(rows)]
+            columns = {
+                "d0": pa.array([rng.choice(["a", "", None, "ü" * limit]) for _ in range(rows)], pa.string()),
+                "d1": pa.array([rng.choice([0.0, -0.0, math.nan, None]) for _ in range(rows)], pa.float64()),
+                "d2": pa.array(longs, pa.int64()),
+                "d3": pa.array([rng.choice([True, None]) for _ in range(rows)], pa.bool_()),
+                "m0": pa.array(longs, pa.int64()),
+                "m1": pa.array([rng.choice([Decimal(long), None][:limit]) for long in longs], pa.decimal128(38, 0)),
+                "m2": pa.array([Decimal(long * limit) / 100 for long in longs], pa.decimal128(38, 2)),
+            }
+            groups = pa.RecordBatch.from_arrays(list(columns.values()), list(columns)).slice(rows // 7)
+            (stored,) = open_entries(groups).read([0])
+            # Equality of floats does not distinguish the signs of zeros.
+            assert stored.equals(groups) or str(stored.to_pydict()) == str(groups.to_pydict())
+
+
 def test_entry_without_compression_is_refused() -> None:
     sink = pa.BufferOutputStream()
     batch = pa.RecordBatch.from_arrays([pa.array([1])], ["m0"])
@@ -237,9 +266,9 @@ def test_decompressed_size_of_an_entry_is_known_before_it_is_read(rows: int) -> 
     entry = build(define_cube(["country", "ratio"], ["sum(qty)", "min(ts)"]), draw_rows(4, rows))
     body = CUBE.encode([entry, entry])[1]
     assert isinstance(body, memoryview)
-    (stored_groups,) = open_entries(entry).read([0])
+    packed = pa.ipc.open_file(body).get_batch(0)
     sizes = [count_decoded_bytes(body, place) for place in find_batches(body)]
-    assert sizes == [sum(buffer.size for column in stored_groups.columns for buffer in column.buffers() if buffer)] * 2
+    assert sizes == [sum(buffer.size for column in packed.columns for buffer in column.buffers() if buffer)] * 2
 
 
 def test_entry_with_too_many_groups_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
