@@ -1,0 +1,32 @@
+"""Tests of the import of a catalog with ten thousand tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.recovery.many_tables import write_tables
+from tests.recovery.world import list_pointers
+from tests.services.command import run_seamark
+from tests.services.seamark import Seamark
+
+TABLES = 10_000
+_TIMEOUT_S = 3000.0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(4000)
+def test_ten_thousand_tables_are_imported_equal(tmp_path: Path) -> None:
+    home = tmp_path / "origin"
+    expected = write_tables(home / "warehouse", TABLES, files=1)
+    rebuilt = run_seamark("rebuild", "--home", str(home), timeout_s=_TIMEOUT_S)
+    assert rebuilt.returncode == 0, rebuilt.stderr
+    allowed = {"SEAMARK_ALLOWED_LOCATIONS": (home / "warehouse").as_uri()}
+    with Seamark(home) as origin, Seamark(tmp_path / "target", env=allowed) as target:
+        arguments = ("import", origin.base_url, "--url", target.base_url)
+        for outcome in (f"{TABLES:,} tables and views imported", f"{TABLES:,} unchanged"):
+            imported = run_seamark(*arguments, timeout_s=_TIMEOUT_S)
+            assert imported.returncode == 0, imported.stderr
+            assert outcome in imported.stdout
+            assert list_pointers(target.base_url) == expected
