@@ -382,9 +382,14 @@ def _resolve(keys: BatchKeys, metadata: TableMetadata) -> _ReadableKeys:
     """Return keys as the current schema has their columns, which may be renamed or promoted.
 
     If it lacks a column, which was dropped while rows waited, the newest schema that has all columns is used.
+
+    Raises:
+        Unwritable: No schema has all columns, or their types do not hold the keys.
     """
     ids = {field.id for field in keys.fields}
     complete = [schema for schema in metadata.schemas if ids <= {field.id for field in schema.fields}]
+    if not complete:
+        raise Unwritable(f"the table no longer has a schema with the key columns {sorted(ids)} of the rows")
     schema = max(complete, key=lambda each: (_holds(each, keys), each.id == metadata.current_schema_id, each.id))
     by_id = {field.id: field for field in schema.fields}
     fields = [by_id[field.id] for field in keys.fields]
