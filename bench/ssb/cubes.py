@@ -36,7 +36,7 @@ SCALE, QUICK_SCALE = float(os.environ.get("BENCH_SSB_SCALE", "1")), 0.01
 FACT_FILES = 6
 WITHOUT, DUCKDB = "without cubes", "DuckDB on Parquet"
 SPEEDUP_GOAL, SHARE_GOAL_PERCENT, REFRESH_GOAL_PERCENT = 20, 2.0, 3.0
-_REPEATS = 2
+_REPEATS = int(os.environ.get("BENCH_SSB_REPEATS", "2"))
 _GROUP_REPEATS = 7
 """The number of runs of a query that is answered from a cube, which take little time."""
 _KEYS = {
@@ -156,7 +156,7 @@ def _compare(client: IndexClient, data: Path, repeats: int, case: str = "") -> l
             took: dict[str, list[float]] = {who: [] for who in engines}
             answers = []
             runs = dict.fromkeys(engines, repeats)
-            runs[OURS] = _GROUP_REPEATS if cube is not None and repeats > 1 else repeats
+            runs[OURS] = _GROUP_REPEATS if cube is not None else repeats
             for who, ask in engines.items():
                 for round_number in range(runs[who] + 1):
                     begun_s = time.perf_counter()
