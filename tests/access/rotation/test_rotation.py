@@ -1,6 +1,7 @@
 """Tests of keys and tokens that are replaced while clients work: no request fails.
 
-Certificates are in `certificates/`. The clients send requests all the time, with the login that they have at this time.
+Certificates are in `tests/access/certificates/`. The clients send requests all the time, with the login that they have
+at this time.
 """
 
 from __future__ import annotations
