@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
 EXPLORING = os.environ.get("TEST_EXPLORE", "") not in ("", "0")
-DEFAULT_EXAMPLES = 20
+DEFAULT_EXAMPLES = 10
 """The number of examples of a test in an ordinary run, if the test has no number of its own."""
 
 
@@ -58,11 +58,11 @@ def list_seeds_by_version(
 def examples(number: int, judged_number: int | None = None) -> int:
     """Return the number of examples or rounds of a random test: `number` when tests explore.
 
-    An ordinary run uses the same examples each time, so it takes `judged_number` of them, or a fifth.
+    An ordinary run uses the same examples each time, so it takes `judged_number` of them, or a tenth.
     """
     if EXPLORING:
         return number
-    return -(-number // 5) if judged_number is None else judged_number
+    return -(-number // 10) if judged_number is None else judged_number
 
 
 def quick(values: Iterable[Any], fast: int) -> list[ParameterSet]:

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-PATIENCE_S = 60.0
+PATIENCE_S = 150.0
 """The time after which a wait fails. Successful waits end much earlier, even on a busy machine."""
 
 

@@ -196,9 +196,9 @@ def make_principals() -> list[list[Right]]:
             else Right(rng.choice(list(INCLUDED)), rng.choice(list(OBJECTS)))
             for _ in range(rng.randint(0, 6))
         ]
-        for _ in range(examples(2000, 60))
+        for _ in range(examples(2000, 30))
     ]
-    return single + rng.sample(denied, examples(len(denied), 40)) + mixed
+    return single + rng.sample(denied, examples(len(denied), 20)) + mixed
 
 
 PRINCIPALS = make_principals()

@@ -55,7 +55,7 @@ async def test_gateway_neither_reveals_nor_changes_the_victims_objects(tmp_path:
         before = await world.fingerprint()
         world.touched.clear()
         await create_table(c, "own")
-        for _ in range(examples(25, 12)):
+        for _ in range(examples(25, 6)):
             await reach_through_gateway(c, "own")
         await compare(c, before)
     assert not c.findings, c.format_verdict()

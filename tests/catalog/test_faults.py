@@ -84,7 +84,7 @@ def _check(metadata: Any, outcomes: dict[int, str]) -> None:
             assert snapshot_id not in history, f"refused commit {snapshot_id} happened all the same"
 
 
-@pytest.mark.parametrize("seed", quick(range(6), 2))
+@pytest.mark.parametrize("seed", quick(range(6), 1))
 async def test_no_acknowledged_commit_is_lost_and_no_rejected_one_is_applied(tmp_path: Path, seed: int) -> None:
     outcomes = await _run_campaign(tmp_path, seed, rate=0.1, writers=4, rounds=8)
     assert "acknowledged" in outcomes.values(), f"seed {seed} proved nothing"

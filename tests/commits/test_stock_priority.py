@@ -14,25 +14,32 @@ from pyiceberg.expressions import EqualTo
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.write.appends import append
 from seamark.connector.write.upserts import upsert
+from seamark.metaserver.commit.changes import commit_priority
 from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
 from tests.connector.write.test_compaction import build_rows, create
 from tests.seeds import examples
+from tests.waits import block_until
 
 TRIES_MAX = 8
 """Three conflicts earn priority; a group that commits at that time is the fourth, and a busy machine causes more."""
+PRIORITY_S = 100.0
+"""The duration of priority, in which a client on the busiest machine reads, computes and commits."""
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[ServerThread]:
-    server = ServerThread(tmp_path, warehouse=tmp_path.as_uri())
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServerThread]:
+    monkeypatch.setattr(commit_priority, "_PRIORITY_MIN_S", PRIORITY_S)
+    server = ServerThread(
+        tmp_path, warehouse=tmp_path.as_uri(), commit_turn_s=PRIORITY_S, storage_timeout_s=2 * PRIORITY_S
+    )
     server.start()
     yield server
     server.stop()
 
 
 def test_row_changes_of_pyiceberg_commit_beside_upserts_of_other_rows(server: ServerThread) -> None:
-    changes, is_over, upsert_counts = examples(20, 3), threading.Event(), [0, 0]
+    changes, is_over, upsert_counts = examples(20, 1), threading.Event(), [0, 0]
 
     def upsert_until_over(writer: int) -> None:
         with closing(IndexClient(server.url)) as client:
@@ -47,8 +54,10 @@ def test_row_changes_of_pyiceberg_commit_beside_upserts_of_other_rows(server: Se
         for writer in writers:
             writer.start()
         try:
+            block_until(lambda: all(upsert_counts))
             tries = [_delete(catalog, number) for number in range(changes)]
             before = sum(upsert_counts)
+            block_until(lambda: sum(upsert_counts) > before)
         finally:
             is_over.set()
             for writer in writers:
@@ -56,7 +65,6 @@ def test_row_changes_of_pyiceberg_commit_beside_upserts_of_other_rows(server: Se
         ids = {row["id"] for row in catalog.load_table("db.t").scan().to_arrow().to_pylist()}
     assert max(tries) <= TRIES_MAX, tries
     assert not ids & set(range(changes))
-    assert before >= changes, "the upserts went on"
     assert ids == {
         1000 * (writer + 1) + number for writer in range(2) for number in range(min(upsert_counts[writer], 50))
     }

@@ -188,6 +188,7 @@ def test_rows_of_a_city_and_some_days_are_in_fewer_files(rig: Rig) -> None:
     assert sum(ratios) / len(ratios) > 3
 
 
+@pytest.mark.slow
 def test_clustering_builds_index_files_of_the_new_files(rig: Rig) -> None:
     rig.create_sales("indexed")
     rig.client.put_index("db.indexed", "of_customers", kind="bitmap", columns=["customer"])

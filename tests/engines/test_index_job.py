@@ -211,7 +211,7 @@ CASES = (
 )
 
 
-FAST_INDEXES = ("ids", "decimals", "land", "nested", "key")
+FAST_INDEXES = ("decimals", "nested", "key")
 """The indexes of the fast tier: each kind, one column, a field of a struct, and two columns."""
 
 

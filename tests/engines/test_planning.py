@@ -233,10 +233,10 @@ CASES = (
 )
 
 
-SPARKS = {"eq", "in", "starts-with", "is-null", "not", "a transform", "nested", "a timestamp"}
-"""The cases in which Spark's requests differ from PyIceberg's.
+SPARKS = {"in", "not", "a transform", "a timestamp"}
+"""The cases of the fast tier, in which Spark's requests differ from PyIceberg's.
 
-PyIceberg runs all cases. The others are slow in Spark.
+PyIceberg runs all cases.
 """
 
 
@@ -508,14 +508,12 @@ CACHED_TABLE_CASES = [
 ]
 
 
-QUICK = {("exchanged", "merge-on-read")}
-
-
+@pytest.mark.slow  # `test_filters_on_partitions_with_swapped_names…` is the quick test of names that are used again.
 @pytest.mark.parametrize("is_fresh", CACHED_TABLE_CASES)
 @pytest.mark.parametrize(
     ("case", "mode"),
     [
-        pytest.param(case, mode, id=f"{case[0]}-{mode}", marks=() if (case[0], mode) in QUICK else pytest.mark.slow)
+        pytest.param(case, mode, id=f"{case[0]}-{mode}")
         for case in REUSES
         for mode in ("copy-on-write", "merge-on-read")
     ],

@@ -236,7 +236,7 @@ def test_folder_swapped_for_a_link_at_any_moment_reveals_nothing(folder_rig: Rig
         thread.start()
         answers: set[bytes] = set()
         try:
-            for number in range(examples(400, 60)):
+            for number in range(examples(400, 30)):
                 key = f"{keys.prefix}data/{number % 4}"
                 with suppress(ClientError):
                     answers.add(client.get_object(Bucket=keys.bucket, Key=key)["Body"].read())

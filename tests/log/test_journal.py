@@ -55,7 +55,7 @@ def read_all(records: list[tuple[int, JournalRecord]], start: int) -> JournalRea
     return reader
 
 
-@pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(20, judged_number=5)))
+@pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(20, judged_number=3)))
 def test_a_replica_that_begins_at_a_head_ends_in_the_same_state(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "HEAD_PIECE_BYTES", 50)
     rng = random.Random(seed)

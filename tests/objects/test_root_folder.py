@@ -161,7 +161,7 @@ def test_folder_swapped_for_a_link_at_any_moment_reveals_nothing(root: RootFolde
     thread.start()
     outcomes = set()
     try:
-        for number in range(examples(4000, 1333)):
+        for number in range(examples(4000, 400)):
             with suppress(FileNotFoundError, NotADirectoryError, SymbolicLinkError):
                 action = rng.randrange(3)
                 if action == 0:

@@ -136,7 +136,9 @@ def list_modules_of(part: str) -> list[str]:
     return actual_names
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize(
+    "part", [pytest.param(part, marks=[] if part in ("client", "server") else pytest.mark.slow) for part in PARTS]
+)
 def test_each_part_can_be_imported_with_only_the_libraries_of_its_extra(part: str) -> None:
     listing = [*PROJECT["dependencies"], *(line for extra in PARTS[part][0] for line in EXTRAS[extra])]
     allowed = compute_closure(list_requirements(listing))

@@ -402,12 +402,12 @@ def test_thousands_of_views_have_exactly_the_delete_files_that_apply() -> None:
 
 def test_data_files_are_split_into_several_searches_when_there_are_many_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(equality, "_PAIRS_MAX", 16)
-    for seed in range(150, 150 + examples(50, 10)):
+    for seed in range(150, 150 + examples(50, 5)):
         check(seed)
 
 
 def test_all_delete_files_that_remove_rows_of_a_random_history_are_named(tmp_path: Path) -> None:
-    removing, count = 0, examples(30, 8)
+    removing, count = 0, examples(30, 5)
     for seed in range(count):
         lake = write_random_lake(seed, tmp_path / str(seed))
         location = lake.metadata_location

@@ -148,7 +148,7 @@ async def judge_prefixes(seed: int, folder: Path, planner: Planner, counts: Coun
 
 
 async def test_partition_prefix_finds_exactly_the_files_of_its_partitions(tmp_path: Path) -> None:
-    outcomes, count = Counter[str](), examples(60, 10)
+    outcomes, count = Counter[str](), examples(60, 6)
     async with open_lookup_planner(tmp_path) as planner:
         for seed in range(count):
             await judge_prefixes(seed, tmp_path, planner, outcomes)
@@ -232,7 +232,7 @@ async def test_slice_of_a_lookup_result_equals_the_slice_of_its_columns(tmp_path
 
 async def test_partition_totals_equal_the_sums_over_their_files(tmp_path: Path) -> None:
     async with open_lookup_planner(tmp_path) as planner:
-        for seed in range(200, 200 + examples(40, 6)):
+        for seed in range(200, 200 + examples(40, 3)):
             lake = write_random_lake(seed, tmp_path / str(seed))
             for _, snapshot, view in await build_views(lake, planner):
                 lookup_result = lookup(view)

@@ -50,7 +50,7 @@ def draw_expression(rng: random.Random, depth: int = 0) -> Any:
     return document if op.endswith("null") else {**document, "value": draw_values(name, rng, 1)[0]}
 
 
-@pytest.mark.parametrize("seed", quick(range(8), 3))
+@pytest.mark.parametrize("seed", quick(range(8), 1))
 def test_weakened_residual_matches_every_row_of_the_residual_and_is_never_true(seed: int) -> None:
     rng = random.Random(seed)
     for _ in range(60):

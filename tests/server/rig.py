@@ -23,8 +23,9 @@ from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import EntryKind, Instant, InstantState
 from seamark.metaserver.store.operations import CreateNamespace, RecordInstant
 from tests.services.seamark import SHARED_KEY
-from tests.waits import PATIENCE_S
 
+PLAN_WAIT_S = 60.0
+"""The time for which a plan waits for index files and for pruning, on the busiest machine."""
 _resources: dict[tuple[object, ...], list[AbstractResource]] = {}
 """aiohttp's resources by the prefix and the modules of a call of `add_endpoints`."""
 
@@ -96,7 +97,7 @@ def build_settings(home: Path, **arguments: Any) -> Settings:
     # Replicas of one database need the same key, even with different homes.
     settings: dict[str, Any] = {"home": home, "port": 0, "watch_poll_s": 0.1, "encryption_key": SHARED_KEY}
     # A plan waits for index files and for pruning, so that its files do not depend on the speed of the machine.
-    return Settings(**{**settings, "index_wait_s": PATIENCE_S, "plan_time_budget_s": PATIENCE_S, **arguments})
+    return Settings(**{**settings, "index_wait_s": PLAN_WAIT_S, "plan_time_budget_s": PLAN_WAIT_S, **arguments})
 
 
 @asynccontextmanager

@@ -49,7 +49,7 @@ def run_trino_proxy(folder: Path, *flags: str, seamark: str) -> Iterator[TrinoPr
         "seamark",
         "--plan-header",
     ]
-    process = ManagedProcess([*argv, "--url", seamark, *flags], log=folder / "proxy.log", cwd=folder)
+    process = ManagedProcess([*argv, "--url", seamark, *flags], log=folder / "proxy.log", cwd=folder, forked=True)
     with process:
         tls = "--tls-cert" in flags
         health = f"http://127.0.0.1:{port}/seamark/healthz"

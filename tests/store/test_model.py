@@ -54,11 +54,11 @@ def _check_postgres(url: str, runs: int, steps: int) -> None:
 
 
 def test_sqlite_equals_a_model_of_plain_dicts(tmp_path: Path) -> None:
-    _check_sqlite(tmp_path, runs=examples(40, 6), steps=30)
+    _check_sqlite(tmp_path, runs=examples(40, 3), steps=30)
 
 
 def test_postgres_equals_a_model_of_plain_dicts(postgres_url: str) -> None:
-    _check_postgres(postgres_url, runs=examples(8, 3), steps=30)
+    _check_postgres(postgres_url, runs=examples(8, 2), steps=30)
 
 
 @pytest.mark.slow

@@ -89,7 +89,7 @@ async def test_value_too_long_for_postgres_indexes_is_a_client_error(store: Gene
 async def test_errors_for_clients_contain_no_address_and_no_values_of_the_database(
     postgres_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async with open_postgres(postgres_url, clock=CLOCK, timeout_s=1) as store, _connect(postgres_url) as connection:
+    async with open_postgres(postgres_url, clock=CLOCK, timeout_s=5) as store, _connect(postgres_url) as connection:
         await store.transact([CreateNamespace(NS, {})])
         messages = []
         await connection.execute("ALTER TABLE namespaces ADD CONSTRAINT odd CHECK (path <> 'odd')")
@@ -301,7 +301,7 @@ async def test_read_whose_connection_is_lost_is_repeated(store: GeneratorStore, 
 
 async def test_restarted_database_server_is_used_again() -> None:
     with postgres_server() as server:
-        async with open_postgres(server.url(), clock=CLOCK, timeout_s=2) as store:
+        async with open_postgres(server.url(), clock=CLOCK, timeout_s=5) as store:
             await store.transact([CreateNamespace(NS, {})])
             await asyncio.to_thread(server.process.stop, first=signal.SIGINT)
             with pytest.raises(RetryLater):
@@ -320,9 +320,9 @@ async def test_restarted_database_server_is_used_again() -> None:
 async def test_wait_for_a_lock_of_another_session_is_limited(store: GeneratorStore, postgres_url: str) -> None:
     await store.transact([CreateEntry(make_entry("t"))])
     location = make_entry("t").metadata_location
-    async with _connect(postgres_url) as holder, open_postgres(postgres_url, clock=CLOCK, timeout_s=2) as hurried:
+    async with _connect(postgres_url) as holder, open_postgres(postgres_url, clock=CLOCK, timeout_s=5) as hurried:
         await holder.execute("BEGIN; UPDATE entries SET version = version")
-        with pytest.raises(RetryLater, match=r"longer than 2"):
+        with pytest.raises(RetryLater, match=r"longer than 5"):
             await hurried.transact([make_swap("t", location, "file:///1")])
         await holder.execute("ROLLBACK")
         await hurried.transact([make_swap("t", location, "file:///1")])
@@ -335,7 +335,7 @@ async def test_requests_get_a_retry_error_when_all_connections_are_busy(
     swap = make_swap("t", make_entry("t").metadata_location, "file:///1")
     async with (
         _connect(postgres_url) as holder,
-        open_postgres(postgres_url, clock=CLOCK, pool_min=1, pool_max=1, timeout_s=3) as small_store,
+        open_postgres(postgres_url, clock=CLOCK, pool_min=1, pool_max=1, timeout_s=8) as small_store,
     ):
         await holder.execute("BEGIN; UPDATE entries SET version = version")
         blocked = asyncio.create_task(get_outcome(small_store.transact([swap])))

@@ -32,10 +32,10 @@ def write_and_read(url: str, name: str, location: str, properties: dict[str, Any
 async def test_one_server_has_warehouses_in_three_clouds(
     s3: S3, s3_bucket: str, azurite: Azurite, google_storage: GoogleStorage, tmp_path: Path
 ) -> None:
-    own = build_settings(s3, s3_bucket)
+    server_settings = build_settings(s3, s3_bucket)
     azure, google = azurite.create_container(), google_storage.create_bucket()
     options: dict[str, Any] = {
-        name: getattr(own, name)
+        name: getattr(server_settings, name)
         for name in ("warehouse", "s3_endpoint", "s3_region", "s3_access_key_id", "s3_secret_access_key")
     }
     options |= {**azurite.settings(), **google_storage.settings(), "warehouse_roots": (azure, google)}
@@ -46,7 +46,7 @@ async def test_one_server_has_warehouses_in_three_clouds(
         "azure": {"adls.connection-string": azurite.connection_string()},
         "google": google_storage.client_properties(),
     }
-    locations = {"": own.warehouse, "azure": f"{azure}/lake", "google": f"{google}/lake"}
+    locations = {"": server_settings.warehouse, "azure": f"{azure}/lake", "google": f"{google}/lake"}
     async with running_with_warehouses(tmp_path, **options) as world:
         await world.create_warehouse(
             "azure", location=locations["azure"], credentials={"azure_account_key": ACCOUNT_KEY}

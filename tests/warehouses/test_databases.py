@@ -97,8 +97,8 @@ async def test_replaced_encryption_key_opens_all_warehouses(tmp_path: Path) -> N
         status, created = await world.send("POST", "/api/v1/warehouses", body)
         assert status == 201
     new_key = "A" * 43 + "="
-    both = {**store, "encryption_key": f"{new_key},{build_settings(tmp_path).encryption_key}"}
-    async with running_with_warehouses(tmp_path, **both) as world:
+    with_both_keys = {**store, "encryption_key": f"{new_key},{build_settings(tmp_path).encryption_key}"}
+    async with running_with_warehouses(tmp_path, **with_both_keys) as world:
         warehouses = world.server.components.warehouses
         assert warehouses is not None
         await warehouses.round()

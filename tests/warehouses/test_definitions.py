@@ -37,16 +37,16 @@ async def test_stored_region_without_own_keys_is_refused_when_the_warehouse_open
 
 def test_role_of_the_server_is_not_assumed_for_a_warehouse_with_own_keys(settings: Settings) -> None:
     check_definition(settings, {}, KEYS)
-    own = make_settings(settings, build_warehouse({}), {}, KEYS)
-    assert (own.s3_client_access, own.s3_sts_role) == ("signing", "")
+    warehouse_settings = make_settings(settings, build_warehouse({}), {}, KEYS)
+    assert (warehouse_settings.s3_client_access, warehouse_settings.s3_sts_role) == ("signing", "")
     assert make_settings(settings, build_warehouse({}), {}, {}).s3_client_access == "sts"
     with pytest.raises(BadRequest, match="s3_sts_role"):
         check_definition(settings, {"s3_client_access": "sts"}, KEYS)
 
 
 def test_warehouses_share_the_memory_and_the_disk_of_stream_tables(settings: Settings) -> None:
-    own = make_settings(dataclasses.replace(settings, warehouses_limit=4), build_warehouse({}), {}, {})
-    assert own.stream_memory_bytes == settings.stream_memory_bytes // 4
-    assert own.stream_log_retention_bytes == settings.stream_log_retention_bytes // 4
+    warehouse_settings = make_settings(dataclasses.replace(settings, warehouses_limit=4), build_warehouse({}), {}, {})
+    assert warehouse_settings.stream_memory_bytes == settings.stream_memory_bytes // 4
+    assert warehouse_settings.stream_log_retention_bytes == settings.stream_log_retention_bytes // 4
     small = dataclasses.replace(settings, stream_log_waiting_bytes=2 << 20, warehouses_limit=4)
     assert make_settings(small, build_warehouse({}), {}, {}).stream_log_waiting_bytes == 1 << 20

@@ -169,7 +169,7 @@ async def test_grant_is_a_right_only_in_its_warehouse(logins: Logins) -> None:
         assert (await logins.send("ann", "PUT", path, grant))[0] == 403
     assert (await logins.send("ann", "PUT", f"{FUNCTION_OF_SALES}/grants", grant))[0] == 204
     _, audit = await logins.send("root", "GET", f"{FUNCTION_OF_STOCK}/grants")
-    assert [one["principal"] for one in audit["grants"]] == ["root"]
+    assert [grant["principal"] for grant in audit["grants"]] == ["root"]
 
 
 async def test_admin_of_a_warehouse_has_no_right_on_the_server(logins: Logins) -> None:

@@ -68,14 +68,14 @@ async def test_warehouse_with_dropped_tables_is_not_dropped(tmp_path: Path) -> N
 async def test_put_creates_a_warehouse_and_a_repeat_changes_nothing(tmp_path: Path) -> None:
     async with running_with_warehouses(tmp_path) as world:
         body = {"location": f"file://{world.lake}/sales", "settings": {"timeline_keep": 7}}
-        first = await world.send("PUT", "/api/v1/warehouses/sales", body)
-        again = await world.send("PUT", "/api/v1/warehouses/sales", body)
-        assert first[0] == again[0] == 200
-        assert first[1] | {"version": 2} == again[1]
-        third = await world.send("PUT", "/api/v1/warehouses/sales", {"location": f"file:{world.lake}/sales/"})
-        assert (third[0], third[1]["version"]) == (200, 3)
-        moved = await world.send("PUT", "/api/v1/warehouses/sales", {"location": f"file://{world.lake}/other"})
-        assert moved[0] == 400
+        creation = await world.send("PUT", "/api/v1/warehouses/sales", body)
+        repeat = await world.send("PUT", "/api/v1/warehouses/sales", body)
+        assert creation[0] == repeat[0] == 200
+        assert creation[1] | {"version": 2} == repeat[1]
+        same_location = await world.send("PUT", "/api/v1/warehouses/sales", {"location": f"file:{world.lake}/sales/"})
+        assert (same_location[0], same_location[1]["version"]) == (200, 3)
+        move = await world.send("PUT", "/api/v1/warehouses/sales", {"location": f"file://{world.lake}/other"})
+        assert move[0] == 400
         assert (await world.send("PUT", "/api/v1/warehouses/none", {}))[0] == 404
 
 
@@ -152,16 +152,16 @@ async def test_credentials_are_encrypted_and_never_shown(tmp_path: Path) -> None
     async with running_with_warehouses(tmp_path, **settings) as world:
         location = "s3://lake/warehouses/sales"
         body = {"settings": {"s3_endpoint": STORE, "s3_client_access": "signing"}, "credentials": KEYS}
-        created = await world.send("POST", "/api/v1/warehouses", {"name": "sales", "location": location, **body})
-        listed = await world.send("GET", "/api/v1/warehouses")
+        creation = await world.send("POST", "/api/v1/warehouses", {"name": "sales", "location": location, **body})
+        listing = await world.send("GET", "/api/v1/warehouses")
         # A change without credentials keeps them, and the store can only be named with them.
-        changed = await world.send("PUT", "/api/v1/warehouses/sales", {"settings": {"s3_endpoint": STORE}})
-        assert (created[0], changed[0], changed[1]["has-credentials"]) == (201, 200, True)
-        removed = await world.send(
+        change = await world.send("PUT", "/api/v1/warehouses/sales", {"settings": {"s3_endpoint": STORE}})
+        assert (creation[0], change[0], change[1]["has-credentials"]) == (201, 200, True)
+        refusal = await world.send(
             "PUT", "/api/v1/warehouses/sales", {"settings": {"s3_endpoint": STORE}, "credentials": {}}
         )
-        assert removed[0] == 400
-        for answer in (created, listed, changed, removed):
+        assert refusal[0] == 400
+        for answer in (creation, listing, change, refusal):
             assert not any(value in str(answer) for value in KEYS.values())
     with closing(sqlite3.connect(tmp_path / "home" / "seamark.db")) as database:
         ((sealed,),) = database.execute("SELECT credentials FROM warehouses")

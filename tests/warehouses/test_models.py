@@ -76,8 +76,8 @@ async def take_step(world: WarehouseServer, root: str, model: Model, rng: random
             assert status == model.expect_drop_table(namespace, name)
         case 5:
             source, target = (namespace, name), (rng.choice(NAMESPACES), rng.choice(NAMES))
-            ends = ({"namespace": [place[0]], "name": place[1]} for place in (source, target))
-            body = dict(zip(("source", "destination"), ends, strict=True))
+            identifiers = ({"namespace": [place[0]], "name": place[1]} for place in (source, target))
+            body = dict(zip(("source", "destination"), identifiers, strict=True))
             status, _ = await world.send("POST", f"{root}/tables/rename", body)
             assert status == model.expect_rename(source, target)
 

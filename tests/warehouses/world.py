@@ -36,8 +36,8 @@ class WarehouseServer:
             return answer.status, await answer.json() if answer.content_length else None
 
     async def create_warehouse(self, name: str, **definition: Any) -> dict[str, Any]:
-        own = {"name": name, "location": f"file://{self.lake / name}"}
-        status, answer = await self.send("POST", "/api/v1/warehouses", {**own, **definition})
+        defaults = {"name": name, "location": f"file://{self.lake / name}"}
+        status, answer = await self.send("POST", "/api/v1/warehouses", {**defaults, **definition})
         assert status == 201, answer
         assert isinstance(answer, dict)
         return answer

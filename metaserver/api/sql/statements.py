@@ -169,9 +169,11 @@ async def answer_statement(call: Call, body: StatementBody) -> Answer:
     request = _request(call, body)
     async with running.slot(call.principal.name, request.id) as cancelled:
         worker = await running.workers.start()
+        # The token is issued last: a wait for a slot and the start of a process take nothing from its lifetime.
+        authorized_request = msgspec.structs.replace(request, token=_issue_token(call))
         try:
             async with asyncio.timeout(request.time_s):
-                worker.ask(request)
+                worker.ask(authorized_request)
                 return await _Exchange(call, worker, request.format, cancelled).answer()
         except TimeoutError:
             raise BadRequest(
@@ -237,8 +239,16 @@ def check_statements_run(call: Call) -> None:
         raise BadRequest(_SQL_IS_NOT_INSTALLED)
 
 
+def _issue_token(call: Call) -> str | None:
+    """Return a token with which the worker acts for the caller, or None if the server has no logins."""
+    authenticator = call.components.authenticator
+    if authenticator.open:
+        return None
+    return authenticator.statement_tokens.issue(call.principal, call.components.settings.sql_time_s + _TOKEN_SPARE_S)
+
+
 def _request(call: Call, body: StatementBody) -> StatementRequest:
-    """Return the request for the worker.
+    """Return the request for the worker, without a token.
 
     Raises:
         BadRequest: A field is invalid.
@@ -255,10 +265,6 @@ def _request(call: Call, body: StatementBody) -> StatementRequest:
         raise BadRequest(
             f"max-rows is {body.max_rows}; it is from 1 to {settings.sql_rows_limit:,} (sql_rows_limit), for JSON only"
         )
-    authenticator = call.components.authenticator
-    token = None
-    if not authenticator.open:
-        token = authenticator.statement_tokens.issue(call.principal, settings.sql_time_s + _TOKEN_SPARE_S)
     return StatementRequest(
         statement=body.statement,
         schema=body.schema,
@@ -267,7 +273,7 @@ def _request(call: Call, body: StatementBody) -> StatementRequest:
         format=kind,
         url=_own_url(call, settings),
         certificates=_own_certificates(call, settings),
-        token=token,
+        token=None,
         rows_max=settings.sql_rows_limit if body.max_rows is None else body.max_rows,
         truncates=body.max_rows is not None,
         bytes_max=settings.sql_bytes_limit,

@@ -81,7 +81,7 @@ def omit_keys(item: dict[str, Any], *names: str) -> dict[str, Any]:
 
 
 async def test_listing_has_the_files_of_every_snapshot(lake_api: Api, tmp_path: Path) -> None:
-    for seed in range(examples(25, 10)):
+    for seed in range(examples(25, 5)):
         lake = write_random_lake(seed, tmp_path / str(seed))
         path = await register(lake_api, lake, f"t{seed}")
         for snapshot in lake.snapshots.values():
@@ -102,7 +102,7 @@ async def test_listing_has_the_files_of_every_snapshot(lake_api: Api, tmp_path: 
 
 async def test_partition_of_a_listing_can_be_used_to_find_its_files(lake_api: Api, tmp_path: Path) -> None:
     narrowed = 0
-    for seed in range(40, 40 + examples(20, 10)):
+    for seed in range(40, 40 + examples(20, 5)):
         lake = write_random_lake(seed, tmp_path / str(seed))
         path = await register(lake_api, lake, f"t{seed}")
         files = await list_all(lake_api, f"{path}/files", "files")
@@ -116,7 +116,7 @@ async def test_partition_of_a_listing_can_be_used_to_find_its_files(lake_api: Ap
 
 
 async def test_arrow_and_json_listings_are_equal(lake_api: Api, tmp_path: Path) -> None:
-    for seed in range(60, 60 + examples(10, 5)):
+    for seed in range(60, 60 + examples(10, 3)):
         lake = write_random_lake(seed, tmp_path / str(seed))
         path = await register(lake_api, lake, f"t{seed}")
         paths = [("files", "files"), ("partitions", "partitions")]
@@ -138,7 +138,7 @@ async def test_arrow_and_json_listings_are_equal(lake_api: Api, tmp_path: Path) 
 
 async def test_partitions_equal_those_of_pyiceberg(lake_api: Api, tmp_path: Path) -> None:
     compared_lakes = 0
-    for seed in range(100, 100 + examples(60, 30)):
+    for seed in range(100, 100 + examples(60, 15)):
         lake = write_random_lake(seed, tmp_path / str(seed))
         if len(lake.specs) > 1 or lake.version > 2:
             continue  # PyIceberg merges partitions of all specs into one form, and reads no deletion vectors.

@@ -18,6 +18,8 @@ import pytest_asyncio
 from seamark.commands.programs import STATEMENT_WORKER
 from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.access.tokens import create_token
+from seamark.metaserver.access.worker_tokens import StatementTokens
+from seamark.metaserver.api.sql.workers import StatementWorker, StatementWorkers
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from tests.api.client import Answer, Api
@@ -251,6 +253,28 @@ async def test_statement_ends_at_its_time_limit_and_leaves_no_process(home: Path
         assert answer.status == 400, answer.raw
         assert "sql_time_s" in answer.json["error"]["message"]
         await until(lambda: not list_workers())
+
+
+async def test_token_of_a_statement_is_issued_after_its_process_has_started(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A statement that waited for a slot or for a slow start has its whole time."""
+    steps: list[str] = []
+    start, issue = StatementWorkers.start, StatementTokens.issue
+
+    async def record_start(workers: StatementWorkers) -> StatementWorker:
+        worker = await start(workers)
+        steps.append("start")
+        return worker
+
+    def record_issue(tokens: StatementTokens, *arguments: Any) -> str:
+        steps.append("issue")
+        return issue(tokens, *arguments)
+
+    monkeypatch.setattr(StatementWorkers, "start", record_start)
+    monkeypatch.setattr(StatementTokens, "issue", record_issue)
+    assert (await site.sql("rita", "SELECT count(*) FROM db.t")).status == 200
+    assert steps == ["start", "issue"]
 
 
 async def test_statements_of_a_principal_and_of_the_server_are_limited(home: Path) -> None:

@@ -120,7 +120,7 @@ class History:
 
 
 @pytest.mark.each_value
-@pytest.mark.parametrize("seed", quick(range(6), 2))
+@pytest.mark.parametrize("seed", quick(range(6), 1))
 @pytest.mark.parametrize(("version", "upgrades"), [(2, False), (3, False), (2, True)])
 async def test_random_histories_of_late_appends_equal_a_plain_set(
     tmp_path: Path, seed: int, version: int, upgrades: bool

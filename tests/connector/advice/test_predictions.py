@@ -28,7 +28,7 @@ def apply_best(client: IndexClient, case: int) -> tuple[float, float, float]:
     """
     rng = np.random.default_rng(first_seed() + case)
     make_table(client, rng)
-    wheres = draw_workload(rng).draw(rng, examples(120, 50))
+    wheres = draw_workload(rng).draw(rng, examples(120, 25))
     run_statements(client, wheres)
     before = measure_planned_bytes(client, wheres)
     advice = load_advice(client, TABLE)

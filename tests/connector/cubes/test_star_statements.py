@@ -147,7 +147,7 @@ def con() -> Iterator[duckdb.DuckDBPyConnection]:
 
 def test_star_joins_return_the_same_rows_from_groups_as_from_rows(con: duckdb.DuckDBPyConnection) -> None:
     outcomes = Counter[str]()
-    for seed in range(first_seed(), first_seed() + examples(2000, 40)):
+    for seed in range(first_seed(), first_seed() + examples(2000, 20)):
         rng = random.Random(seed)
         dimensions = draw_dimensions(rng)
         for table, rows in dimensions.items():

@@ -117,7 +117,7 @@ def test_random_clock_jumps_delete_no_young_file(machine: ServerThread, clock: M
         table = catalog.load_table("db.t")
         orphans = [put_file(table, f"data/orphan-{number}.parquet", days=0) for number in range(3)]
         run_housekeeping(machine)
-        for number in range(examples(60, 20)):
+        for number in range(examples(60, 10)):
             action = rng.random()
             if action < 0.25:
                 written_times[write(table.location(), number)] = real_ms

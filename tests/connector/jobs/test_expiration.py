@@ -184,7 +184,7 @@ def test_random_histories_with_branches_tags_and_expirations_keep_needed_files(
                 ancestors = {entry.snapshot_id for entry in table.history()} & set(list_snapshot_ids(table))
                 table.manage_snapshots().set_current_snapshot(rng.choice(sorted(ancestors))).commit()
 
-        for number in range(examples(45, 24)):
+        for number in range(examples(45, 12)):
             step(number)
             note_snapshots()
             if rng.random() < 0.25:

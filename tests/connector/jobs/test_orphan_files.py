@@ -136,7 +136,7 @@ def test_removals_in_random_histories_keep_every_file_that_a_snapshot_names(
         table = catalog.load_table("db.t")
         contents: dict[int, Any] = {}
         put_file(table, "data/first.parquet")
-        for number in range(examples(30, 18)):
+        for number in range(examples(30, 9)):
             ids, kind = rng.sample(range(40), rng.randint(1, 6)), rng.random()
             table.refresh()
             if kind < ROW_CHANGES:

@@ -114,7 +114,7 @@ def list_leaf_columns(schema: pa.Schema) -> list[Any]:
     return [actual_schema.column(number) for number in range(len(actual_schema))]
 
 
-@pytest.mark.parametrize("number", quick(range(12), 4))
+@pytest.mark.parametrize("number", quick(range(12), 2))
 def test_merged_file_has_the_rows_of_its_files(tmp_path: Path, number: int) -> None:
     seed = first_seed() + number
     rng = random.Random(seed)

@@ -88,7 +88,7 @@ def read_scheme(path: Path, target: pa.Schema) -> EncryptionScheme:
         return scheme_of(source.encryption, paths, columns)
 
 
-@pytest.mark.parametrize("number", quick(range(12), 4))
+@pytest.mark.parametrize("number", quick(range(12), 2))
 def test_merged_file_has_the_rows_of_its_encrypted_files(tmp_path: Path, number: int) -> None:
     """The new file is encrypted with new keys or other master keys, or is not encrypted.
 

@@ -56,7 +56,7 @@ def check(url: str, seed: int, queries: int) -> Counter[str]:
 
 
 def test_pruned_queries_return_the_rows_of_whole_tables(server: ServerThread) -> None:
-    counts = check(server.url, first_seed(), examples(60, 20))
+    counts = check(server.url, first_seed(), examples(60, 10))
     assert counts["files left out"] > 0
 
 
@@ -110,7 +110,7 @@ def test_tag_is_read_as_the_snapshot_that_it_names(server: ServerThread) -> None
             table.manage_snapshots().create_tag(numbers[name], "it's").commit()
     queries = RandomQueries(random.Random(first_seed() + 1), "db")
     with SqlSession(server.url) as session:
-        for number in range(examples(30, 8)):
+        for number in range(examples(30, 4)):
             text = queries.query()
             for name in TABLES:
                 text = text.replace(f"db.{name} ", f"db.{name} FOR VERSION AS OF 'it''s' ")

@@ -118,7 +118,7 @@ def test_random_texts_of_all_scripts_are_found_in_any_case(server: ServerThread)
     create_index(server.url, "lower(email)")
     left_out = 0
     with SqlSession(server.url) as session:
-        for _ in range(examples(150, 40)):
+        for _ in range(examples(150, 20)):
             function = rng.choice(["lower", "upper"])
             sought = [change_case(rng, rng.choice(rng.choice(texts))) for _ in range(rng.choice([1, 1, 3]))]
             values = ", ".join(f"'{one.replace(chr(39), chr(39) * 2)}'" for one in sought)

@@ -222,7 +222,7 @@ def test_random_histories_with_compactions_keep_the_rows(
     compactions = 0
     with open_catalog(server.url) as catalog:
         create(catalog, version, rng.choice([PartitionSpec(), BY_PART]))
-        for _ in range(examples(25, 15)):
+        for _ in range(examples(25, 8)):
             change(next(numbers))
             if rng.random() < 0.4:
                 policy = CompactionPolicy(rng.choice([3000, 1 << 20]), rng.choice([2, 5]))

@@ -333,7 +333,7 @@ def run_steps(client: IndexClient, seed: int, shape: Shape, count: int, *, write
 
 
 @pytest.mark.parametrize("writers", [pytest.param(1, marks=pytest.mark.slow), 2])
-@pytest.mark.parametrize("number", quick(range(len(SHAPES)), 2))
+@pytest.mark.parametrize("number", quick(range(len(SHAPES)), 1))
 def test_every_snapshot_matches_its_history_with_equality_deletes(
     client: IndexClient, number: int, writers: int
 ) -> None:

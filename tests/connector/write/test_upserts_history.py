@@ -264,7 +264,7 @@ QUICK = (1,)
     "number", [pytest.param(number, marks=[] if number in QUICK else pytest.mark.slow) for number in range(len(SHAPES))]
 )
 def test_every_snapshot_matches_its_history(client: IndexClient, number: int, writers: int) -> None:
-    run_steps(client, 100 * writers + number, SHAPES[number], examples(30, 18), writers=writers, every=1)
+    run_steps(client, 100 * writers + number, SHAPES[number], examples(30, 10), writers=writers, every=1)
 
 
 @pytest.mark.slow

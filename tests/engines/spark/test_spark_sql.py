@@ -127,7 +127,7 @@ def test_each_reference_to_a_table_has_its_own_plan(rig: Rig) -> None:
         "SELECT `id` AS `😀`, /* FROM sales */ '😀' FROM sales -- \n WHERE id < 9",
         pytest.param("SELECT id, _file, _pos FROM sales s WHERE id = 44", marks=pytest.mark.slow),
         "SELECT * FROM sales AS s (a, b, c, d, e, f, g, h, i, j, k) WHERE a = 44",
-        "FROM sales |> WHERE id = 44 |> SELECT id",
+        pytest.param("FROM sales |> WHERE id = 44 |> SELECT id", marks=pytest.mark.slow),
         pytest.param(
             "WITH RECURSIVE r (n) AS (SELECT id FROM sales WHERE id = 1 UNION ALL "
             "SELECT s.id FROM r JOIN sales s ON s.id = r.n + 1 WHERE s.id < 4) SELECT * FROM r",
@@ -138,12 +138,18 @@ def test_each_reference_to_a_table_has_its_own_plan(rig: Rig) -> None:
             marks=pytest.mark.slow,
         ),
         pytest.param("SELECT id FROM sales WHERE at < current_timestamp() AND id < 9", marks=pytest.mark.slow),
-        "SELECT id FROM (SELECT id, row_number() OVER (PARTITION BY item ORDER BY id) n, item FROM sales) "
-        "WHERE n = 1 AND item = 7",
+        pytest.param(
+            "SELECT id FROM (SELECT id, row_number() OVER (PARTITION BY item ORDER BY id) n, item FROM sales) "
+            "WHERE n = 1 AND item = 7",
+            marks=pytest.mark.slow,
+        ),
         "SELECT id FROM (SELECT id, row_number() OVER (PARTITION BY id ORDER BY item) n FROM sales) "
         "JOIN items ON id = i_id WHERE n = 1 AND size = 7",
         pytest.param("SELECT id FROM sales GROUP BY id HAVING id = 44 AND count(*) > 0", marks=pytest.mark.slow),
-        "WITH w AS (SELECT id FROM sales WHERE id IN (SELECT i_id FROM items WHERE size = 7)) SELECT id FROM w",
+        pytest.param(
+            "WITH w AS (SELECT id FROM sales WHERE id IN (SELECT i_id FROM items WHERE size = 7)) SELECT id FROM w",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             "SELECT id FROM sales WHERE id IN (SELECT i_id FROM (SELECT * FROM items WHERE size = 7))",
             marks=pytest.mark.slow,
@@ -195,9 +201,9 @@ def test_time_travel_reads_the_plan_of_that_snapshot(rig: Rig) -> None:
         ),
         "SELECT v.id FROM sales_shown v JOIN {db}.sales s ON v.id = s.id WHERE s.id = 44",
         "WITH sales AS (SELECT 44 AS id) SELECT id FROM sales WHERE id = 44",
-        "SELECT id FROM {db}.sales TABLESAMPLE (100 PERCENT) WHERE id = 44",
+        pytest.param("SELECT id FROM {db}.sales TABLESAMPLE (100 PERCENT) WHERE id = 44", marks=pytest.mark.slow),
         pytest.param("SELECT id FROM {db}.sales WITH ('split-size' = '1000') WHERE id = 44", marks=pytest.mark.slow),
-        "SELECT {db}.sales.id FROM {db}.sales WHERE id = 44",
+        pytest.param("SELECT {db}.sales.id FROM {db}.sales WHERE id = 44", marks=pytest.mark.slow),
         pytest.param("SELECT record_count FROM {db}.sales.files WHERE record_count = 1", marks=pytest.mark.slow),
         pytest.param("SELECT id FROM range(5) WHERE id = 4", marks=pytest.mark.slow),
         pytest.param(
@@ -404,8 +410,8 @@ def test_dataframe_is_valid_for_the_lease_of_its_plans(rig: Rig) -> None:
     for number in range(3):
         rig.run(f"INSERT INTO {{db}}.leased VALUES ({number})")
     text = f"SELECT id FROM {rig.db}.leased WHERE id = 1"
-    frame = sql(rig.spark, text, lease_s=3)  # On a busy machine, Spark needs more than a second to read the plan.
-    time.sleep(4)  # The server's clock decides when the lease ends.
+    frame = sql(rig.spark, text, lease_s=10)  # On a busy machine, Spark needs seconds to read the plan.
+    time.sleep(11)  # The server's clock decides when the lease ends.
     with pytest.raises(PySparkException, match=r"TABLE_OR_VIEW_NOT_FOUND.*leased~plan~"):
         frame.collect()
     frame = sql(rig.spark, text)
@@ -443,13 +449,23 @@ def test_row_comparisons_and_extremes_of_two_columns_lose_no_row(rig: Rig) -> No
             marks=pytest.mark.slow,
         ),
         "SELECT s.id FROM {db}.sales s JOIN {db}.items i ON s.id BETWEEN i.i_id AND i.size WHERE i.brand = 2",
-        "SELECT id FROM {db}.sales WHERE EXISTS (SELECT 1 FROM {db}.stores WHERE day < opened AND city = 'c3')",
+        pytest.param(
+            "SELECT id FROM {db}.sales WHERE EXISTS (SELECT 1 FROM {db}.stores WHERE day < opened AND city = 'c3')",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             "WITH m AS (SELECT max(day) AS d FROM {db}.sales) SELECT id FROM {db}.sales WHERE day = (SELECT d FROM m)",
             marks=pytest.mark.slow,
         ),
-        "WITH m AS (SELECT max(day) AS d FROM {db}.sales) SELECT id FROM {db}.sales s JOIN m ON s.day = m.d",
-        "WITH m AS (SELECT min(id) AS e FROM {db}.sales WHERE id > 200) SELECT id FROM {db}.sales, m WHERE id > m.e",
+        pytest.param(
+            "WITH m AS (SELECT max(day) AS d FROM {db}.sales) SELECT id FROM {db}.sales s JOIN m ON s.day = m.d",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "WITH m AS (SELECT min(id) AS e FROM {db}.sales WHERE id > 200) "
+            "SELECT id FROM {db}.sales, m WHERE id > m.e",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_extremes_and_ranges_leave_files_out(rig: Rig, text: str) -> None:

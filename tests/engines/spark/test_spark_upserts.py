@@ -256,8 +256,8 @@ def test_keys_are_compared_in_the_type_of_the_table(rig: Rig, monkeypatch: pytes
     ("maximum", "how", "by_tasks"),
     [
         (0, {"row_mode": COPY_ON_WRITE}, True),
-        (0, {"row_mode": MERGE_ON_READ}, False),
-        (1 << 30, {"row_mode": COPY_ON_WRITE}, False),
+        pytest.param(0, {"row_mode": MERGE_ON_READ}, False, marks=pytest.mark.slow),
+        pytest.param(1 << 30, {"row_mode": COPY_ON_WRITE}, False, marks=pytest.mark.slow),
         (1 << 30, {"row_mode": COPY_ON_WRITE, "driver_rows": 13}, True),
         (1 << 30, {"row_mode": COPY_ON_WRITE, "driver_rows": 14}, False),
     ],

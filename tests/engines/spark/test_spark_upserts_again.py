@@ -18,7 +18,7 @@ from seamark.connector.client.commits import CommitClient
 from seamark.connector.spark.frames import upserts as upserting
 from seamark.connector.write.latest_rows import column_of
 from seamark.connector.write.row_changes import Report
-from seamark.connector.write.upserts import COPY_ON_WRITE, MERGE_ON_READ, MODES, upsert
+from seamark.connector.write.upserts import COPY_ON_WRITE, MERGE_ON_READ, upsert
 from seamark.spark import write
 from tests.engines.spark.upserts import BUCKETS, RECORD, TASKS, Model, Rig
 
@@ -98,7 +98,7 @@ def test_failed_upsert_job_leaves_no_file_and_no_snapshot(rig: Rig) -> None:
     assert set(rig.spark.sparkContext._jsc.getPersistentRDDs()) <= before  # The job has cached no frame.
 
 
-@pytest.mark.parametrize("row_mode", MODES)
+@pytest.mark.parametrize("row_mode", [MERGE_ON_READ, pytest.param(COPY_ON_WRITE, marks=pytest.mark.slow)])
 def test_only_one_result_of_a_repeated_task_counts(rig: Rig, row_mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tasks run in this process. The first attempt is speculative, and Spark discards its result.
 

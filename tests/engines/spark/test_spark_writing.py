@@ -274,6 +274,7 @@ class Stream:
         return sorted(row.id for row in self.rig.sql(f"SELECT id FROM {{db}}.{self.table}").collect())
 
 
+@pytest.mark.slow
 def test_restarted_stream_commits_every_row_once(rig: Rig, tmp_path: Path) -> None:
     rig.sql("CREATE TABLE {db}.stream (id bigint, v string) USING iceberg TBLPROPERTIES ('format-version'='3')")
     checkpoint = tmp_path / "checkpoint"

@@ -331,7 +331,7 @@ def compare_with_duckdb(seed: int, db: duckdb.DuckDBPyConnection, rows: list[Row
 def test_expression_keeps_the_rows_of_duckdb_and_no_others_if_fully_used(
     table: tuple[duckdb.DuckDBPyConnection, list[Row]],
 ) -> None:
-    used = [compare_with_duckdb(seed, *table) for seed in range(examples(1500, 200))]
+    used = [compare_with_duckdb(seed, *table) for seed in range(examples(1500, 80))]
     assert len(used) / 3 < sum(used) < len(used) * 14 / 15
 
 

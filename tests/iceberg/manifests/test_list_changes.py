@@ -48,7 +48,7 @@ def change_randomly(manifests: list[Manifest], rng: random.Random) -> list[Manif
     return manifests
 
 
-@pytest.mark.parametrize("round_number", quick(range(60), 20))
+@pytest.mark.parametrize("round_number", quick(range(60), 8))
 def test_list_decoded_with_a_base_equals_the_list_decoded_alone(round_number: int) -> None:
     seed = first_seed() * 1000 + round_number
     rng = random.Random(seed)

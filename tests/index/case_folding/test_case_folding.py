@@ -66,7 +66,7 @@ def test_columns_are_folded_like_their_values() -> None:
 
 
 def test_random_texts_keep_their_folded_form_in_python_and_duckdb() -> None:
-    texts = draw_texts(random.Random(first_seed()), examples(100_000, 5_000))
+    texts = draw_texts(random.Random(first_seed()), examples(100_000, 2_000))
     table = pa.table({"text": texts})
     rows = duckdb.connect().from_arrow(table).project("text, lower(text), upper(text)").fetchall()
     for text, *other_rows in rows:

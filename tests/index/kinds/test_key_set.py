@@ -37,7 +37,7 @@ def draw_values(rng: random.Random, text: bool, span: int, rows: int) -> list[An
     return [None if value is None else f"v{value}" for value in values] if text else values
 
 
-@pytest.mark.parametrize("seed", quick(range(60), 20))
+@pytest.mark.parametrize("seed", quick(range(60), 6))
 def test_bitmap_index_finds_files_and_rows_by_many_keys(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
     monkeypatch.setattr(key_set, "_TABLE_BITS_PER_KEY", rng.choice([0, 1 << 12]))

@@ -126,7 +126,7 @@ def build_hashes(values: Sequence[int]) -> Any:
     return np.array(values, dtype=np.uint64)
 
 
-@pytest.mark.parametrize("seed", quick(range(40), 7))
+@pytest.mark.parametrize("seed", quick(range(40), 3))
 def test_lookups_equal_a_dict_before_and_after_merges(seed: int) -> None:
     draw = random.Random(seed)
     lake = Lake(draw, draw.randrange(0, 7))
@@ -150,7 +150,7 @@ def test_lookups_equal_a_dict_before_and_after_merges(seed: int) -> None:
     )
 
 
-@pytest.mark.parametrize("seed", quick(range(20), 7))
+@pytest.mark.parametrize("seed", quick(range(20), 3))
 def test_hash_of_one_key_equals_that_of_a_row(seed: int) -> None:
     draw = random.Random(seed)
     lake = Lake(draw, 1)
@@ -180,7 +180,7 @@ def test_value_that_is_not_a_key_has_no_hash() -> None:
             row_hash([code])
 
 
-@pytest.mark.parametrize("seed", quick(range(30), 10))
+@pytest.mark.parametrize("seed", quick(range(30), 4))
 def test_equal_and_extreme_hashes_are_distinguished_where_possible(seed: int) -> None:
     """Hashes come from a few values, so that halves are equal for whole pages; positions identify the entries."""
     draw = random.Random(seed)

@@ -39,7 +39,7 @@ def build_ids(files: Sequence[ContentFile]) -> Words:
 
 async def test_each_file_of_a_random_table_is_found_by_its_identity(tmp_path: Path) -> None:
     async with open_lookup_planner(tmp_path) as planner:
-        searched, count = 0, examples(40, 8)
+        searched, count = 0, examples(40, 4)
         for seed in range(count):
             lake = write_random_lake(seed, tmp_path / str(seed))
             rng = random.Random(seed)

@@ -194,12 +194,13 @@ async def _plan_with_damage(
 async def test_plans_with_indexes_keep_all_matching_files_even_when_indexes_are_damaged(
     tmp_path: Path, java: JavaPlanner
 ) -> None:
-    counts = await run_campaign(read_seeds(range(examples(30, 22))), 8, tmp_path, java)
+    count = examples(30, 11)
+    counts = await run_campaign(read_seeds(range(count)), 8, tmp_path, java)
     print(dict(counts))
     if "PLANNER_SEEDS" not in os.environ:
-        assert counts["kept without indexes"] > counts["kept with damaged indexes"] + 10
-        assert counts["kept with damaged indexes"] > counts["kept"] + 10
-        assert min(counts[f"removed by {kind}"] for kind in ("bloom", "bitmap", "record")) > 3
+        assert counts["kept without indexes"] > counts["kept with damaged indexes"] + 5
+        assert counts["kept with damaged indexes"] > counts["kept"] + 5
+        assert min(counts[f"removed by {kind}"] for kind in ("bloom", "bitmap", "record")) > count / 12
         assert counts["quarantined"] > 20
         assert counts["kept"] <= counts["kept from afar"] < counts["kept"] + 20
 
@@ -338,7 +339,7 @@ def _find_path(scan: ScanPlan, row: int) -> str:
 
 
 async def test_plan_is_exact_when_bitmaps_cover_all_files(tmp_path: Path) -> None:
-    count = examples(30, 8)
+    count = examples(30, 4)
     counts = await run_exact_campaign(read_seeds(range(500, 500 + count)), 15, tmp_path)
     print(dict(counts))
     if "PLANNER_SEEDS" not in os.environ:

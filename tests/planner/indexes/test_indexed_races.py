@@ -104,7 +104,7 @@ async def change_index_files(table: IndexedTable, rng: random.Random, turns: int
 
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
 async def test_plans_during_index_changes_stay_complete(seed: int, tmp_path: Path) -> None:
-    await _run_race(seed, tmp_path, examples(60, 25))
+    await _run_race(seed, tmp_path, examples(60, 12))
 
 
 @pytest.mark.slow

@@ -114,7 +114,7 @@ def split_parts(listed: list[tuple[ManifestFile, Block, list[str]]]) -> tuple[li
 
 async def test_view_with_a_base_is_rejected_exactly_when_a_check_of_each_path_rejects_it() -> None:
     outcomes = set()
-    for round_number in range(examples(40, 12)):
+    for round_number in range(examples(40, 6)):
         outcomes |= await compare_histories(first_seed() * 1000 + round_number)
     assert outcomes == {True, False}
 
