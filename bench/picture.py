@@ -16,8 +16,9 @@ _STYLE = (
 
 
 def draw_ratio_bars(rows: Sequence[tuple[str, str]]) -> str:
-    """Return an SVG with a bar for each (operation, ratio such as `1,240×`), on a logarithmic axis that begins at
-    the peer.
+    """Return an SVG with a bar for each (operation, ratio such as `1,240×`).
+
+    The axis is logarithmic and begins at the peer.
     """
     ratios = [float(text.rstrip("× ").replace(",", "")) for _, text in rows]
     low, high = math.log10(min([1.0, *ratios])), math.log10(max([10.0, *ratios]))

@@ -72,7 +72,7 @@ def unseal(digest: bytes, data: memoryview, *, check_payload: bool = True) -> me
     if magic != _MAGIC or version != VERSION or zero != 0:
         raise Damaged(f"the layout has version {version}; this program reads version {VERSION}")
     if owner != digest:
-        raise Damaged("it belongs to another key")
+        raise Damaged("the entry belongs to another key")
     payload = data[HEADER_BYTES:]
     if len(payload) != length:
         raise Damaged(f"the payload has {len(payload)} bytes; the header says {length}")

@@ -93,8 +93,10 @@ def token() -> None:
 
 @click.group()
 def grant() -> None:
-    """Add, list and remove grants: roles and privileges on the server, the whole catalog, namespaces, tables, views
-    and functions. A grant counts for everything in its object.
+    """Add, list and remove grants of roles and privileges.
+
+    A grant is on the server, the whole catalog, a namespace, table, view or function. It counts for everything in its
+    object.
 
     Roles are reader, writer, admin and owner. Privileges are browse, plan, read, maintain, write, create, drop and
     manage-grants.
@@ -179,7 +181,7 @@ def _create_from_file(
     try:
         secret = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        reason = error.strerror if isinstance(error, OSError) else "the file is not UTF-8 text"
         raise click.ClickException(escape_for_terminal(f"Cannot read the token in {path}: {reason}")) from None
 
     async def work(store: PointerStore, clock: Clock) -> bool:

@@ -57,7 +57,7 @@ def engine_options(command: Callable[..., None]) -> Callable[..., None]:
         type=click.Choice(ENGINES),
         default="auto",
         show_default=True,
-        help="What reads the data files: this process, Spark, or (auto) Spark if there are many files.",
+        help="Engine that reads the data files: this process, Spark, or (auto) Spark if there are many files.",
     )(command)
 
 

@@ -93,8 +93,8 @@ def _add_parameter_options(command: Callable[..., None]) -> Callable[..., None]:
     "--measures",
     multiple=True,
     metavar="MEASURE",
-    help="Of a cube: an aggregate of columns, such as 'sum(price * (1 - discount))' or 'count(*)'. Several are "
-    "separated by commas.",
+    help="Add an aggregate to a cube, such as 'sum(price * (1 - discount))' or 'count(*)'. Separate several "
+    "aggregates by commas.",
 )
 @_add_parameter_options
 @click.option("--name", help="Name of the index. Default: derived from columns and kind.")

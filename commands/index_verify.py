@@ -131,21 +131,21 @@ def _print_audit(audit: Audit) -> None:
     rows = f"rows not counted: {audit.uncounted}"
     if audit.rows is not None:
         rows = f"{show_count(audit.rows, 'row')} counted"
-    right = f"not right (--seed {audit.seed})" if audit.problems else "right"
+    state = f"invalid (repeat with --seed {audit.seed})" if audit.problems else "valid"
     if index.lag_files:
-        right += f", {show_count(index.lag_files, 'data file')} to index"
-    say(f"Index {index.name}: {files}, {rows}, {audit.covered:,} in the data files; {right}")
+        state += f", {show_count(index.lag_files, 'data file')} to index"
+    say(f"Index {index.name}: {files}, {rows}, {audit.covered:,} in the data files; {state}")
 
 
 def _describe_verdict(audit: Audit, verdict: VerificationResult) -> str:
     if verdict.has_newer_version:
-        return "of a newer version"
+        return "newer format version"
     state = audit.states.get(verdict.location)
     if not verdict.problems:
-        return "right" if state is None else "replaced in the meantime"
+        return "valid" if state is None else "replaced in the meantime"
     if state == QUARANTINED:
-        return "wrong: quarantined"
-    return "wrong" if state is None else f"wrong here: {state}, as the server finds nothing"
+        return "invalid: quarantined"
+    return "invalid" if state is None else f"invalid here, but valid on the server ({state})"
 
 
 def _shorten_location(location: str) -> str:

@@ -155,8 +155,7 @@ def _answer(request: JobRequest, answers: BinaryIO, scratch: str) -> NoReturn:
 
 
 def yield_to_requests() -> None:
-    """Lower the priority of this process for CPU and disk, and its number of threads, so that requests have
-    priority.
+    """Lower the CPU and disk priority of this process, and its number of threads, below those of requests.
 
     With SCHED_BATCH, the process does not interrupt a running process when it wakes up. Settings that the
     system refuses are left out.

@@ -139,8 +139,8 @@ def _limit(name: str, text: str, least: float = 0) -> Callable[[Command], Comman
     type=click.Choice(CUBE_USES),
     default=OFF,
     show_default=True,
-    help="Whether aggregate queries read cubes; exact: except sums and averages of floats, and averages of integers. "
-    "--no-rules switches cubes off, because Trino's row filters and column masks do not apply to their groups.",
+    help="Answer aggregate queries from cubes. exact excludes sums and averages of floats, and averages of integers. "
+    "With --no-rules cubes are off, because Trino's row filters and column masks do not apply to the groups of a cube.",
 )
 @click.option(
     "--plan-header",

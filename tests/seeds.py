@@ -71,8 +71,7 @@ def quick(values: Iterable[Any], fast: int) -> list[ParameterSet]:
 
 
 def settle() -> None:
-    """Configure Hypothesis in the same way, and choose the seed of an exploring run before pytest-xdist starts
-    processes.
+    """Configure Hypothesis, and choose the seed of an exploring run before pytest-xdist starts processes.
 
     There are no deadlines, because durations on a busy machine say nothing about the code. An ordinary run takes
     `DEFAULT_EXAMPLES` of a test that has no number of its own; an exploring run takes Hypothesis's hundred.

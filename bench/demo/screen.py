@@ -60,8 +60,9 @@ def build_totals_table(comparison: Comparison) -> Table:
 
 
 def build_result_table(comparison: Comparison) -> Table:
-    """Return a row for each query: files opened, megabytes and seconds, each in three columns; it fits into 80
-    characters.
+    """Return a row for each query: files opened, megabytes and seconds, each in three columns.
+
+    The table fits into 80 characters.
     """
     table = Table(show_footer=True, box=SIMPLE_HEAD, padding=0, pad_edge=False)
     total = comparison.total

@@ -126,8 +126,9 @@ def add_rows(
 
 
 def upload(rig: Rig, s3: S3, count: int) -> tuple[Keys, Keys, list[str]]:
-    """Upload new objects and return the keys of the gateway, the keys of the store, and the names of the
-    objects.
+    """Upload new objects.
+
+    Return the keys of the gateway, the keys of the store, and the names of the objects.
     """
     if not rig.has_table("t"):
         rig.create_table("t")

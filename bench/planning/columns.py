@@ -102,8 +102,9 @@ class Column:
 
 
 def build_columns(count: int) -> tuple[Column, ...]:
-    """Return the first `count` of the table's columns; the 21st and later repeat the third to twentieth with a
-    suffix.
+    """Return the first `count` columns of the table.
+
+    The 21st and later columns repeat the third to twentieth with a suffix.
     """
     fixed = len(_KINDS)
     results = []

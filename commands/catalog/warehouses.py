@@ -75,7 +75,13 @@ def show(client: IndexClient, name: str, as_json: bool) -> None:
 @warehouse.command()
 @click.argument("name")
 @click.option("--location", required=True, help="URI of the root of its tables, below one of --warehouse-roots.")
-@click.option("--set", "settings", metavar="NAME=VALUE", multiple=True, help="Set a setting; repeatable.")
+@click.option(
+    "--set",
+    "settings",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="Set the warehouse setting NAME to VALUE. Repeatable.",
+)
 @_CREDENTIALS
 @server_command
 def create(
@@ -94,8 +100,14 @@ def create(
 
 @warehouse.command()
 @click.argument("name")
-@click.option("--set", "settings", metavar="NAME=VALUE", multiple=True, help="Set a setting; repeatable.")
-@click.option("--unset", "removals", metavar="NAME", multiple=True, help="Use the server's setting; repeatable.")
+@click.option(
+    "--set",
+    "settings",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="Set the warehouse setting NAME to VALUE. Repeatable.",
+)
+@click.option("--unset", "removals", metavar="NAME", multiple=True, help="Remove the setting NAME. Repeatable.")
 @_CREDENTIALS
 @server_command
 def change(
@@ -132,6 +144,6 @@ def _read_credentials(path: Path) -> dict[str, str]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        reason = error.strerror if isinstance(error, OSError) else "the file is not UTF-8 text"
         raise click.ClickException(escape_for_terminal(f"Cannot read the keys in {path}: {reason}")) from None
     return parse_properties([line.strip() for line in lines if line.strip()], f"the line of {path}")

@@ -44,8 +44,11 @@ _DNS = 53
 
 
 def give_up_privileges() -> None:
-    """Hide the memory of this process, which may contain keys, from other processes of its account and from core
-    dumps.
+    """Hide the memory of this process from other processes of its account and from core dumps.
+
+    The memory may contain keys.
+
+    The memory may contain keys.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     library = ctypes.CDLL(None)
@@ -126,8 +129,11 @@ def local_folders(locations: Iterable[str]) -> Iterator[str]:
 
 
 def _list_named_files(loaded: EngineTable) -> Iterator[str]:
-    """Yield the files that environment variables name: files with keys of encrypted files, and files of the
-    storage's library.
+    """Yield the files that environment variables name.
+
+    They are files with keys of encrypted files, and files of the library of the storage.
+
+    They are files with keys of encrypted files, and files of the library of the storage.
     """
     for name, value in os.environ.items():
         if name.startswith("SEAMARK_PARQUET_") and os.path.exists(value):

@@ -129,7 +129,7 @@ def _run_check(subject: str, check: Callable[[], Iterator[CheckResult]]) -> list
     except (OSError, ValueError) as error:
         fix = "Give the path of a properties file, or for Spark the URL of its web interface"
         reason = (error.strerror if isinstance(error, OSError) else None) or error
-        return [CheckResult(subject, f"it cannot be read: {reason}", fix, is_fault=True)]
+        return [CheckResult(subject, f"the file cannot be read: {reason}", fix, is_fault=True)]
 
 
 def check_server(url: str, token: str | None) -> Iterator[CheckResult]:
@@ -167,7 +167,7 @@ def check_server(url: str, token: str | None) -> Iterator[CheckResult]:
     skew_s = _measure_skew_s(ready.headers.get("Date"), clock.now_ms() / 1000)
     if abs(skew_s) > SKEW_S_MAX:
         fix = "Synchronise both clocks (NTP): tokens and signed requests have end times"
-        yield CheckResult("clock", f"it differs from the server's by {skew_s:.0f} s", fix)
+        yield CheckResult("clock", f"the clock of this machine differs from the server's by {skew_s:.0f} s", fix)
     try:
         with_client = SeamarkClient(url, token=token)
     except ValueError as error:

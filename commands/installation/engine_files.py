@@ -51,7 +51,7 @@ def read_properties(path: Path) -> dict[str, str]:
     with path.open(encoding="utf-8") as file:
         text = file.read(SIZE_MAX + 1)
     if len(text) > SIZE_MAX:
-        raise ValueError(f"it has more than {SIZE_MAX:,} characters")
+        raise ValueError(f"the file has more than {SIZE_MAX:,} characters")
     settings = {}
     for line in text.splitlines():
         if (stripped := line.strip()) and stripped[0] not in "#!":
@@ -124,7 +124,7 @@ def check_spark(subject: str, setup: SparkSetup, url: str | None) -> Iterator[Ch
     catalogs = [name for name in catalogs if "." not in name]
     if not catalogs:
         fix = f"Add the line: {_SPARK_CATALOG}sea {CATALOG_CLASS}; seamark connect spark prints all lines"
-        yield CheckResult(subject, "it defines no Iceberg catalog", fix, is_fault=True)
+        yield CheckResult(subject, "the file defines no Iceberg catalog", fix, is_fault=True)
     if EXTENSIONS not in conf.get("spark.sql.extensions", ""):
         yield CheckResult(
             subject, "MERGE INTO, CALL and branches are not enabled", f"Add the line: spark.sql.extensions {EXTENSIONS}"
@@ -149,10 +149,12 @@ def _check_runtime(subject: str, setup: SparkSetup) -> Iterator[CheckResult]:
         if setup.jars:
             yield CheckResult(subject, "Iceberg's jar is not on its class path", fix, is_fault=True)
         else:
-            yield CheckResult(subject, "it names no Iceberg jar", f"{fix}, unless the jar is in Spark's folder jars")
+            yield CheckResult(
+                subject, "the file names no Iceberg jar", f"{fix}, unless the jar is in Spark's folder jars"
+            )
     elif spark and spark not in versions:
         fix = f"Use iceberg-spark-runtime-{spark}_…, if Iceberg has one for this Spark, or Spark {min(versions)}"
-        text = f"it is Spark {spark}, and Iceberg's jar is for Spark {', '.join(sorted(versions))}"
+        text = f"Spark has the version {spark}, and Iceberg's jar is for Spark {', '.join(sorted(versions))}"
         yield CheckResult(subject, text, fix, is_fault=True)
 
 

@@ -75,7 +75,7 @@ def _check_iceberg_jar() -> Iterator[CheckResult]:
         yield CheckResult("Iceberg's jar", f"{jars[-1].name} is not for Spark {spark}", fix)
     else:
         fix = f"Spark downloads it from Maven Central by --packages {RUNTIME}; in a checkout: make jars"
-        yield CheckResult("Iceberg's jar", "it is not on this machine", fix)
+        yield CheckResult("Iceberg's jar", "the jar is not on this machine", fix)
 
 
 def _list_jar_folders() -> Iterator[Path]:

@@ -38,7 +38,7 @@ def check_worker(settings: Settings) -> Iterator[CheckResult]:
         fix = "Set the server's S3 keys and SEAMARK_CA so that its worker processes reach the storage as it does"
         yield CheckResult("worker processes", problem, fix, is_fault=True)
     else:
-        yield CheckResult("worker processes", f"they reach the storage of {settings.warehouse_uri()}")
+        yield CheckResult("worker processes", f"the worker processes reach the storage of {settings.warehouse_uri()}")
 
 
 def check_services(client: SeamarkClient) -> Iterator[CheckResult]:
@@ -53,10 +53,10 @@ def check_services(client: SeamarkClient) -> Iterator[CheckResult]:
         yield CheckResult("table services", "a server runs them")
     elif state.get("enabled", True):
         fix = "Repair the cause that the message names; the server tries again by itself"
-        yield CheckResult("table services", f"they do not run: {state['problem']}", fix, is_fault=True)
+        yield CheckResult("table services", f"the services do not run: {state['problem']}", fix, is_fault=True)
     else:
         fix = "Set services_workers to 1 or more, or run seamark indexer and seamark run beside the server"
-        yield CheckResult("table services", f"they do not run: {state['problem']}", fix)
+        yield CheckResult("table services", f"the services do not run: {state['problem']}", fix)
     failed = [run for run in _find_failed_runs(runs) if _still_fails(client, run)]
     for run in failed[:_SHOWN]:
         name = ".".join((*run.namespace, run.name))

@@ -47,7 +47,7 @@ def launch_options(command: Callable[..., None]) -> Callable[..., None]:
         type=click.Choice((PROCESS, LOCAL, CLUSTER)),
         default=PROCESS,
         show_default=True,
-        help="What rewrites the files: this process, Spark on this machine, or Spark on a cluster.",
+        help="Engine that rewrites the files: this process, Spark on this machine, or Spark on a cluster.",
     )(command)
 
 

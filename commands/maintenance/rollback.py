@@ -35,7 +35,7 @@ def rollback_job(client: IndexClient, table: str, snapshot_id: int | None, branc
         raise click.ClickException(f"The job on {table} was not rolled back: {error}") from None
     files = f"{show_count(rollback.files_restored, 'file')} restored, {rollback.files_removed:,} removed"
     if not rollback.files_restored and not rollback.files_removed:
-        files = "its files are listed in the manifests of before"
+        files = "the files are listed in the earlier manifests"
     print_result(
         rollback,
         f"Snapshot {rollback.snapshot_id} of {table} undoes {rollback.undone_id}: {files}. The table's policy may "

@@ -57,8 +57,11 @@ time.
 
 
 def find_unused_conditions(condition: Condition, schema: Schema, schemas: Iterable[Schema]) -> dict[str, str]:
-    """Return the parts of a conjunction whose literals do not fit their column, with the reason; at most
-    NOTES_MAX.
+    """Return the parts of a conjunction whose literals do not fit their column, with the reason.
+
+    The result has at most NOTES_MAX parts.
+
+    The result has at most NOTES_MAX parts.
 
     Raises:
         BadRequest: A column is unknown.

@@ -193,7 +193,7 @@ class Supervisor:
 
 
 def _run_worker(settings: Settings, number: int, pipe: Connection) -> None:
-    """The main function of a worker process."""
+    """Run a worker process until it ends."""
     os.umask(PRIVATE_UMASK)
     configure_logging(settings, number)
     try:

@@ -81,7 +81,7 @@ columns.
     type=click.Choice(CUBE_USES),
     default=ON,
     show_default=True,
-    help="Whether cubes answer aggregates. exact: except sums of floats, and averages of floats or integers.",
+    help="Answer aggregates from cubes. exact excludes sums of floats, and averages of floats or integers.",
 )
 @click.option("--on-s3", is_flag=True, help="Tables are in S3; used for statements that write.")
 @click.option("--catalog", default=CATALOG, show_default=True, help="The name of the catalog in statements.")

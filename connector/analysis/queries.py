@@ -76,7 +76,7 @@ def check_relations(tree: exp.Expr) -> None:
     """
     relations = tree.find_all(exp.Table, exp.Select, exp.Values, exp.Unnest)
     if sum(1 for _ in islice(relations, RELATIONS_MAX + 1)) > RELATIONS_MAX:
-        raise UnsupportedStatement(f"it has more than {RELATIONS_MAX} tables and subqueries")
+        raise UnsupportedStatement(f"the statement has more than {RELATIONS_MAX} tables and subqueries")
 
 
 class Queries:

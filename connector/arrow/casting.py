@@ -392,7 +392,7 @@ def _to_uuid_bytes(text: str) -> bytes:
 
 def _to_fixed(array: pa.Array, target: pa.DataType) -> pa.Array:
     if pa.types.is_fixed_size_binary(array.type) and array.type != target:
-        raise ValueError(f"they have {array.type.byte_width} bytes, not {target.byte_width}")
+        raise ValueError(f"the values have {array.type.byte_width} bytes, not {target.byte_width}")
     lengths = pc.binary_length(array)
     if pc.all(pc.equal(lengths, target.byte_width)).as_py() is False:
         raise ValueError(f"not all values have {target.byte_width} bytes")

@@ -136,10 +136,10 @@ def cause_text(error: Exception, url: str = "") -> str:
     if isinstance(cause, ssl.SSLCertVerificationError):
         return f"{cause.verify_message}; name a file with the authority of its certificate in the variable SEAMARK_CA"
     if isinstance(cause, ssl.SSLError) and cause.reason == "WRONG_VERSION_NUMBER":
-        return "it does not answer by TLS; a server without TLS has an http:// URL"
+        return "the server does not answer by TLS; a server without TLS has an http:// URL"
     # RemoteDisconnected is a subclass of ConnectionResetError.
     if isinstance(cause, ConnectionResetError) and url.startswith("http://"):
-        return "it closed the connection without an answer; a server with TLS has an https:// URL"
+        return "the server closed the connection without an answer; a server with TLS has an https:// URL"
     if isinstance(cause, OSError) and cause.strerror:
         return cause.strerror
     return str(cause).partition("): ")[2] or str(cause)

@@ -69,7 +69,7 @@ def translate_star(
     starts = [find_start(source) if isinstance(source, exp.Table) else -1 for source in list_sources(tree)]
     numbers = {star_scan.scan.start: number for number, star_scan in enumerate(scans)}
     if sorted(starts) != sorted(numbers):
-        raise NotFromCube("it is not one SELECT of tables")
+        raise NotFromCube("the query is not one SELECT of tables")
     order = [numbers[start] for start in starts]
     tables = [
         StarTable(scans[number].name, scans[number].table.snapshot_id, scans[number].schema, scans[number].relation)
@@ -82,7 +82,7 @@ def translate_star(
             continue
         dimensions = [scans[other] for other in order if other != number]
         if any(dimension.scan.is_past for dimension in dimensions):
-            raise NotFromCube("it reads a dimension table at a snapshot")
+            raise NotFromCube("the query reads a dimension table at a snapshot")
         if not all(dimension.table.snapshot_has_current_schema for dimension in dimensions):
             # The join names the snapshot, which the engine reads with the schema of the snapshot.
             raise NotFromCube("the columns of a dimension table have changed since its current snapshot")

@@ -86,7 +86,7 @@ def flatten_joins(select: exp.Select) -> exp.Select:
     for join in flat.args.get("joins") or ():
         other_clauses = {name for name, value in join.args.items() if value} - {"this", "kind", "on"}
         if other_clauses or join.text("kind").upper() not in _PLAIN_JOINS:
-            raise NotFromCube("it has another join than an inner join with ON")
+            raise NotFromCube("the query has a join that is not an inner join with ON")
         if (on := join.args.get("on")) is not None:
             join.set("on", None)
             flat.where(on, copy=False)
@@ -125,7 +125,7 @@ class StarNames:
         self._numbers = {alias.lower(): number for number, alias in enumerate(self.aliases)}
         self._columns = [{field.name.lower(): field.name for field in table.schema.fields} for table in star.tables]
         if len(self._numbers) < len(star.tables) or len({table.name for table in star.tables}) < len(star.tables):
-            raise NotFromCube("it reads a table twice")
+            raise NotFromCube("the query reads a table twice")
         if any(len(names) < len(table.schema.fields) for names, table in zip(self._columns, star.tables, strict=True)):
             raise NotFromCube("a table has columns whose names differ only in case")
 
@@ -185,7 +185,9 @@ class StarNames:
             if number not in replaced and number != self._star.facts
         ]
         if missing:
-            raise NotFromCube(f"it has not all used attributes of {', '.join(missing)} at the present snapshot")
+            raise NotFromCube(
+                f"the cube lacks attributes of {', '.join(missing)} that the query uses, at the current snapshot"
+            )
         facts = self._star.tables[self._star.facts].schema
         attributes: dict[str, StarAttribute] = {}
         joins = []

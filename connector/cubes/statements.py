@@ -225,21 +225,23 @@ def check_form(tree: exp.Expr, *, joins: bool = False) -> exp.Select:
         or (len(sources) > 1 and not joins)
         or sum(1 for _ in tree.find_all(exp.Query)) > 1
     ):
-        raise NotFromCube("it is not one SELECT of one table" if not joins else "it is not one SELECT of tables")
+        raise NotFromCube(
+            "the query is not one SELECT of one table" if not joins else "the query is not one SELECT of tables"
+        )
     for source in sources:
         assert source is not None
         if {name for name, value in source.args.items() if value} - _TABLE_ARGS:
-            raise NotFromCube("it does not read the whole table")
+            raise NotFromCube("the query does not read the whole table")
         alias = source.args.get("alias")
         if alias is not None and alias.columns:
-            raise NotFromCube("it renames the columns of the table")
+            raise NotFromCube("the query renames the columns of the table")
     if tree.find(exp.Window) is not None:
-        raise NotFromCube("it has a window function")
+        raise NotFromCube("the query has a window function")
     if any(isinstance(item.this if isinstance(item, exp.Column) else item, exp.Star) for item in tree.expressions):
-        raise NotFromCube("it selects all columns")
+        raise NotFromCube("the query selects all columns")
     has_aggregate = any(item.find(exp.AggFunc) is not None for item in tree.expressions)
     if not (tree.args.get("group") or tree.args.get("distinct") or has_aggregate):
-        raise NotFromCube("it does not group rows")
+        raise NotFromCube("the query does not group rows")
     return tree
 
 

@@ -201,7 +201,7 @@ class _Query:
             if table is not None:
                 tables[number] = table
         if not tables:
-            raise UnsupportedStatement("it reads no table of a Seamark catalog")
+            raise UnsupportedStatement("the statement reads no table of a Seamark catalog")
         return run_in_thread(self._plan_tables(tables, catalogs, utc=session.utc))
 
     # Names
@@ -305,7 +305,7 @@ class _Query:
             if self._cubes == OFF:
                 raise NotFromCube("the caller does not use cubes")
             if len(self._statement.references) != 1 or len(cubes) != 1:
-                raise NotFromCube("it is not one SELECT of one table")
+                raise NotFromCube("the statement is not one SELECT of one table")
             ((number, cube_table),) = cubes.items()
             assert cube_table is not None
             query = DuckDBCubeQuery(
@@ -398,7 +398,7 @@ class _Query:
                 )
         marks = {mark_name(number): number for number in tables}
         if not plans and not any(scan.scan.predicate is not None or scan.scan.joins for scan in scans.values()):
-            raise UnsupportedStatement("it has no condition and no join by which files could be left out")
+            raise UnsupportedStatement("no condition or join of the statement can prune files")
         if not plans:
             raise UnsupportedStatement(why or "plans keep too many of the files")
         planned = {marks[scan.scan.table] for scan in plans}

@@ -84,7 +84,7 @@ class DuckDBStatement:
 
     def __init__(self, text: str, parameters: Any = None) -> None:
         if len(text) > STATEMENT_MAX:
-            raise UnsupportedStatement(f"it is longer than {STATEMENT_MAX} characters")
+            raise UnsupportedStatement(f"the statement is longer than {STATEMENT_MAX} characters")
         self.text = text
         self.parameters = parameters
         self._tree = _parse(text)
@@ -143,7 +143,7 @@ class DuckDBStatement:
         try:
             return str(_TRINO.generate(self._tree, copy=False, unsupported_level=ErrorLevel.IGNORE))
         except (SqlglotError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
-            raise UnsupportedStatement("it has no counterpart in Trino's SQL") from error
+            raise UnsupportedStatement("the statement has no counterpart in Trino's SQL") from error
 
     def _find_sure_qualifiers(self, tables: Mapping[int, Mapping[str, str]]) -> frozenset[str] | None:
         """Return the qualifiers that only tables with known columns have.
@@ -197,9 +197,9 @@ def _parse(text: str) -> exp.Expr:
     try:
         trees = parse_statements(_DUCKDB, text)
     except (SqlglotError, RecursionError):
-        raise UnsupportedStatement("its syntax is not supported") from None
+        raise UnsupportedStatement("the syntax is not supported") from None
     if len(trees) != 1 or not isinstance(trees[0], exp.Select | exp.SetOperation | exp.Subquery):
-        raise UnsupportedStatement("it is not a single query")
+        raise UnsupportedStatement("the statement is not a single query")
     return trees[0]
 
 
@@ -212,26 +212,28 @@ def _check(tree: exp.Expr) -> None:
     nodes = list(tree.walk())
     names = {one.name for one in nodes if isinstance(one, exp.Identifier) and not one.name.isascii()}
     if len({name.lower() for name in names}) < len({_lower_ascii(name) for name in names}):
-        raise UnsupportedStatement("it has names that differ in the case of a letter beyond ASCII")
+        raise UnsupportedStatement("the statement has names that differ in the case of a letter beyond ASCII")
     relations = {one.name.lower() for one in nodes if isinstance(one, exp.Table | exp.TableAlias)}
     for node in nodes:
         match node:
             case exp.Select() if node.args.get("distinct") and node.args["distinct"].args.get("on"):
-                raise UnsupportedStatement("it contains DISTINCT ON")
+                raise UnsupportedStatement("the statement contains DISTINCT ON")
             case exp.Group() if any(value for name, value in node.args.items() if name not in ("expressions", "all")):
-                raise UnsupportedStatement("it groups by other expressions than columns")
+                raise UnsupportedStatement("the statement groups by expressions that are not columns")
             case exp.SetOperation() if node.args.get("by_name") or not all(
                 map(_is_named, (node.this, node.expression))
             ):
-                raise UnsupportedStatement("it contains a set operation over columns without names")
+                raise UnsupportedStatement("the statement contains a set operation over columns without names")
             case exp.Join() if not _is_plain_join(node):
-                raise UnsupportedStatement("it contains a join that Trino does not have")
+                raise UnsupportedStatement("the statement contains a kind of join that Trino does not support")
             case exp.Star() if any(node.args.values()):
-                raise UnsupportedStatement("it contains * without some columns")
+                raise UnsupportedStatement("the statement excludes columns from *")
             case exp.Table() if node.args.get("version"):
-                raise UnsupportedStatement("it reads an earlier snapshot")
+                raise UnsupportedStatement("the statement reads an earlier snapshot")
             case exp.Table() if (when := node.args.get("when")) is not None and _version_of(when) is None:
-                raise UnsupportedStatement("it reads an earlier snapshot by another clause than VERSION with a number")
+                raise UnsupportedStatement(
+                    "the statement selects a snapshot by a clause other than VERSION with a number"
+                )
             case exp.Column() if node.args.get("db") and not _is_field(node, relations):
                 raise UnsupportedStatement("a column is qualified by its schema")
             case exp.Unnest() | exp.Explode() if not isinstance(node.parent, exp.From | exp.Join):

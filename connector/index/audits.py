@@ -65,7 +65,7 @@ class Audit:
         """The problems of the index. Empty if the index is correct."""
         problems = [f"{verdict.location}: {problem}" for verdict in self.verdicts for problem in verdict.problems]
         if self.rows is not None and self.rows != self.covered:
-            problems.append(f"its index files count {self.rows:,} rows, but its data files have {self.covered:,}")
+            problems.append(f"the index files count {self.rows:,} rows, but the data files have {self.covered:,}")
         if self.index.health == "damaged":
             problems.append(
                 f"damaged index files were quarantined before; {self.index.lag_files:,} data files have to be "

@@ -61,7 +61,7 @@ def pin_attributes(client: SeamarkClient, columns: Sequence[str]) -> list[str]:
     """Return the dimensions of a cube, with attributes of dimension tables in their canonical form.
 
     An attribute is written as `shop.suppliers.region via supplier_id = id`. The first column belongs to the facts. The
-    present snapshot of the dimension table becomes part of the text. For each key, the attribute that states whether
+    current snapshot of the dimension table becomes part of the text. For each key, the attribute that states whether
     it has a partner is added.
 
     Raises:

@@ -65,9 +65,9 @@ def verify_index_file(location: str, task: IndexTask, *, sample: int, rng: rando
         return VerificationResult(location, problems=(str(error),), is_unreadable=True)
     verdict = VerificationResult(location, len(opened.files), opened.files.rows, listed=opened.files)
     actual, expected = (opened.header.table_uuid, opened.header.definition), (task.table_uuid, task.definition.id)
-    problems = [f"it belongs to table and index {actual}, not {expected}"] if actual != expected else []
+    problems = [f"the file belongs to table and index {actual}, not {expected}"] if actual != expected else []
     if index.files != len(opened.files):
-        problems.append(f"it has entries for {index.files} data files, but lists {len(opened.files)}")
+        problems.append(f"the file has entries for {index.files} data files, but lists {len(opened.files)}")
     if miscounted := kind.check_rows(index, opened.files.rows):
         problems.append(miscounted)
     if problems:

@@ -81,7 +81,7 @@ def read_columns(
     except AmbiguousColumn as error:
         raise Unreadable(path, str(error)) from None
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise Unreadable(path, f"it cannot be read: {(str(error).splitlines() or [''])[0][:200]}") from error
+        raise Unreadable(path, f"the file cannot be read: {(str(error).splitlines() or [''])[0][:200]}") from error
     for column_id in distinct_ids:
         if column_id not in columns:
             if reason := _explain_non_null(column_id, projection):
@@ -96,7 +96,7 @@ def _read(
     """Return the requested columns that the file has."""
     file = BoundedParquet(source, path, create_decoding_budget(DECODED_BYTES_MAX))
     if file.rows != rows:
-        raise Unreadable(path, f"it has {file.rows} rows; its manifest says {rows}")
+        raise Unreadable(path, f"the file has {file.rows} rows; the manifest entry says {rows}")
     return file.read_plain_columns(find_columns(with_mapped_ids(list(file.schema), projection.mapping), column_ids))
 
 
@@ -132,9 +132,9 @@ def _with_plain_footer(
             if is_secret and (None in leaf.ids or needed_ids.intersection(leaf.ids)):
                 raise Unreadable(
                     path,
-                    f"its column {leaf.path} is encrypted, and an index would reveal its values"
+                    f"the column {leaf.path} is encrypted, and an index would reveal its values"
                     if None not in leaf.ids
-                    else "it is encrypted and has no field ids",
+                    else "the file is encrypted and has no field ids",
                 )
         footer = encryption.plain
         end = footer + len(footer).to_bytes(4, "little") + MAGIC
@@ -180,7 +180,7 @@ def _explain_non_null(column_id: int, projection: Projection) -> str:
     if column is None:
         return f"the table's schema has no column {column_id}"
     if column_id in projection.partitioned:
-        return f"it lacks column {column.name}, which readers take from its partition"
+        return f"the file lacks column {column.name}, which readers take from its partition"
     if column.initial_default is not None:
-        return f"it lacks column {column.name}, which readers fill with its default"
+        return f"the file lacks column {column.name}, which readers fill with its default"
     return ""

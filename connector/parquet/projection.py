@@ -50,7 +50,7 @@ class FileProjection:
                 continue
             name = names[position]
             if names.count(name) > 1:
-                raise AmbiguousColumn(f"it has {names.count(name)} columns named {name!r}")
+                raise AmbiguousColumn(f"the file has {names.count(name)} columns named {name!r}")
             self._sources[field.id] = (name, _make_converter(file[position].type, field.type, field.name, partition))
 
     def names(self, column_ids: Iterable[int]) -> list[str]:
@@ -80,7 +80,7 @@ class FileProjection:
 def _find_position(ids: Sequence[int | None], field_id: int) -> int | None:
     count = ids.count(field_id)
     if count > 1:
-        raise AmbiguousColumn(f"it has {count} columns that may be column {field_id}")
+        raise AmbiguousColumn(f"the file has {count} columns that may be column {field_id}")
     return ids.index(field_id) if count else None
 
 
@@ -115,7 +115,7 @@ def _make_converter(kind: pa.DataType, target: Type, name: str, partition: Mappi
             return lambda array: array
         case str() if _can_widen(_storage_type_of(kind), arrow_type):
             return lambda array: _cast_exactly(array, arrow_type, name)
-    raise AmbiguousColumn(f"its column for {name} is of type {kind}, which cannot be read as {arrow_type}")
+    raise AmbiguousColumn(f"the column for {name} is of type {kind}, which cannot be read as {arrow_type}")
 
 
 def _make_struct_converter(

@@ -154,14 +154,14 @@ def explain_unrequested_joins(
             continue
         table, name = _find_table(other, tables), ".".join(other.table)
         if limited is None or table is None:
-            reason = "it is not read at the current snapshot"
+            reason = "the table is not read at the current snapshot"
             reasons[
                 f"joins leave out no files, because {reason}" if limited is None else _explain_unhelpful(name, reason)
             ] = None
         elif table.snapshot_id is None:
-            reasons[_explain_unhelpful(name, "it has no snapshot")] = None
+            reasons[_explain_unhelpful(name, "the table has no snapshot")] = None
         elif not _is_small(table, limited):
-            reasons[_explain_unhelpful(name, f"it is not {SIZE_RATIO_MIN} times smaller")] = None
+            reasons[_explain_unhelpful(name, f"the table is not {SIZE_RATIO_MIN} times smaller")] = None
         else:
             reasons[
                 _explain_unhelpful(name, "neither it nor a smaller table that it is joined with has a condition")

@@ -133,7 +133,7 @@ class Deletes:
             else:
                 keys.append((columns, content))
         if vectors > 1:
-            raise Unreadable(path, f"it has {vectors} deletion vectors; a data file can have only one")
+            raise Unreadable(path, f"the file has {vectors} deletion vectors; a data file can have only one")
         return DeletedRowSet(
             positions[0] if len(positions) == 1 else union_positions(NOTHING.positions, *positions), tuple(keys)
         )
@@ -147,9 +147,9 @@ class Deletes:
                 for column_id in file.columns
             ]
         except BadRequest as error:
-            raise Unreadable(file.path, f"its keys have columns that cannot be compared: {error.message}") from None
+            raise Unreadable(file.path, f"the keys have columns that cannot be compared: {error.message}") from None
         if not terms:
-            raise Unreadable(file.path, "its manifest entry does not list its key columns")
+            raise Unreadable(file.path, "the manifest entry does not list its key columns")
         return tuple((term.column_id, term.kind) for term in terms)
 
     def _read_content(self, file: DeleteFile, columns: Columns) -> Content:
@@ -167,7 +167,9 @@ class Deletes:
             with self._storage.open_input_file(file.path) as opened:
                 return memoryview(opened.read_at(max(0, file.length), max(0, file.offset)))
         except (pa.ArrowException, OSError, ValueError) as error:
-            raise Unreadable(file.path, f"it cannot be read: {(str(error).splitlines() or [''])[0][:200]}") from None
+            raise Unreadable(
+                file.path, f"the file cannot be read: {(str(error).splitlines() or [''])[0][:200]}"
+            ) from None
 
 
 def decode_delete_file(json: Mapping[str, Any]) -> DeleteFile:
@@ -178,9 +180,9 @@ def decode_delete_file(json: Mapping[str, Any]) -> DeleteFile:
     """
     path, content = str(json.get("file-path")), json.get("content")
     if content not in _CONTENTS:
-        raise Unreadable(path, f"its content is {content!r}, which is not a known kind of deletes")
+        raise Unreadable(path, f"the content is {content!r}, which is not a known kind of deletes")
     if json.get("key-metadata"):
-        raise Unreadable(path, "it is encrypted")
+        raise Unreadable(path, "the file is encrypted")
     return DeleteFile(
         path=path,
         format=str(json.get("file-format", "")).lower(),

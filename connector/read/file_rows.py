@@ -274,7 +274,7 @@ def _extract_nested(column: pa.Array, steps: Iterable[int]) -> pa.Array:
 def spec_of(metadata: TableMetadata, task: ScanTask) -> PartitionSpec:
     spec = metadata.spec(task.spec_id)
     if spec is None:
-        raise ValueError(f"its partition spec {task.spec_id} is not in the table's metadata")
+        raise ValueError(f"the partition spec {task.spec_id} is not in the table's metadata")
     return spec
 
 

@@ -276,7 +276,7 @@ def _open_file(
     if kind != "parquet":
         raise Unreadable(task.path, f"data files of format {kind!r} are not supported; Seamark reads Parquet files")
     if task.file.get("key-metadata"):
-        raise Unreadable(task.path, "it is encrypted by Iceberg's table encryption, which is not supported")
+        raise Unreadable(task.path, "the file is encrypted by Iceberg's table encryption, which is not supported")
     is_local = storage.is_local(task.path)
     with (
         _buffer_if_small(
@@ -302,9 +302,11 @@ def _open_file(
         metadata = _read_plain_metadata(source, task.path) if decryption is None else None
         file = parquet(metadata)
         if checked and _footer_of(source) != checked:
-            raise Unreadable(task.path, "it was replaced while it was read")
+            raise Unreadable(task.path, "the file was replaced while it was read")
         if file.metadata.num_rows != task.records:
-            raise Unreadable(task.path, f"it has {file.metadata.num_rows} rows; its manifest says {task.records}")
+            raise Unreadable(
+                task.path, f"the file has {file.metadata.num_rows} rows; the manifest entry says {task.records}"
+            )
         hole_bytes = _HOLE_BYTES_MAX if is_local else _HOLE_BYTES_MAX_REMOTE
         pages = Pages(source, file, hole_bytes=hole_bytes, encrypted=decryption is not None)
         yield file, pages, partial(parquet, metadata)
@@ -351,8 +353,8 @@ def _add_path_to_errors(path: str, *, hides: bool = False) -> Iterator[None]:
         raise Unreadable(path, str(error)) from None
     except (pa.ArrowException, OSError, ValueError) as error:
         if hides:
-            raise Unreadable(path, f"it cannot be read: {type(error).__name__}") from None
-        raise Unreadable(path, f"it cannot be read: {(str(error).splitlines() or [''])[0][:200]}") from error
+            raise Unreadable(path, f"the file cannot be read: {type(error).__name__}") from None
+        raise Unreadable(path, f"the file cannot be read: {(str(error).splitlines() or [''])[0][:200]}") from error
 
 
 def join_small_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

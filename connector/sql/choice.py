@@ -66,7 +66,7 @@ def choose(
 
 
 def _choose_for_query(demand: StatementProfile, available: frozenset[str], large_bytes: int) -> Choice:
-    size = f"it reads {demand.bytes:,} bytes of data files"
+    size = f"the statement reads {demand.bytes:,} bytes of data files"
     if demand.not_in_duckdb:
         if TRINO in available:
             return Choice(TRINO, f"DuckDB does not run it: {demand.not_in_duckdb}")

@@ -97,14 +97,14 @@ def _parse(text: StatementText) -> ParsedQuery:
         NotFromCube: It is another statement.
     """
     if text.prepared is not None or text.parameters:
-        raise NotFromCube("it is a prepared statement")
+        raise NotFromCube("the statement is a prepared statement")
     try:
         query = parse_query(text.text)
     except UnsupportedStatement:
-        raise NotFromCube("it is not fully understood") from None
+        raise NotFromCube("the statement is not fully understood") from None
     first = query.text.tokens[0]
     if query.text.quoted or query.text.offsets[first.start] != len(text.text) - len(text.text.lstrip()):
-        raise NotFromCube("it is more than a query")
+        raise NotFromCube("the statement is more than a query")
     return query
 
 

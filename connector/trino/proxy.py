@@ -279,7 +279,7 @@ class Proxy:
     ) -> _Outcome:
         body, is_complete = await read_at_most(content, self._settings.statement_bytes)
         if not is_complete:
-            summary = f"unchanged; it is longer than {self._settings.statement_bytes} bytes"
+            summary = f"unchanged; the statement is longer than {self._settings.statement_bytes} bytes"
             return await self._forward_unchanged(request, candidates, target, read_rest(body, content), summary)
         if self._tables.may_be_table_statement(body) and (
             answered := await self._handle_table_statement(request, body, candidates[0])
@@ -337,11 +337,11 @@ class Proxy:
 
     async def _rewrite(self, request: web.BaseRequest, body: bytes, coordinator: Coordinator) -> RewriteResult:
         if request.headers.get("Content-Encoding") or (request.charset or "utf-8").lower() not in ("utf-8", "utf8"):
-            return RewriteResult(None, "unchanged; its text is not plain UTF-8")
+            return RewriteResult(None, "unchanged; the text of the statement is not plain UTF-8")
         try:
             statement = body.decode()
         except UnicodeDecodeError:
-            return RewriteResult(None, "unchanged; its text is not plain UTF-8")
+            return RewriteResult(None, "unchanged; the text of the statement is not plain UTF-8")
 
         async def is_accepted() -> bool:
             return await self._logins.accepts(coordinator, self._headers_of_followers(request, coordinator))

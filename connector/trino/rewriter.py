@@ -92,7 +92,7 @@ _PREDICATE_WORDS = re.compile(r"\b(?:where|on|having|filter)\b", re.IGNORECASE)
 """Words that predicates contain. In a statement without these words, no file can be left out, so it is not parsed."""
 _AGGREGATE_WORDS = re.compile(r"\bgroup\s+by\b|\b(?:count|count_if|sum|avg|min|max)\s*\(|\bdistinct\b", re.IGNORECASE)
 """Words that aggregate queries contain, which may read a cube."""
-_NO_CONDITION = "unchanged; it has no condition that could leave out files"
+_NO_CONDITION = "unchanged; the statement has no condition that can prune files"
 _NEEDS_COLUMN_TYPES = re.compile(
     r"\b(?:values|unnest|like|lower|upper|coalesce|case|if|nullif|cast|date_add)\b|[\w\")]\s*+[+*-]\s*+[0-9]",
     re.IGNORECASE,
@@ -109,7 +109,7 @@ The quantifiers are possessive, because with backtracking, a line of 40 dashes w
 _EXECUTE = re.compile(r"\bexecute\b", re.IGNORECASE)
 _SYSTEM_OR_PLAN_NAME = re.compile(rf"[$@]|{re.escape(PLAN_MARK)}")
 """Matches the names of Trino's system tables and of plans."""
-_SWITCHED_OFF, _READ_TOO_LATE = "unchanged; switched off", "unchanged; it was not parsed in time"
+_SWITCHED_OFF, _READ_TOO_LATE = "unchanged; switched off", "unchanged; the statement was not parsed in time"
 IsAccepted = Callable[[], Awaitable[bool]]
 _log = structlog.get_logger("seamark.trino-proxy")
 
@@ -249,7 +249,7 @@ class Rewriter:
         if session.off:
             return RewriteResult(None, _SWITCHED_OFF)
         if session.in_transaction:
-            return RewriteResult(None, "unchanged; it is in a transaction")
+            return RewriteResult(None, "unchanged; the statement is in a transaction")
         if session.needs_partition_filter:
             return RewriteResult(None, f"unchanged; {PARTITION_FILTER}")
         loop = asyncio.get_running_loop()
@@ -446,9 +446,9 @@ class Rewriter:
         tables, expanded = sources.tables, sources.expanded
         planned_scans = [*tables.values(), *(planned for view in expanded for planned in view.tables)]
         if not any(planned.scan.is_restricted for planned in planned_scans):
-            return RewriteResult(None, "unchanged; it has no scan that could leave out files")
+            return RewriteResult(None, "unchanged; the statement has no scan that can prune files")
         if len(planned_scans) + len(expanded) > SCANS_MAX:
-            return RewriteResult(None, f"unchanged; it has more than {SCANS_MAX} scans")
+            return RewriteResult(None, f"unchanged; the statement has more than {SCANS_MAX} scans")
         columns = frozenset((planned.table, planned.scan.columns) for planned in sources.numbered.values())
         breaker_key = hash((session.sender_hash, columns))
         failing = self._failing.get(breaker_key)
@@ -480,7 +480,7 @@ class Rewriter:
             async with asyncio.timeout_at(until_s):
                 await self._withdrawing.take(result.plans)
         except (ClientError, TimeoutError):
-            return RewriteResult(None, "unchanged; its plans were withdrawn in the meantime")
+            return RewriteResult(None, "unchanged; the plans were withdrawn in the meantime")
         return result
 
     # Parsing
@@ -497,7 +497,9 @@ class Rewriter:
             return text, _PreParse(lists=lists, why=_NO_CONDITION)
         if session.catalog not in self._catalogs and not self._named_at_all.search(text.text):
             # The statement is not worth parsing either.
-            return text, _PreParse(lists=lists, why="unchanged; it reads no table of the configured catalogs")
+            return text, _PreParse(
+                lists=lists, why="unchanged; the statement reads no table of the configured catalogs"
+            )
         needs_types = _NEEDS_COLUMN_TYPES.search(text.text) or (not text.utc and _TIME_WORDS.search(text.text))
         explains = bool(_EXPLAIN.match(text.text))
         return text, _PreParse(
@@ -612,7 +614,7 @@ def _build_result(
         new.append(_write_access_checks(text, reading, own))
     statement = splice(text.text, new)
     if len(statement) > TEXT_CHARACTERS_MAX:
-        return RewriteResult(None, "unchanged; its text would be too long with plans")
+        return RewriteResult(None, "unchanged; the text of the statement would be too long with plans")
     each, joins = [], []
     for planned in planned_scans:
         if planned in own_plans:  # The summary does not reveal the tables behind a view.

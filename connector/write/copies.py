@@ -293,7 +293,9 @@ class CopyWriter:
             if self._check is not None:
                 self._check(task.path, source)
             if source.footer.rows != task.records:
-                raise Unreadable(task.path, f"it has {source.footer.rows} rows; its manifest says {task.records}")
+                raise Unreadable(
+                    task.path, f"the file has {source.footer.rows} rows; the manifest entry says {task.records}"
+                )
             matched = self._match(source)
             deleted = self._deletes.load(task.path, task.deletes)
             first, encoded = 0, list[Longs]()
@@ -335,7 +337,7 @@ class CopyWriter:
             if top.id in lineage:
                 columns[position] = -1  # The lineage columns are always encoded.
             elif columns[position] < 0 and (top.required or top.initial_default is not None or top.id in partitioned):
-                return LeafMatch((), f"it lacks column {top.name}, which is not null for readers")
+                return LeafMatch((), f"the file lacks column {top.name}, which is not null for readers")
         return LeafMatch(columns)
 
     def _why_encoded(self, size_bytes: int, deleted: DeletedRowSet, first: int, rows: int) -> str:

@@ -393,7 +393,7 @@ class _Stored:
         read = read_chosen(read_plan, opened.storage, [(rows.task, rows.positions) for rows in files], opened.keys)
         for rows, stored in zip(files, read, strict=True):
             if sum(batch.num_rows for batch in stored) != len(rows.positions):
-                raise Unreadable(rows.task.path, "it does not have rows that are live according to an index")
+                raise Unreadable(rows.task.path, "the file does not have rows that are live according to an index")
             batches.extend(stored)
             keys.append(rows.keys)
         return _Stored(pa.Table.from_batches(batches, read_plan.arrow), np.concatenate(keys), by)

@@ -29,7 +29,7 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 def is_of_server(name: str) -> bool:
-    """Whether a file of the wheel, other than its metadata, belongs to the server."""
+    """Return whether a file of the wheel, other than its metadata, belongs to the server."""
     top, _, rest = name.partition("/")
     return top == "seamark" and rest.partition("/")[0] in SERVER_PACKAGES
 

@@ -134,7 +134,7 @@ class FilesTable:
             lengths = np.frombuffer(heap, dtype="<u4", count=len(self))
             ends = (4 * len(self) + np.cumsum(lengths, dtype=np.int64)).tolist()
             if len(heap) != (ends[-1] if ends else 0):
-                raise ValueError(f"they have {len(heap)} bytes, but the lengths state {ends[-1] if ends else 0}")
+                raise ValueError(f"the paths have {len(heap)} bytes, but the lengths state {ends[-1] if ends else 0}")
             starts = [4 * len(self), *ends]
             return [str(heap[start:end], "utf-8") for start, end in zip(starts, ends, strict=False)]
         except (OSError, ValueError) as error:
@@ -345,8 +345,11 @@ def _version_of(kind: str) -> int | None:
 
 
 def _check_layout(footer: Footer, footer_offset: int, location: str) -> None:
-    """Check that the two blobs fill the file from the magic to the footer, without compression and with equal
-    fields.
+    """Check that the two blobs fill the file from the magic to the footer.
+
+    They have no compression and equal fields.
+
+    They have no compression and equal fields.
 
     Raises:
         Corrupt: The file has another layout.

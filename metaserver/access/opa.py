@@ -213,12 +213,12 @@ class OpaClient:
             self._http.post(url, json={"input": question}, headers=headers, allow_redirects=False) as answer,
         ):
             if answer.status != 200:
-                raise ValueError(f"it answered {answer.status}")
+                raise ValueError(f"OPA answered {answer.status}")
             body = bytearray()
             async for piece in answer.content.iter_chunked(1 << 16):
                 body += piece
                 if len(body) > ANSWER_BYTES_MAX:
-                    raise ValueError(f"it sent more than {ANSWER_BYTES_MAX:,} bytes")
+                    raise ValueError(f"OPA sent more than {ANSWER_BYTES_MAX:,} bytes")
             document = decode_json(bytes(body), "the answer")
             return document.get("result") if isinstance(document, dict) else None
 

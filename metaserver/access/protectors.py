@@ -150,7 +150,7 @@ def _read(path: Path, settings: Settings) -> list[bytes]:
         status = path.stat()
         text = path.read_text("ascii")
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        reason = error.strerror if isinstance(error, OSError) else "the file is not text"
         raise ConfigError(f"Cannot read the key file {path}: {reason}") from None
     # A secret that Kubernetes mounts is a link to a file of root that the group may read.
     if status.st_mode & (stat.S_IRWXO | stat.S_IWGRP):

@@ -52,10 +52,10 @@ class StandingRights:
         elif issuer is None:
             token = await self._store.token_named(principal_name)
             if token is None or not is_live(token, self._clock.now_ms()):
-                return "its token has ended"
+                return "the token has ended"
         elif issuer.states_rights:
             return None
         grants, roles = await load_grants(self._store, principal_name)
         principal = Principal(principal_name, grants, groups=roles)
         is_allowed = await self._authorizer.allows(principal, operation, securable)
-        return None if is_allowed else "its rights were withdrawn"
+        return None if is_allowed else "the rights were withdrawn"

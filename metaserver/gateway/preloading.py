@@ -150,7 +150,7 @@ def _filter(text: str) -> Expression:
         return TRUE
     try:
         if len(text) > _FILTER_CHARACTERS:
-            raise ValueError(f"it has more than {_FILTER_CHARACTERS:,} characters")
+            raise ValueError(f"the filter has more than {_FILTER_CHARACTERS:,} characters")
         return parse_expression(json.loads(text))
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"{FILTER} is not an Iceberg expression in JSON: {error}") from None

@@ -78,7 +78,7 @@ class Peers:
         self.client = client
 
     def counts(self) -> dict[str, int]:
-        """The counts of reads since the start, by source."""
+        """Return the counts of reads since the start, by source."""
         damaged = self.client.damaged + self.cache.damaged
         return {**self.objects.counts.as_dict(), "damaged": damaged}
 

@@ -48,8 +48,8 @@ class WarehouseSettings:
     federation_scope: str = setting("", "Scope of these tokens, such as PRINCIPAL_ROLE:ALL for Apache Polaris.")
     federation_fresh_s: float = setting(
         2.0,
-        "Seconds for which an answer of the catalog in federation_uri counts. Then the server asks again, with the "
-        "ETag of the answer if there is one. 0: for each request.",
+        "Seconds for which an answer of the catalog in federation_uri is used. Then the server requests it again, with "
+        "the ETag of the answer if there is one. 0: for each request.",
         minimum=0,
         maximum=3600,
     )

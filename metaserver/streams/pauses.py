@@ -58,7 +58,7 @@ class Pauses:
             if metadata.last_updated_ms > paused_ms:  # Another server has resumed the table.
                 del self._updated_ms[table_uuid]
             else:
-                reason = "it was paused while the request was read"
+                reason = "the topic was paused while the request was read"
         if reason is not None:
             raise StreamPaused(
                 f"{subject} is paused and takes no rows ({reason}); send them again after "

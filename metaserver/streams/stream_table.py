@@ -247,8 +247,9 @@ class StreamTable:
         return await append_to_tables({self: batches}, producer)
 
     async def get_fresh_rows(self, flushed: Mapping[int, int]) -> FreshRows:
-        """Return fresh files with all rows that were acknowledged before the call and are not in the files of a
-        pointer.
+        """Return fresh files with all acknowledged rows that are not in the files of a pointer.
+
+        The rows were acknowledged before the call.
 
         Files are written at most once in `fresh_interval_s`, for all readers. A reader that comes earlier waits for the
         next write, so it always gets all rows that were acknowledged before. If a write fails late, all readers that

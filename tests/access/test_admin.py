@@ -33,8 +33,9 @@ class AdminServer:
 
 @pytest.fixture
 async def admin_server(tmp_path: Path) -> AsyncIterator[AdminServer]:
-    """Open a server where root is an admin of the catalog, ns an admin of namespace `a`, and bob a writer of
-    the catalog.
+    """Open a server with three principals.
+
+    The principal root is an admin of the catalog, ns an admin of namespace `a`, and bob a writer of the catalog.
     """
     clock, secrets = SystemClock(), {}
     async with open_store(build_settings(tmp_path).database_url(), clock=clock) as store:

@@ -204,7 +204,7 @@ async def test_rights_end_with_the_issuer(fleet: Fleet, store: PointerStore, clo
         return await StandingRights(store, clock, settings).why_lost("corp:ann", "updateTable", Securable(("shop",)))
 
     assert await find_lost_reason() == "the server no longer accepts this kind of login"
-    assert await find_lost_reason(build_issuer_table("https://corp.example")) == "its rights were withdrawn"
+    assert await find_lost_reason(build_issuer_table("https://corp.example")) == "the rights were withdrawn"
     assert await find_lost_reason(build_issuer_table("https://corp.example", groups_claim="groups")) is None
 
 

@@ -88,9 +88,7 @@ class LiveTable:
     async def commit(
         self, data: Sequence[DataFile] = (), deletes: Sequence[DeleteFile] = (), removed: Iterable[str] = ()
     ) -> Snapshot:
-        """Commit the files of the last snapshot without `removed` and with the new files, and return the new
-        snapshot.
-        """
+        """Commit a snapshot that replaces `removed` by the new files, and return it."""
         metadata = (await self.api("GET", f"/v1/namespaces/db/tables/{self.name}")).json["metadata"]
         sequence, snapshot_id = metadata["last-sequence-number"] + 1, len(self.snapshots) + 1
         before = self.snapshots[-1] if self.snapshots else Snapshot(0, [], [])

@@ -365,8 +365,9 @@ async def use_moved_name(c: Campaign) -> None:
 
 
 async def check_stolen_tokens(c: Campaign) -> None:
-    """Check that a victim who reads the attacker's table contacts only this server, and loads only the
-    client's own code.
+    """Check that a victim that reads the attacker's table contacts only this server.
+
+    The victim loads only the own code of the client.
     """
     name, key = c.create_name("steal"), c.rng.choice(STEALING_METADATA)
     value = c.rng.choice((CANARY, f"{CANARY}/x", "canary.evil.Code"))

@@ -14,9 +14,7 @@ from tests.attacks.world import EVIL, HOSTILE, NAMES
 
 
 async def sign_everything(c: Campaign, name: str, query: str = "") -> None:
-    """Request signatures for the victim's objects through the attacker's table, and use the granted ones on
-    the store.
-    """
+    """Request signatures for objects of the victim through the attacker's table, and use the granted signatures."""
     world, rng = c.world, c.rng
     await reach_through_gateway(c, name)
     if world.s3 is None:

@@ -344,8 +344,11 @@ class _Planting:
                 self.plant_hint("manifest", place)
 
     async def _create_other_objects(self, name: str) -> None:
-        """Create other objects of a table: an index with a build, plans, pages, a report, staged and recorded
-        answers.
+        """Create other objects of a table.
+
+        These are an index with a build, plans, pages, a report, and staged and recorded answers.
+
+        These are an index with a build, plans, pages, a report, and staged and recorded answers.
         """
         world = self.world
         table_name = f"/api/v1/tables/{world.victim}/{name}"

@@ -110,7 +110,8 @@ def name_keys(chunk: Fields) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"), [(add_wrong_sizes, "refused: Definition level"), (name_keys, "refused: p: it has encrypted")]
+    ("change", "message"),
+    [(add_wrong_sizes, "refused: Definition level"), (name_keys, "refused: p: the file has encrypted")],
 )
 def test_chunks_that_pyarrow_cannot_represent_do_not_end_the_process(
     tmp_path: Path, change: Callable[[Fields], None], message: str

@@ -91,8 +91,9 @@ Bomb = Callable[[str], Path]
 
 @pytest.fixture(scope="module")
 def bomb(tmp_path_factory: pytest.TempPathFactory) -> Bomb:
-    """Return a function for the file of a name, which is written once, because writing takes longer than
-    rejecting it.
+    """Return a function that returns the file of a name.
+
+    A file is written once, because writing takes longer than rejecting it.
     """
     return cache(lambda name: BOMBS[name](tmp_path_factory.mktemp("bombs")))
 
@@ -246,7 +247,7 @@ FOOTERS = {
 def test_footer_that_expands_to_much_is_not_decoded(tmp_path: Path, name: str) -> None:
     path = write_footer(tmp_path / "f.parquet", FOOTERS[name])
     size, report = measure_peak(open_columns, path)
-    assert report == f"its footer takes more than {LIMIT:,} bytes when it is decoded"
+    assert report == f"the footer takes more than {LIMIT:,} bytes when it is decoded"
     assert size < LIMIT
 
 

@@ -52,8 +52,9 @@ class _UnavailableStorage:
 
 
 async def _prepare_old_server(home: Path) -> dict[str, str]:
-    """Prepare a server from before claims; return the locations of a table in `b`, and of a table with files
-    elsewhere.
+    """Prepare a server of a version without claims, and return the locations of two tables.
+
+    One table is in `b`, and one has files elsewhere.
     """
     async with open_rig(home) as rig:
         results = {"moved": await move_table(rig)}

@@ -51,7 +51,7 @@ def test_explain_says_why_a_condition_did_not_prune_and_what_would_help(url: str
     _, text = run_explain("db.t", "id >= 1 AND data = 'x' AND id <> 'abc'", "--url", url)
     for part in (
         "id did not prune: bounds of id allow it in 4 of 4 files",
-        "How many files an index would keep is not known (its values are not sampled): "
+        "How many files an index would keep is not known (the values are not sampled): "
         "seamark index create db.t --kind bitmap --columns id",
         "What a layout by data would give is not known: a data file cannot be read: ",
         "data did not prune: bounds of data allow it in 4 of 4 files",

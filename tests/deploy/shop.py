@@ -44,8 +44,11 @@ class Shop:
 
 @contextmanager
 def open_shop(folder: Path, trino_lake: TrinoLake) -> Iterator[Shop]:
-    """Open a shop with `shop.orders`: twenty files with the same range of ids, and an index that leaves one
-    file for one id.
+    """Open a shop with the table `shop.orders`.
+
+    It has twenty files with the same range of ids, and an index that keeps one file for one id.
+
+    It has twenty files with the same range of ids, and an index that keeps one file for one id.
     """
     seamark, coordinator = trino_lake.seamark, trino_lake.trino
     fill(seamark)
@@ -133,9 +136,7 @@ def await_final_outcome(shop: Shop, sql: str, **headers: str) -> str:
 
 
 def is_planned(shop: Shop, explained: str) -> bool:
-    """Return True if a query plan of Trino reads `shop.orders` only from Seamark's plans, not from the table's
-    snapshots.
-    """
+    """Return whether a query plan of Trino reads `shop.orders` only from plans of Seamark."""
     with urllib.request.urlopen(f"{shop.seamark.base_url}/v1/namespaces/shop/tables/orders", timeout=60) as answer:
         snapshot_ids = {snapshot["snapshot-id"] for snapshot in json.load(answer)["metadata"]["snapshots"]}
     read_snapshots = {int(match) for match in re.findall(r"orders\$data@(\d+)", explained)}

@@ -40,7 +40,7 @@ pytestmark = NEEDS_TRINO
 def test_rows_are_equal_and_addresses_are_those_of_the_proxy(shop: Shop) -> None:
     assert run_both_ways(shop, "SELECT 1") == [[1]]
     plan_header, first = post(shop.proxy.port, "SELECT 1")
-    assert plan_header == "unchanged; it has no condition that could leave out files"
+    assert plan_header == "unchanged; the statement has no condition that can prune files"
     assert first["nextUri"].startswith(f"{shop.proxy.url}/v1/statement/")
     assert first["infoUri"].startswith(f"{shop.proxy.url}/ui")
     assert query_rows(shop.proxy.port, "SELECT node_version FROM system.runtime.nodes", catalog="system") == [["483"]]

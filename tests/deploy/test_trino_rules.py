@@ -118,8 +118,9 @@ def read_outcome(rig: RulesRig, sql: str, user: str) -> str:
 
 
 def count_rewritten(rig: RulesRig, sql: str, user: str) -> tuple[int, int]:
-    """Run a statement, and count the statements that the proxy rewrote, and those whose original text ran after
-    a failure.
+    """Run a statement, and count the rewritten and the restarted statements.
+
+    The original text of a restarted statement ran after a failure.
     """
     before = [rig.proxy.count_statements(kind) for kind in ("rewritten", "original")]
     run_both(rig, sql, user)

@@ -95,8 +95,9 @@ class Queries:
         return f"t{self._aliases}"
 
     def _draw_lateral(self) -> str:
-        """Return a query with a lateral subquery: aggregates, groups or first rows that equal a column of the
-        outer row.
+        """Return a query with a lateral subquery.
+
+        It has aggregates, groups or first rows that equal a column of the outer row.
 
         Some of the subqueries have a join.
         """

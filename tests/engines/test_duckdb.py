@@ -112,7 +112,9 @@ def test_duckdb_reads_an_earlier_snapshot(con: duckdb.DuckDBPyConnection, server
     assert seamark.duckdb.rewrite_query(con, join).summary == "unchanged; there is no plan of an earlier snapshot"
     assert read(con, count_query) == [(1,)]
     rewritten = seamark.duckdb.rewrite_query(con, f"SELECT id FROM {table} AT (TIMESTAMP => now()) WHERE id = 3")
-    assert rewritten.summary == "unchanged; it reads an earlier snapshot by another clause than VERSION with a number"
+    assert (
+        rewritten.summary == "unchanged; the statement selects a snapshot by a clause other than VERSION with a number"
+    )
 
 
 def test_duckdb_and_pyiceberg_read_each_others_rows(con: duckdb.DuckDBPyConnection, server: Seamark) -> None:

@@ -71,9 +71,7 @@ class Engines:
 
     @contextmanager
     def record_requests(self) -> Iterator[list[str]]:
-        """Yield a list to which the end of the block adds the operations that the server answered in the block,
-        in order.
-        """
+        """Yield a list that receives, at the end of the block, the operations that the server answered in the block."""
         size = self.server.log.stat().st_size
         results: list[str] = []
         yield results

@@ -45,8 +45,9 @@ def _send(client: Client, name: str, commit: Commit, key: str | None = None) -> 
 
 
 def _list_files(metadata: Row) -> set[str]:
-    """Return the files of the head; the function reads the files of all snapshots, so that a missing file is
-    detected.
+    """Return the files of the head.
+
+    The function reads the files of all snapshots, so that it detects a missing file.
     """
     results: set[str] = set()
     for snapshot in sorted(metadata.get("snapshots", []), key=lambda one: one["sequence-number"]):

@@ -54,8 +54,9 @@ def _call_for_code(call: Any, **arguments: Any) -> str:
 def send_raw(
     keys: Keys, method: str, target: str, headers: dict[str, str] | None = None, body: bytes = b""
 ) -> tuple[int, bytes]:
-    """Send a request whose target is not normalised, with a valid signature of exactly that target; return the
-    answer.
+    """Send a request whose target is not normalised, and return the response.
+
+    The request has a valid signature of exactly that target.
     """
     request = AWSRequest(method, keys.endpoint + target, data=body, headers=headers or {})
     request.headers["Host"] = urlsplit(keys.endpoint).netloc

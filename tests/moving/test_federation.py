@@ -335,7 +335,7 @@ def test_second_name_of_a_table_is_refused_and_leaves_its_rights(
         grants = shown._request_json("GET", "/api/v1/grants?principal=ann")["grants"]
         files["copy"] = files["salaries"]
         for _ in range(2):
-            with pytest.raises(AccessDenied, match=r"it is also hr\.salaries"):
+            with pytest.raises(AccessDenied, match=r"the other catalog lists it as hr\.salaries"):
                 shown.load_table("hr.copy")
             assert shown.load_table("hr.salaries").metadata
         assert shown._request_json("GET", "/api/v1/grants?principal=ann")["grants"] == grants != []

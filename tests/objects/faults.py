@@ -42,8 +42,9 @@ class FaultyObjects:
         self._scripts: dict[str, deque[Fault | None]] = {}
 
     def script_faults(self, operation: str, *faults: Fault | None) -> None:
-        """Set the faults of the next calls of read, exists, create, delete, list or ping, in order; None means
-        no fault.
+        """Set the faults of the next calls of read, exists, create, delete, list or ping, in order.
+
+        None means no fault.
         """
         self._scripts.setdefault(operation, deque()).extend(faults)
 

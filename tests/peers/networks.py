@@ -106,8 +106,9 @@ def _run_command(command: str) -> None:
 
 @contextmanager
 def network(count: int) -> Iterator[Network]:
-    """Open a network; skip the test if this user may not create network namespaces, or a program for them is
-    missing.
+    """Open a network.
+
+    The test is skipped if this user may not create network namespaces, or if a program for them is missing.
     """
     if not os.path.exists("/proc/self/ns/net") or os.geteuid():
         pytest.skip("network namespaces need Linux and root")

@@ -70,8 +70,9 @@ class Tables:
 
 
 async def check_case(tables: Tables, case: Case) -> tuple[str, set[str], Counter[str]]:
-    """Check a case; return the location of the plan table's metadata, the kept files, and the situations that
-    occurred.
+    """Check a case.
+
+    Return the location of the metadata of the plan table, the kept files, and the situations that occurred.
     """
     note = str(case)
     kept_manifests, plan_table, paths = await tables.plan(case)

@@ -167,7 +167,7 @@ def test_running_spark_is_checked_by_its_web_interface() -> None:
         code, actual = examine("--url", URL, "--spark", url)
     assert code == 1
     texts = [finding.text for finding in check_spark("a", SparkSetup(conf, "4.1.1", (jars[0][0],)), URL)]
-    assert "it is Spark 4.1, and Iceberg's jar is for Spark 3.5" in texts
+    assert "Spark has the version 4.1, and Iceberg's jar is for Spark 3.5" in texts
     assert str(actual[f"Spark, {url}, catalog sea"]["text"]) in texts
     with serve_spark_ui({}, "4.1.1", []) as url:
         code, actual = examine("--url", URL, "--spark", url)

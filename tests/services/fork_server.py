@@ -124,8 +124,9 @@ def enable() -> None:
 def fork(
     argv: Sequence[str], env: Mapping[str, str], cwd: Path | None, output: int, errors: int | None = None
 ) -> ForkedProcess | None:
-    """Return the process of a Python program (`SCRIPT …` or `PYTHON -m MODULE …`), or None if a whole process is
-    needed.
+    """Return the process of a Python program, or None if a whole process is needed.
+
+    The program is `SCRIPT …` or `PYTHON -m MODULE …`.
 
     Its output goes to the file `output`, and its errors to `errors` if that is a different file.
     """

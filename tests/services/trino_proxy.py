@@ -22,8 +22,9 @@ class TrinoProxy:
         return f"http://127.0.0.1:{self.port}"
 
     def count_statements(self, outcome: str) -> int:
-        """Return the number of statements so far with this outcome: "rewritten", "unchanged", or restarted as
-        the "original".
+        """Return the number of statements with this outcome.
+
+        An outcome is "rewritten", "unchanged", or "original" for a statement that was restarted.
         """
         with urllib.request.urlopen(f"{self.url}/seamark/metrics", timeout=60) as answer:
             for line in answer.read().decode().splitlines():

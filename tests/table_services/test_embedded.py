@@ -158,7 +158,7 @@ def test_workers_that_cannot_work_are_reported_in_every_operators_view(tmp_path:
         assert "table services are off  Unreachable: No answer" in completed.stdout, completed.stdout
         completed = run_seamark("doctor", "--url", server.base_url)
         assert completed.returncode == 1
-        assert f"! table services: they do not run: {reason}" in completed.stdout
+        assert f"! table services: the services do not run: {reason}" in completed.stdout
         client = IndexClient(server.base_url)
         assert client.explain("db.t", "name = 'name 1'").files == 1
         assert client.index("db.t", "by_name").lag_files == 2

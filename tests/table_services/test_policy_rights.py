@@ -59,4 +59,4 @@ async def test_job_does_not_run_after_the_rights_of_its_policys_author_were_with
         errors = [str(run.summary["error"]) for run in runs]
         assert all(run.name == "of_hers" for run in runs)
         assert "wendy set seamark." in errors[0]
-        assert "its rights were withdrawn; remove the property and set it again" in errors[0]
+        assert "the rights were withdrawn; remove the property and set it again" in errors[0]

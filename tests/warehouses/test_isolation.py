@@ -131,8 +131,10 @@ class Logins:
 
 @pytest.fixture
 async def logins(tmp_path: Path) -> AsyncIterator[Logins]:
-    """Root is an admin of the server and creates `sales` and `stock`; ann is a writer of the server's warehouse and an
-    admin of `sales`; bob has no grant.
+    """Create three logins.
+
+    The principal root is an admin of the server and creates `sales` and `stock`. The principal ann is a writer of the
+    server's warehouse and an admin of `sales`. The principal bob has no grant.
     """
     clock, tokens = SystemClock(), {}
     async with open_store(build_settings(tmp_path / "home").database_url(), clock=clock) as store:

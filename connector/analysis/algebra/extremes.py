@@ -29,8 +29,9 @@ def has_outer_limit(kind: str, op: str) -> bool:
 
 
 def is_beyond_extreme(op: str, relation: Relation, column: str) -> bool:
-    """Return whether a column that is compared by `op` with an output is beyond an extreme: then all values of the
-    rows together say less than the extreme.
+    """Return whether a column that `op` compares with an output is beyond an extreme.
+
+    Then all values of the rows together say less than the extreme.
     """
     extreme = relation.extreme(column)
     return extreme is not None and not has_outer_limit(extreme.kind, op)

@@ -106,11 +106,10 @@ class Relation(Protocol):
         """
 
     def origin(self, columns: Sequence[str]) -> Origin | None:
-        """Return the stored table and columns that these columns come from: for each row without nulls in them, a
-        row of the table has the same values. A zero of a float may have the other sign.
+        """Return the stored table and the columns from which these columns come.
 
-        For each row in which these columns are not null, a row of the table has the same values. The result is None if
-        there is no such table.
+        For each row in which these columns are not null, a row of the table has the same values. A zero of a float may
+        have the other sign. The result is None if there is no such table.
         """
 
     def extreme(self, column: str) -> StoredExtreme | None:

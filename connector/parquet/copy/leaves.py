@@ -74,21 +74,21 @@ def leaves_of(footer: ParquetFooter) -> list[Leaf]:
     try:
         return _read_leaves(footer)
     except (TypeError, AttributeError, KeyError) as error:  # The fields have an unexpected type.
-        raise ValueError(f"its schema is invalid: {error!r}") from None
+        raise ValueError(f"the schema is invalid: {error!r}") from None
 
 
 def _read_leaves(footer: ParquetFooter) -> list[Leaf]:
     elements = footer.elements
     if not elements:
-        raise ValueError("it has no schema")
+        raise ValueError("the file has no schema")
     orders = _read_orders(footer)
     leaves: list[Leaf] = []
 
     def walk(at: int, ids: tuple[int | None, ...], shape: tuple[Any, ...], names: tuple[bytes, ...]) -> int:
         if len(names) > _DEPTH_MAX:
-            raise ValueError("its schema is too deep")
+            raise ValueError("the schema is too deep")
         if at >= len(elements):
-            raise ValueError("its schema ends within a group")
+            raise ValueError("the schema ends within a group")
         element = elements[at]
         ids, names = (*ids, _read_value(element, _ID)), (*names, bytes(_read_value(element, _NAME) or b""))
         shape = (*shape, _read_shape(element))
@@ -107,7 +107,7 @@ def _read_leaves(footer: ParquetFooter) -> list[Leaf]:
     for _ in range(_read_value(elements[0], _CHILDREN) or 0):
         at = walk(at, (), (), ())
     if at != len(elements):
-        raise ValueError("its schema has elements outside of the root")
+        raise ValueError("the schema has elements outside of the root")
     for group in footer.groups:
         if len(group.chunks) != len(leaves):
             raise ValueError(f"a row group has {len(group.chunks)} columns, but the schema has {len(leaves)}")
@@ -191,9 +191,9 @@ class LeafMatch(NamedTuple):
 def match_leaves(target: Sequence[Leaf], leaves: Sequence[Leaf]) -> LeafMatch:
     """Match the leaf columns of a file with those of a target."""
     if repeated := [ids for ids, count in Counter(leaf.ids for leaf in leaves).items() if count > 1]:
-        return LeafMatch((), f"it has several columns with the field ids {repeated[0]}")
+        return LeafMatch((), f"the file has several columns with the field ids {repeated[0]}")
     if any(leaf.ids[0] is None for leaf in leaves):
-        return LeafMatch((), "it has columns without field ids")
+        return LeafMatch((), "the file has columns without field ids")
     positions = {leaf.ids: number for number, leaf in enumerate(leaves)}
     tops = {leaf.ids[0] for leaf in leaves}
     columns = []
@@ -201,9 +201,9 @@ def match_leaves(target: Sequence[Leaf], leaves: Sequence[Leaf]) -> LeafMatch:
         position = positions.get(leaf.ids, -1)
         if position < 0:
             if leaf.ids[0] in tops:
-                return LeafMatch((), f"its column {leaf.names[0].decode(errors='replace')} has another structure")
+                return LeafMatch((), f"the column {leaf.names[0].decode(errors='replace')} has another structure")
         elif leaves[position].shape != leaf.shape or leaves[position].order != leaf.order:
             reason = "has another type or nullability, or statistics of another order"
-            return LeafMatch((), f"its column {leaf.path} {reason}")
+            return LeafMatch((), f"the column {leaf.path} {reason}")
         columns.append(position)
     return LeafMatch(columns)

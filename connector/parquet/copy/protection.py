@@ -41,7 +41,7 @@ class FileProtection(NamedTuple):
         try:
             return self.keys.create_encryption(self.scheme)
         except (KeyUnavailable, ValueError) as error:
-            raise Unreadable(location, f"it cannot be encrypted: {error}") from None
+            raise Unreadable(location, f"the file cannot be encrypted: {error}") from None
 
     @property
     def secret_ids(self) -> frozenset[int]:
@@ -127,7 +127,7 @@ def protection_of(source: SourceFile, leaves: Sequence[Leaf], keys: ParquetKeys)
     for leaf, column in zip(leaves, columns, strict=True):
         if column < 0 and (leaf.ids[0] in tops or None in tops):
             raise source.unreadable(
-                "it is encrypted, and its columns have no field ids or another structure, so the key of each new "
+                "the file is encrypted, and its columns have no field ids or another structure, so the key of each new "
                 "column is uncertain"
             )
     try:
@@ -158,7 +158,7 @@ def require_same_scheme(
     def check(path: str, source: SourceFile) -> None:
         protection = protection_of(source, leaves, keys)
         if (None if protection is None else protection.scheme) != schemes(path):
-            raise source.unreadable("it was replaced while it was read: its encryption has changed")
+            raise source.unreadable("the file was replaced while it was read: its encryption has changed")
 
     return check
 

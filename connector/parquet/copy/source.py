@@ -102,13 +102,13 @@ class SourceFile:
             self._check()
         except (OSError, pa.ArrowException) as error:
             self.close()
-            raise self.unreadable(f"it cannot be read: {(str(error).splitlines() or [''])[0][:200]}") from None
+            raise self.unreadable(f"the file cannot be read: {(str(error).splitlines() or [''])[0][:200]}") from None
         except KeyUnavailable as error:
             self.close()
-            raise self.unreadable(f"its key is unknown: {error}") from None
+            raise self.unreadable(f"the key is unknown: {error}") from None
         except ValueError as error:
             self.close()
-            raise self.unreadable(f"its footer is broken: {error}") from None
+            raise self.unreadable(f"the footer is broken: {error}") from None
         except BaseException:
             self.close()
             raise
@@ -159,19 +159,19 @@ class SourceFile:
             return self._bytes[at : at + size]
         data = bytes((self._remote or self._given).read_at(size, at)) if size else b""
         if len(data) != size:
-            raise ValueError(f"it ends before the {size:,} bytes at {at:,}")
+            raise ValueError(f"the file ends before the {size:,} bytes at {at:,}")
         return data
 
     def _read_footer(self) -> ParquetFooter:
         if self.size_bytes < END_BYTES + len(MAGIC):
-            raise ValueError(f"it has {self.size_bytes} bytes")
+            raise ValueError(f"the file has {self.size_bytes} bytes")
         tail = self.read(max(0, self.size_bytes - _TAIL_BYTES), min(self.size_bytes, _TAIL_BYTES))
         encrypted = tail[-4:] == ENCRYPTED_MAGIC
         if not encrypted and tail[-4:] != MAGIC:
-            raise ValueError("it does not end with PAR1 or PARE")
+            raise ValueError("the file does not end with PAR1 or PARE")
         length = int.from_bytes(tail[-END_BYTES:-4], "little")
         if length > min(FOOTER_BYTES_MAX, self.size_bytes - END_BYTES - len(MAGIC)):
-            raise ValueError(f"it has {length:,} bytes, but the file has {self.size_bytes:,}")
+            raise ValueError(f"the footer has {length:,} bytes, but the file has {self.size_bytes:,}")
         self.data_end = self.size_bytes - END_BYTES - length
         is_in_tail = length + END_BYTES <= len(tail)
         encoded = tail[-END_BYTES - length :] if is_in_tail else self.read(self.data_end, length + END_BYTES)
@@ -179,7 +179,8 @@ class SourceFile:
         if encrypted or is_signed(plain):
             if self._keys is None:
                 raise self.unreadable(
-                    "it is encrypted, and this process has no key; set SEAMARK_PARQUET_KEY_FILE or SEAMARK_PARQUET_KMS"
+                    "the file is encrypted, and this process has no key; set SEAMARK_PARQUET_KEY_FILE or "
+                    "SEAMARK_PARQUET_KMS"
                 )
             self.encryption = open_footer(plain, self._keys, encrypted=encrypted)
             plain = self.encryption.plain
@@ -191,7 +192,7 @@ class SourceFile:
         footer = self.footer
         self.leaves = leaves_of(footer)
         if footer.rows != sum(group.rows for group in footer.groups):
-            raise ValueError(f"it has {footer.rows} rows, but its row groups have another number of rows")
+            raise ValueError(f"the file has {footer.rows} rows, but its row groups have another number of rows")
         # Other columns have no pages, and are never copied.
         groups = [group for group in footer.groups if group.rows]
         for group in groups:
@@ -212,7 +213,7 @@ class SourceFile:
         if group.has("encrypted").any():
             raise ValueError("a column chunk is encrypted, but its file is not")
         if group.has("file_path").any():
-            raise ValueError("its columns are in other files")
+            raise ValueError("the columns are in other files")
         if (group.values("packed_bytes") < 0).any() or (group.values("values") < 0).any():
             raise ValueError("a column chunk has a negative size")
         if (group.begins < len(MAGIC)).any() or (group.ends > self.data_end).any():

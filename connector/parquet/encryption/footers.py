@@ -140,7 +140,7 @@ def open_footer(data: bytes, keys: FileKeys, *, encrypted: bool) -> OpenedFooter
         if len(remaining) != SIGNATURE_BYTES or not hmac.compare_digest(
             footer_cipher.signature(plain, remaining[:NONCE_BYTES]), remaining
         ):
-            raise Undecryptable("its signature does not match the footer: the key is wrong, or the file was changed")
+            raise Undecryptable("the signature does not match the footer: the key is wrong, or the file was changed")
     opening = _Opening(keys, footer_cipher, file_aad, ctr_pages=algorithm == _GCM_CTR, signed=not encrypted)
     plain = opening.strip_encryption(plain)
     return OpenedFooter(
@@ -159,14 +159,14 @@ def _read_algorithm(value: tuple[int, object], keys: FileKeys) -> tuple[int, byt
     """Return the algorithm, the AAD of the file, and whether the AAD has a prefix."""
     kind, union = value
     if kind != STRUCT or not isinstance(union, dict) or len(union) != 1:
-        raise ValueError("it has no encryption algorithm")
+        raise ValueError("the file has no encryption algorithm")
     number, (kind, content) = next(iter(union.items()))
     if number not in (_GCM, _GCM_CTR) or kind != STRUCT:
-        raise ValueError(f"its encryption algorithm {number} is unknown")
+        raise ValueError(f"the encryption algorithm {number} is unknown")
     prefix, unique = (bytes(content.get(field, (BINARY, b""))[1] or b"") for field in (_PREFIX, _UNIQUE))
     if not prefix and content.get(_SUPPLY, (thrift.FALSE,))[0] == thrift.TRUE:
         if keys.aad_prefix is None:
-            raise Undecryptable("its AAD prefix is not stored in the file, and the reader has no AAD prefix")
+            raise Undecryptable("the AAD prefix is not stored in the file, and the reader has no AAD prefix")
         prefix = keys.aad_prefix
     return number, prefix + unique, bool(prefix)
 
@@ -194,7 +194,7 @@ class _Opening:
         }
         at = next((begin for number, kind, begin, _ in spans if number == _GROUPS and kind == LIST), None)
         if at is None:
-            raise ValueError("it has no row groups")
+            raise ValueError("the file has no row groups")
         groups = [self._group(data, begin, ordinal) for ordinal, begin in enumerate(_footer.items(data, at)[:-1])]
         fields[_GROUPS] = LIST, encode_structures(groups)
         return encode_fields(fields)
@@ -213,7 +213,7 @@ class _Opening:
             chunks.append(plain)
             ciphers.append(cipher)
         if ordinal > ORDINAL_MAX and any(ciphers):
-            raise ValueError(f"it has more than {ORDINAL_MAX + 1:,} row groups, the maximum for encryption")
+            raise ValueError(f"the file has more than {ORDINAL_MAX + 1:,} row groups, the maximum for encryption")
         self.ciphers.append(ciphers)
         fields[COLUMNS] = LIST, encode_structures(chunks)
         return encode_fields(fields)

@@ -53,16 +53,16 @@ class KeyMaterial(msgspec.Struct, rename="camel", omit_defaults=True, frozen=Tru
         """
         if not metadata or len(metadata) > _METADATA_BYTES_MAX:
             raise KeyUnavailable(
-                f"its key metadata of {len(metadata or b''):,} bytes was not written by parquet's key tools"
+                f"the key metadata of {len(metadata or b''):,} bytes was not written by parquet's key tools"
             )
         try:
             material = from_json(metadata, KeyMaterial)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise KeyUnavailable("its key metadata was not written by parquet's key tools") from None
+            raise KeyUnavailable("the key metadata was not written by parquet's key tools") from None
         if material.key_material_type != _TYPE:
-            raise KeyUnavailable(f"its key metadata has the type {material.key_material_type[:20]!r}, not {_TYPE}")
+            raise KeyUnavailable(f"the key metadata has the type {material.key_material_type[:20]!r}, not {_TYPE}")
         if not material.internal_storage:
-            raise KeyUnavailable("its key material is in another file; only key material in the file is supported")
+            raise KeyUnavailable("the key material is in another file; only key material in the file is supported")
         return material
 
     @property
@@ -104,7 +104,7 @@ def unwrap_file_key(material: KeyMaterial, wrapper: KeyWrapper) -> bytes:
             aad = base64.b64decode(material.key_encryption_key_id or "", validate=True)
             key = AESGCM(outer).decrypt(wrapped[:NONCE_BYTES], wrapped[NONCE_BYTES:], aad)
         except (InvalidTag, ValueError, binascii.Error):
-            raise KeyUnavailable("its key was not wrapped by its key encryption key") from None
+            raise KeyUnavailable("the key was not wrapped by its key encryption key") from None
     if len(key) not in KEY_BYTES:
         raise KeyUnavailable(f"the key service returned a key of {len(key)} bytes for {material.master_key_id!r}")
     return key

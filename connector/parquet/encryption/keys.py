@@ -76,7 +76,7 @@ def scheme_of(opened: OpenedFooter, paths: Sequence[str], columns: Sequence[int]
     """
     if opened.has_prefix:
         raise KeyUnavailable(
-            "it has an AAD prefix, which identifies the file, so another file cannot have the same prefix"
+            "the file has an AAD prefix, which identifies the file, so another file cannot have the same prefix"
         )
     sizes = {
         number: cipher.key_bytes

@@ -52,13 +52,13 @@ def translate_text(
     if str(spark.conf.get("spark.sql.ansi.enabled")).lower() != "true":
         raise NotFromCube("spark.sql.ansi.enabled is not true")
     if _UNCLEAR.search(text):
-        raise NotFromCube("it has an escape, a parameter or a TRY function")
+        raise NotFromCube("the query has an escape, a parameter or a TRY function")
     try:
         trees = parse_statements(_SPARK, text)
     except (SqlglotError, RecursionError):
-        raise NotFromCube("its syntax is not supported") from None
+        raise NotFromCube("the syntax is not supported") from None
     if len(trees) != 1 or trees[0] is None:
-        raise NotFromCube("it is not a single query")
+        raise NotFromCube("the statement is not a single query")
     if len(scans) > 1:
         return translate_star(trees[0], scans, _find_start, SPARK, floats=floats)
     cubes = cube_table_of(scans[0].table, truncates_in_utc=True)

@@ -132,7 +132,7 @@ def find_references(catalyst: Catalyst, text: str, statement: Node) -> list[Refe
         target = _find_target_name(catalyst, statement)
         read = {catalyst.names(text[one.start : one.end])[-1].lower() for one in references}
         if target is None or target.lower() in read:
-            raise UnsupportedQuery("it reads the table that it writes")
+            raise UnsupportedQuery("the query reads the table that it writes")
     return references
 
 

@@ -108,6 +108,7 @@ class AttributeOutputs:
     nullable: frozenset[str] = frozenset()
 
     def has(self, name: str) -> bool | None:
+        """Return whether the name is an output, or None if the outputs are unknown."""
         return None if self.order is None else name in self.order
 
     def names(self) -> tuple[str, ...] | None:

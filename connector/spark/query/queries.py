@@ -293,7 +293,7 @@ class _Query:
         if self._is_write and self._args:
             raise UnsupportedQuery("a statement that writes has parameters")
         if self._catalyst.has_cached() and self._reads_cached():
-            raise UnsupportedQuery("it reads data that the session has cached")
+            raise UnsupportedQuery("the query reads data that the session has cached")
         plan = self._analyze_marked(insert_markers(self._text, references))
         scans = self._find_scans(references, plan)
         cube = self._request_cube(references, scans)

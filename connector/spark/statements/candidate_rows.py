@@ -152,7 +152,7 @@ def _check_read(tasks: Iterator[ScanTask], limits: StatementLimits) -> list[Scan
 
 def _check_rows(count: int, limits: StatementLimits) -> None:
     if count > limits.rows:
-        raise NotLocated(f"it can change more than {limits.rows:,} stored rows")
+        raise NotLocated(f"the statement can change more than {limits.rows:,} stored rows")
 
 
 def _concatenate(parts: Sequence[Longs]) -> Longs:

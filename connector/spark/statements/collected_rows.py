@@ -92,7 +92,7 @@ def collect_rows(catalyst: Catalyst, build: PlanBuilder, plan: Node, role: str, 
 
 def _check_count(rows: int, role: str, rows_max: int) -> None:
     if rows > rows_max:
-        raise NotLocated(f"its {role} has more than {rows_max:,} rows")
+        raise NotLocated(f"the {role} has more than {rows_max:,} rows")
 
 
 def ordinals_of(keys: BatchKeys, values: pa.Table, columns: Iterable[SparkColumn]) -> Longs:

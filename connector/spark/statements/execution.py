@@ -141,11 +141,11 @@ def is_change(catalyst: Catalyst, parsed: Node) -> bool:
 def _prepare(spark: SparkSession, text: str, args: Any, limits: StatementLimits) -> _Statement:
     with _unprepared():
         if args:
-            raise NotLocated("it has parameters")
+            raise NotLocated("the statement has parameters")
         catalyst = Catalyst(spark)
         parsed = catalyst.parse(text)
         if not is_change(catalyst, parsed):
-            raise NotLocated("it is not a MERGE, UPDATE, DELETE or INSERT OVERWRITE")
+            raise NotLocated("the statement is not a MERGE, UPDATE, DELETE or INSERT OVERWRITE")
         return (
             _Overwrite(spark, parsed) if catalyst.kind(parsed) == INSERT else _LocatedStatement(spark, parsed, limits)
         )
@@ -342,7 +342,7 @@ class _LocatedStatement:
             )
             if key_values is None:
                 raise NotLocated(
-                    "its ON does not compare a column of the table for equality with a value of the source"
+                    "the ON clause does not compare a column of the table for equality with a value of the source"
                 )
             return self._explain_keys(opened, key_values)
         candidates = keys_of_condition(self._catalyst, self._build, condition, columns)
@@ -356,7 +356,7 @@ class _LocatedStatement:
             return bind_exactly(sql_of(where), opened.schema)
         if candidates:
             return self._explain_keys(opened, candidates[0])
-        raise NotLocated("its condition does not restrict the rows that it can change")
+        raise NotLocated("the condition does not restrict the rows that it can change")
 
     def _match_columns(self, opened: OpenTable) -> dict[int, SparkColumn]:
         """Return the stored rows' columns that Spark compares as Iceberg does, by the ids of attributes."""
@@ -435,7 +435,7 @@ class _unprepared:  # noqa: N801
             raise _Unprepared(f"Spark refuses it on the located rows: {_summarize(error)}") from error
         if not isinstance(error, ClientError | ValueError):
             _log.warning("The statement cannot be located, because of a bug; Iceberg runs it", exc_info=True)
-        raise _Unprepared(f"its rows cannot be located: {str(error)[:500]}") from error
+        raise _Unprepared(f"the rows cannot be located: {str(error)[:500]}") from error
 
 
 def _summarize(error: Exception) -> str:

@@ -90,7 +90,7 @@ def keys_of_join(
 def keys_of_condition(
     catalyst: Catalyst, build: PlanBuilder, condition: Node, columns: Mapping[int, SparkColumn]
 ) -> list[KeyValues]:
-    """For each part of a condition that requires values in columns of the target, return these values."""
+    """Return the values that each part of a condition requires in columns of the target."""
     key_values = []
     parts = catalyst.operands(condition, "And")
     whole = len(parts) == 1

@@ -52,13 +52,13 @@ class OverwriteStatement:
         if self._catalyst.kind(command) not in _KINDS:
             raise NotLocated("Spark does not rewrite it to an overwrite of a table")
         if not command.writeOptions().isEmpty():
-            raise NotLocated("it has write options")
+            raise NotLocated("the statement has write options")
         self._command = command
         self._relation = target_relation(spark, command.table())
         self.target: StatementTarget = target_of_relation(self._catalyst, self._relation)
         self.query: Node = command.query()
         if reads_table(self._catalyst, self.query, self.target):
-            raise NotLocated("it also reads the table that it changes")
+            raise NotLocated("the statement also reads the table that it changes")
 
     def options(self, opened: OpenTable) -> Mapping[str, Any]:
         """Return the mode and the filter of the write."""
@@ -95,7 +95,7 @@ class OverwriteStatement:
                 or comparison.op not in _EQUALITIES
                 or comparison.transform != IDENTITY
             ):
-                raise NotLocated("its PARTITION is not an equality of identity partitions")
+                raise NotLocated("the PARTITION clause is not an equality of identity partitions")
             texts.append(sql_of(comparison))
         return " AND ".join(texts)
 

@@ -86,7 +86,7 @@ class RowStatementReader:
         kind = KINDS[self._catalyst.kind(parsed)]
         check_session(self._spark)
         if kind == MERGE and bool(parsed.withSchemaEvolution()):
-            raise NotLocated("it may change the table's schema")
+            raise NotLocated("the statement may change the table's schema")
         if kind == MERGE and not parsed.notMatchedBySourceActions().isEmpty():
             raise NotLocated("WHEN NOT MATCHED BY SOURCE can change every stored row")
         name = self._make_name_node(parsed.targetTable() if kind == MERGE else parsed.table())
@@ -112,7 +112,7 @@ class RowStatementReader:
         while self._catalyst.kind(node) == "SubqueryAlias":
             node = node.child()
         if self._catalyst.kind(node) != "UnresolvedRelation":
-            raise NotLocated("its target is not the name of a table")
+            raise NotLocated("the target is not the name of a table")
         return node
 
     def _merge_on_read(self, table: Node) -> Node:
@@ -168,9 +168,9 @@ class RowStatementReader:
             if kind == _OPERATION_TABLE or leaf.fastEquals(copy):
                 stored_leaves.append(leaf)
             elif kind == SPARK_TABLE and str(table.table().uuid()) == target.uuid:
-                raise NotLocated("it also reads the table that it changes")
+                raise NotLocated("the statement also reads the table that it changes")
         if len(stored_leaves) != 1:
-            raise NotLocated("it also reads the table that it changes")
+            raise NotLocated("the statement also reads the table that it changes")
         return stored_leaves[0]
 
     def _find_above(self, query: Node, leaf: Node, kind: str) -> Node:
@@ -186,5 +186,5 @@ class RowStatementReader:
             else:
                 raise NotLocated("the stored rows are read in a subquery")
         if ancestor is None:
-            raise NotLocated("it has no condition")
+            raise NotLocated("the statement has no condition")
         return ancestor

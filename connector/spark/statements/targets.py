@@ -94,7 +94,7 @@ def target_relation(spark: SparkSession, table: Node) -> Node:
     while catalyst.kind(table) == "SubqueryAlias":
         table = table.child()
     if not catalyst.is_relation(table) or table.catalog().isEmpty() or table.identifier().isEmpty():
-        raise NotLocated("its target is not a table of a Seamark catalog")
+        raise NotLocated("the target is not a table of a Seamark catalog")
     catalog = table.catalog().get()
     uri = str(spark.conf.get(f"spark.sql.catalog.{catalog.name()}.uri", "") or "")
     if (
@@ -103,9 +103,9 @@ def target_relation(spark: SparkSession, table: Node) -> Node:
         or catalyst.class_of(table.table()) != SPARK_TABLE
         or table.timeTravelSpec().isDefined()
     ):
-        raise NotLocated("its target is not a table of a Seamark catalog")
+        raise NotLocated("the target is not a table of a Seamark catalog")
     if table.table().branch() is not None:
-        raise NotLocated("its target is a branch")
+        raise NotLocated("the target is a branch")
     if reserved := _RESERVED & {name for _, name in catalyst.attributes(table)}:
         raise NotLocated(f"the table has a column {min(reserved)}, but Iceberg or Spark reserves this name")
     return table

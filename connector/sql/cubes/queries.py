@@ -196,14 +196,14 @@ def check_form(tree: exp.Expr) -> None:
         or not all(isinstance(source, exp.Table) and not source.args.get("joins") for source in list_sources(tree))
         or sum(1 for _ in tree.find_all(exp.Query)) > 1
     ):
-        raise NotFromCube("it is not one SELECT of tables")
+        raise NotFromCube("the query is not one SELECT of tables")
     if tree.find(exp.Window) is not None:
-        raise NotFromCube("it has a window function")
+        raise NotFromCube("the query has a window function")
     if any(isinstance(item.this if isinstance(item, exp.Column) else item, exp.Star) for item in tree.expressions):
-        raise NotFromCube("it selects all columns")
+        raise NotFromCube("the query selects all columns")
     has_aggregate = any(item.find(exp.AggFunc) is not None for item in tree.expressions)
     if not (tree.args.get("group") or tree.args.get("distinct") or has_aggregate):
-        raise NotFromCube("it does not group rows")
+        raise NotFromCube("the query does not group rows")
 
 
 def _check_joins(tree: exp.Expr, facts: exp.Table) -> None:
@@ -216,7 +216,7 @@ def _check_joins(tree: exp.Expr, facts: exp.Table) -> None:
     """
     alias = facts.args.get("alias")
     if alias is not None and alias.columns:
-        raise NotFromCube("it renames the columns of the table")
+        raise NotFromCube("the query renames the columns of the table")
     number = next(number for number, source in enumerate(list_sources(tree)) if source is facts)
     for at, join in enumerate(tree.args.get("joins") or (), 1):
         side = join.text("side").upper()
@@ -308,7 +308,7 @@ class _CubeTranslation(Translation):
         row_values |= {column: used.row for column, used in self._used.items()}
         columns = sorted(row_values, key=lambda column: (column[0], int(column[1:])))
         if not columns:
-            raise NotFromCube("it uses no column")
+            raise NotFromCube("the query uses no column")
         kinds = {column: duckdb_name(used.kind) for column, used in self._used.items()}
         rows = [f"CAST({row_values[one]} AS {kinds[one]})" if one in kinds else row_values[one] for one in columns]
         groups = [f"CAST({one} AS {kinds[one]})" if one in kinds else one for one in columns]

@@ -54,7 +54,7 @@ def explain_unused(node: exp.Expr, is_column: Callable[[str], bool]) -> str:
     sides = _list_operands(node)
     if len(sides) == 2 and all(literal_of(side) is None for side in sides):
         if all(isinstance(side, exp.Column | exp.Dot) for side in sides):
-            return "it compares two columns, and planning compares a column with a value"
+            return "the condition compares two columns, and planning compares a column with a value"
         return "one side must be a value, such as 5 or 'text'"
     if isinstance(node, exp.Like | exp.Escape):
         return "of LIKE, planning uses the text before the first wildcard"

@@ -77,7 +77,7 @@ def with_mapped_ids(fields: Sequence[pa.Field], mapping: NameMapping | None) -> 
     if has_ids(fields):
         return list(fields)
     if mapping is None:
-        raise AmbiguousColumn(f"it has no field ids, and the table has no name mapping ({NAME_MAPPING})")
+        raise AmbiguousColumn(f"the file has no field ids, and the table has no name mapping ({NAME_MAPPING})")
     return [_map_ids(field, field.name, mapping) for field in fields]
 
 
@@ -113,7 +113,7 @@ def find_columns(fields: Iterable[pa.Field], column_ids: Iterable[int]) -> dict[
             column_paths[column_id].append(column_path)
     for column_id, matches in column_paths.items():
         if len(matches) > 1:
-            raise AmbiguousColumn(f"it has {len(matches)} columns that may be column {column_id}")
+            raise AmbiguousColumn(f"the file has {len(matches)} columns that may be column {column_id}")
     return {column_id: matches[0] for column_id, matches in column_paths.items() if matches}
 
 
@@ -142,7 +142,7 @@ def column_of(table: pa.Table, column_path: Sequence[str]) -> pa.ChunkedArray:
     """
     top: Any = [number for number, name in enumerate(table.column_names) if name == column_path[0]]
     if len(top) != 1:
-        raise AmbiguousColumn(f"it has {len(top)} columns named {column_path[0]!r}")
+        raise AmbiguousColumn(f"the file has {len(top)} columns named {column_path[0]!r}")
     column = table.column(top[0])
     for name in column_path[1:]:
         column = pc.struct_field(

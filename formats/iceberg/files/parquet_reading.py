@@ -107,12 +107,12 @@ class BoundedParquet:
         self._source, self._path, self._budget = source, path, budget
         footer = _footer_of(source, path)
         if not footer:
-            raise Unreadable(path, "it cannot be read: it has no Parquet footer at its end")
+            raise Unreadable(path, "the file cannot be read: it has no Parquet footer at its end")
         budget.take(_estimate_footer_weight(footer, path, budget.left_bytes), path)
         try:
             self._footer = read_footer(footer)
         except ValueError as error:
-            raise Unreadable(path, f"its footer is broken: {error}") from None
+            raise Unreadable(path, f"the footer is broken: {error}") from None
         # If the file is overwritten in the meantime, pyarrow could read another footer.
         self._file = pq.ParquetFile(source, metadata=_read_metadata(footer), **_OPTIONS)
         self.rows: int = self._file.metadata.num_rows
@@ -191,8 +191,9 @@ class BoundedParquet:
     def _read_tables(
         self, column_paths: Mapping[int, ColumnPath], rows: Longs | None
     ) -> Iterator[tuple[int, pa.Table, int]]:
-        """Yield (first row, columns, charged bytes) of each row group, or only of row groups that contain one of the
-        rows.
+        """Yield the first row, the columns and the charged bytes of each row group.
+
+        With `rows`, only the row groups that contain one of the rows.
         """
         names = to_dotted_names(column_paths.values())
         leaves = self._list_leaves(names)
@@ -246,7 +247,7 @@ class BoundedParquet:
             if not any(column.path == name or column.path.startswith(name + ".") for name in names):
                 continue
             if column.max_repetition_level:
-                raise Unreadable(self._path, f"its column {column.path[:200]!r} is inside a list")
+                raise Unreadable(self._path, f"the column {column.path[:200]!r} is inside a list")
             if column.physical_type == "BYTE_ARRAY":
                 whole = self._has_dictionaries(number, column)
                 leaves.append(_Leaf(number, column.path, _OFFSET, by_dictionary=whole, expands=not whole))
@@ -262,23 +263,23 @@ class BoundedParquet:
         try:
             return not any(_DELTAS.intersection(self._footer.encodings(group, number)) for group in self._footer.groups)
         except ValueError as error:
-            raise Unreadable(self._path, f"its footer is broken: {error}") from None
+            raise Unreadable(self._path, f"the footer is broken: {error}") from None
 
     def _read_pages(self, group: RowGroup, number: int) -> _Pages:
         if group.has("encrypted")[number]:
-            raise EncryptedFile(self._path, "it has encrypted columns, and no keys were given")
+            raise EncryptedFile(self._path, "the file has encrypted columns, and no keys were given")
         begin, size = int(group.begins[number]), int(group.values("packed_bytes")[number])
         if begin < 0 or size < 0:
-            raise Unreadable(self._path, "its footer has a column of negative size")
+            raise Unreadable(self._path, "the footer has a column of negative size")
         try:
             self._footer.metadata_of(group, number)
         except ValueError as error:
-            raise Unreadable(self._path, f"its footer is broken: {error}") from None
+            raise Unreadable(self._path, f"the footer is broken: {error}") from None
         data = self._source.read_at(size, begin)
         try:
             return page_sizes(data, int(group.values("values")[number]))
         except (ValueError, KeyError, TypeError, IndexError) as error:
-            raise Unreadable(self._path, f"its page headers cannot be read: {error}") from None
+            raise Unreadable(self._path, f"the page headers cannot be read: {error}") from None
 
 
 def page_sizes(data: bytes, values: int) -> _Pages:
@@ -368,9 +369,9 @@ def check_unsigned(footer: bytes, path: str) -> None:
     try:
         fields = [number for number, *_ in _footer.spans(footer, 0)[0]] if footer else []
     except ValueError as error:
-        raise Unreadable(path, f"its footer is broken: {error}") from None
+        raise Unreadable(path, f"the footer is broken: {error}") from None
     if _ALGORITHM in fields or _KEY_METADATA in fields:
-        raise EncryptedFile(path, "it has encrypted columns, and no keys were given")
+        raise EncryptedFile(path, "the file has encrypted columns, and no keys were given")
 
 
 def _footer_of(source: pa.NativeFile, path: str, limit_bytes: int = FOOTER_LIMIT_BYTES) -> bytes:
@@ -382,12 +383,12 @@ def _footer_of(source: pa.NativeFile, path: str, limit_bytes: int = FOOTER_LIMIT
     size = source.size()
     tail = source.read_at(min(TAIL_BYTES, size), max(0, size - TAIL_BYTES))
     if tail[-4:] == ENCRYPTED_MAGIC:
-        raise EncryptedFile(path, "its footer is encrypted, and no keys were given")
+        raise EncryptedFile(path, "the footer is encrypted, and no keys were given")
     length = int.from_bytes(tail[-_FOOTER_END:-4], "little")
     if tail[-4:] != MAGIC or length > size - _FOOTER_END:
         return b""
     if length > limit_bytes:
-        raise Unreadable(path, f"its footer has {length:,} bytes; the limit is {limit_bytes:,} bytes")
+        raise Unreadable(path, f"the footer has {length:,} bytes; the limit is {limit_bytes:,} bytes")
     if length + _FOOTER_END <= len(tail):
         return bytes(tail[-_FOOTER_END - length : -_FOOTER_END])
     return bytes(source.read_at(length, size - _FOOTER_END - length))
@@ -405,6 +406,6 @@ def _estimate_footer_weight(footer: bytes, path: str, limit_bytes: int) -> int:
     try:
         return thrift.weigh(footer, _FOOTER_WEIGHTS, item=_ITEM_BYTES, field=_FIELD_BYTES, limit_bytes=limit_bytes)
     except thrift.TooHeavy:
-        raise Unreadable(path, f"its footer takes more than {limit_bytes:,} bytes when it is decoded") from None
+        raise Unreadable(path, f"the footer takes more than {limit_bytes:,} bytes when it is decoded") from None
     except ValueError as error:
-        raise Unreadable(path, f"its footer is broken: {error}") from None
+        raise Unreadable(path, f"the footer is broken: {error}") from None

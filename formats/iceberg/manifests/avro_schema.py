@@ -131,13 +131,13 @@ def compile_schema(schema: str, requested: RecordReader) -> Compiled:
     try:
         parsed = msgspec.json.decode(schema)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise Corrupt(f"its Avro schema is not JSON: {error}") from error
+        raise Corrupt(f"the Avro schema is not JSON: {error}") from error
     compiler = _Compiler()
     root = compiler.value(parsed, requested, _SchemaPosition("", "the row", 0))
     if compiler.nodes[root][0] != "record" or not compiler.minimum_sizes[root]:
-        raise Corrupt("its Avro schema: rows are not records with fields")
+        raise Corrupt("the Avro schema: rows are not records with fields")
     if requested.status is not None and requested.status not in compiler.columns:
-        raise Corrupt(f"its Avro schema: {requested.status} is always null")
+        raise Corrupt(f"the Avro schema: {requested.status} is always null")
     program = Program(
         compiler.nodes,
         compiler.names,
@@ -175,7 +175,7 @@ class _Compiler:
     _named: dict[str, tuple[dict[str, Any], str]] = field(default_factory=dict)
 
     def corrupt(self, position: _SchemaPosition, problem: str) -> Corrupt:
-        return Corrupt(f"its Avro schema, {position.field}: {problem}")
+        return Corrupt(f"the Avro schema, {position.field}: {problem}")
 
     def add(
         self,

@@ -218,7 +218,7 @@ def decode_content_file(json: object, metadata: TableMetadata) -> ContentFile:
         try:
             parsed = from_values(json, _Json)
         except RecursionError:
-            raise ValueError("it is nested too deeply") from None
+            raise ValueError("the JSON is nested too deeply") from None
         _check_text("file-path", parsed.file_path)
         file = _decode_file(parsed, metadata)
         _check_kind(file, metadata)

@@ -181,7 +181,7 @@ def _promote_date(name: str, days: int) -> int:
 def _make_refusal(values: PartitionFieldValues, kind: str) -> Callable[[Any], Value]:
     def read(value: Any) -> Value:
         if kind == UNKNOWN:
-            raise ValueError("it has values, but no schema of the table has its source column")
+            raise ValueError("the field has values, but no schema of the table has its source column")
         raise ValueError(f"the stored type {values.type} ({values.logical}) cannot be converted to {kind}")
 
     return read

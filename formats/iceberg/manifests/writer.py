@@ -250,8 +250,7 @@ def _check_listed(manifest: ManifestFile, version: int) -> None:
 
 
 def assign_first_row_ids(manifests: Sequence[ManifestFile], next_row_id: int) -> tuple[list[ManifestFile], int]:
-    """Return (manifests of a version 3 snapshot, each data manifest with a first row id; the table's next row
-    id).
+    """Return the manifests of a version 3 snapshot with first row ids, and the next row id of the table.
 
     Spec: "First Row ID Assignment". A manifest keeps an existing first row id. Otherwise it gets as many ids
     as it has live rows. Its existing files may already have ids, but only the manifest file contains this

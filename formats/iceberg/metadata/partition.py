@@ -74,8 +74,11 @@ class PartitionSpec(msgspec.Struct, frozen=True, dict=True, rename="kebab"):
         return fields_by_source
 
     def has_same_fields(self, other: PartitionSpec) -> bool:
-        """Return whether the specs are equal except for spec and field ids. The spec forbids adding such a spec
-        twice.
+        """Return whether the specs are equal except for spec and field ids.
+
+        The specification forbids adding such a spec twice.
+
+        The specification forbids adding such a spec twice.
         """
         field_keys = [(field.sources, field.transform, field.name) for field in self.fields]
         return field_keys == [(field.sources, field.transform, field.name) for field in other.fields]
@@ -176,8 +179,9 @@ def check_names(spec: PartitionSpec, schema: Schema) -> None:
 
 
 def check_promotions(spec: PartitionSpec, old: Schema, new: Schema) -> None:
-    """Check that no column's new type changes the partition values of its rows (Iceberg spec, "Schema
-    Evolution").
+    """Check that no new type of a column changes the partition values of its rows.
+
+    See "Schema Evolution" in Iceberg's specification.
 
     A timestamp has a different hash from its date, so that planners would not find the rows of stored files.
 

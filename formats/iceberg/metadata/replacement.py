@@ -40,12 +40,12 @@ def find_row_count_mismatch(snapshot: Snapshot, parent: Snapshot | None) -> str 
         return None
     added, removed = count_of(summary, "added-records", 0), _count_removed_rows(summary)
     if _adds_rows(summary):
-        return f"it adds {added:,} rows and removes {removed:,}"
+        return f"the commit adds {added:,} rows and removes {removed:,}"
     before = {} if parent is None else parent.summary_map()
     deleted = count_of(before, "total-position-deletes", _UNKNOWN)
     if deleted == _UNKNOWN or before.get("total-equality-deletes") != "0" or removed - added <= deleted:
         return None
-    return f"it removes {removed:,} rows and adds {added:,}, and {deleted:,} of the table were deleted before"
+    return f"the commit removes {removed:,} rows and adds {added:,}, and {deleted:,} of the table were deleted before"
 
 
 def _adds_rows(summary: Mapping[str, str]) -> bool:

@@ -213,8 +213,11 @@ def _decode_specs(table: _Table) -> tuple[tuple[PartitionSpec, ...], int]:
 
 
 def _require(value: T | UnsetType, name: str, format_version: int, default: T) -> T:
-    """Return the value of a field that only later versions require. In version 1, a missing field has the
-    default.
+    """Return the value of a field that only later versions require.
+
+    In version 1, a missing field has the default.
+
+    In version 1, a missing field has the default.
     """
     if value is not UNSET:
         return value

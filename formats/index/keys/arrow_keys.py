@@ -100,13 +100,16 @@ def _concatenate_marks(pieces: Sequence[_Piece], marks: Sequence[Mask | None], o
 
 
 def _to_plain_array(array: pa.Array) -> pa.Array:
-    """Return the array without extension type, dictionary, runs or views, which only affect how values are
-    stored.
+    """Return the array without extension type, dictionary, runs or views.
+
+    They only affect how values are stored.
+
+    They only affect how values are stored.
     """
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     if has_shared_values(array.type) and compute_expanded_bytes(array) > EXPANDED_MAX:
-        raise ValueError(f"its values take more than {EXPANDED_MAX:,} bytes if each row has its own copy")
+        raise ValueError(f"the values take more than {EXPANDED_MAX:,} bytes if each row has its own copy")
     if pa.types.is_dictionary(array.type):
         return _to_plain_array(array.dictionary_decode())
     if pa.types.is_run_end_encoded(array.type):

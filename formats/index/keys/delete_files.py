@@ -186,7 +186,7 @@ def _decode_positions(data: bytes | memoryview, file: DeleteFile, budget: Budget
     except AmbiguousColumn as error:
         raise Unreadable(file.path, str(error)) from None
     except (pa.ArrowException, OSError, KeyError, ValueError) as error:
-        raise Unreadable(file.path, f"it cannot be read: {_shorten_error(error)}") from None
+        raise Unreadable(file.path, f"the file cannot be read: {_shorten_error(error)}") from None
     order = np.lexsort((rows, codes))
     codes, rows = codes[order], rows[order]
     # Each position is kept once, because merged files may repeat a position.
@@ -203,13 +203,13 @@ def _decode_keys(data: bytes | memoryview, file: DeleteFile, columns: Columns, b
         column_paths = find_columns(opened.schema, [column_id for column_id, _ in columns])
         absent = [column_id for column_id, _ in columns if column_id not in column_paths]
         if absent:
-            raise Unreadable(file.path, f"it has no column with field id {absent[0]}")
+            raise Unreadable(file.path, f"the file has no column with field id {absent[0]}")
         arrays = opened.read_plain_columns(column_paths)
         return DeletedKeys.of([keys_of(arrays[column_id], kind) for column_id, kind in columns])
     except AmbiguousColumn as error:
         raise Unreadable(file.path, str(error)) from None
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise Unreadable(file.path, f"it cannot be read: {_shorten_error(error)}") from None
+        raise Unreadable(file.path, f"the file cannot be read: {_shorten_error(error)}") from None
 
 
 def _decode_vector(data: bytes | memoryview, file: DeleteFile, limit_bytes: int) -> Positions:

@@ -229,7 +229,7 @@ class _MeasureParser:
         self._text, self._schema, self._older = text, schema, older
         self._tokens = list(islice(self._split(text), _TOKENS_MAX + 1))
         if len(self._tokens) > _TOKENS_MAX:
-            raise self._make_error(f"it has more than {_TOKENS_MAX} names, numbers and signs")
+            raise self._make_error(f"the expression has more than {_TOKENS_MAX} names, numbers and signs")
         self._at = 0
         self._depth = 0
 
@@ -246,7 +246,7 @@ class _MeasureParser:
 
     def _check(self, function: str, operand: Operand) -> None:
         if not any(True for _ in list_columns(operand)):
-            raise self._make_error("it has no column")
+            raise self._make_error("the expression has no column")
         name = base_name(operand.kind)
         if (function in (SUM, AVG) and name not in _SUMMED) or (function in (MIN, MAX) and name not in _COMPARED):
             raise self._make_error(f"{function} is not defined for values of type {operand.kind}")
@@ -254,7 +254,7 @@ class _MeasureParser:
     def _parse_sum(self) -> Operand:
         self._depth += 1
         if self._depth > _DEPTH_MAX:
-            raise self._make_error("it is nested too deeply")
+            raise self._make_error("the expression is nested too deeply")
         operand = self._parse_product()
         while (sign := self._peek()) in ("+", "-"):
             self._take()
@@ -275,7 +275,7 @@ class _MeasureParser:
                 raise self._make_error("a parenthesis is not closed")
             return operand
         if self._at >= len(self._tokens):
-            raise self._make_error("it ends before a column")
+            raise self._make_error("the expression ends before a column")
         kind, value = self._tokens[self._at]
         self._at += 1
         match kind:

@@ -370,7 +370,7 @@ class RecordKind(IndexKind[FileRecords, RecordBlob]):
         return None if len(keys) > KEYS_MAX else RecordQuery.from_keys([keys.keys])
 
     def check_rows(self, index: RecordBlob, rows: int) -> str | None:
-        return None if index.count == rows else f"it has {index.count} entries for {rows} rows"
+        return None if index.count == rows else f"the index has {index.count} entries for {rows} rows"
 
     def compare(self, index: RecordBlob, number: int, columns: Sequence[Keys], sampled: Sequence[int]) -> Iterator[str]:
         """Compare all rows, not only the sampled rows."""

@@ -1,7 +1,7 @@
 """Routes of access control: tokens, grants and the audit log.
 
-Tokens belong to the server, and the log to the whole catalog. Grants belong to an object. Who may manage the grants of
-an object grants and revokes rights on it and on everything in it, and sees no other grants.
+Tokens belong to the server, and the log to the whole catalog. Grants belong to an object. A principal that may manage
+the grants of an object grants and revokes rights on it and on everything in it, and sees no other grants.
 Only the answer that creates a token contains its secret; digests are never returned.
 """
 
@@ -154,7 +154,7 @@ class AddGrantRequest(msgspec.Struct, forbid_unknown_fields=True):
     method="GET",
     path="/api/v1/tokens",
     operation="listTokens",
-    summary="Lists all tokens, including revoked tokens, without their secrets",
+    summary="List all tokens, including revoked tokens, without their secrets",
     check=Check.CATALOG,
     tags=("access",),
     parameters=PAGING,
@@ -172,7 +172,7 @@ async def list_tokens(call: Call) -> TokenPage:
     method="POST",
     path="/api/v1/tokens",
     operation="createToken",
-    summary=f"Creates a bearer token that expires after at most {TTL_S_MAX} seconds or never",
+    summary=f"Create a bearer token that expires after at most {TTL_S_MAX} seconds or never",
     check=Check.CATALOG,
     tags=("access",),
     is_secret=True,
@@ -196,7 +196,7 @@ async def create(call: Call, body: CreateTokenRequest) -> CreatedToken:
     method="DELETE",
     path="/api/v1/tokens/{name}",
     operation="revokeToken",
-    summary="Revokes the token of this name and all its access tokens",
+    summary="Revoke the token of this name and all its access tokens",
     check=Check.CATALOG,
     tags=("access",),
     answers=(ResponseSpec(204, "Revoked"), _FORBIDDEN, ResponseSpec(404, "No valid token has this name")),
@@ -210,7 +210,7 @@ async def revoke(call: Call) -> None:
     method="GET",
     path="/api/v1/grants",
     operation="listGrants",
-    summary="Lists grants: the caller's own and its groups', and those on objects whose grants the caller may manage",
+    summary="List grants: the caller's own and its groups', and those on objects whose grants the caller may manage",
     check=Check.CATALOG,
     tags=("access",),
     parameters=(Parameter("principal", "query", "Only grants of this principal.", {"type": "string"}), *PAGING),
@@ -273,7 +273,7 @@ def _decode_position(token: str) -> Grant:
     method="PUT",
     path="/api/v1/grants",
     operation="addGrant",
-    summary="Grants or denies a right on an object and everything in it; idempotent",
+    summary="Grant or deny a right on an object and everything in it; idempotent",
     check=Check.SOMEWHERE,
     tags=("access",),
     answers=(ResponseSpec(204, "Given"), _MAY_NOT_GRANT),
@@ -295,7 +295,7 @@ async def add_grant(call: Call, body: AddGrantRequest) -> None:
     method="DELETE",
     path="/api/v1/grants",
     operation="removeGrant",
-    summary="Removes a grant",
+    summary="Remove a grant",
     check=Check.HANDLER,
     tags=("access",),
     parameters=_GRANT_QUERY,
@@ -332,7 +332,7 @@ async def remove_grant(call: Call) -> None:
     method="GET",
     path="/api/v1/audit",
     operation="listAudit",
-    summary="Lists audit records, oldest first. Records are written in batches, so the newest can appear late",
+    summary="List audit records, oldest first. Records are written in batches, so the newest can appear late",
     check=Check.CATALOG,
     tags=("access",),
     parameters=PAGING,

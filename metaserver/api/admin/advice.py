@@ -88,7 +88,7 @@ class ReportedProposal(msgspec.Struct, frozen=True, rename="kebab", forbid_unkno
     "GET",
     "/api/v1/tables/{namespace}/{table}/advice",
     "adviseTable",
-    "Proposes layouts and indexes by the statements that read the table, with predicted gain and cost",
+    "Propose layouts and indexes by the statements that read the table, with predicted gain and cost",
     tags=("metadata",),
     answers=(
         ResponseSpec(200, "The best proposal first", Advice),
@@ -117,7 +117,7 @@ async def advise_table(call: Call) -> Advice:
     "POST",
     "/api/v1/tables/{namespace}/{table}/advice/applied",
     "recordAppliedAdvice",
-    "Records that a proposal was applied, and measures the table again",
+    "Record that a proposal was applied, and measure the table again",
     tags=("metadata",),
     answers=(
         ResponseSpec(200, "The proposal, with prediction and measurement", AppliedProposal),

@@ -34,7 +34,7 @@ class ChosenProposal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     "POST",
     "/api/v1/tables/{namespace}/{table}/advice/apply",
     "applyAdvice",
-    "Sets the properties of a proposal, so that the table services make its change",
+    "Set the properties of a proposal, so that the table services make its change",
     tags=("metadata",),
     answers=(
         ResponseSpec(200, "The proposal. It has no measurement yet", AppliedProposal),

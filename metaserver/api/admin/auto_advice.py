@@ -167,7 +167,7 @@ class _Trials:
         await self.set_properties(updates, removals)
         stored = await self.change(stored, applied, state=state, **fields)
         for other in replaced:
-            await self.change(other, state=KEPT, reason=f"its replacement is {state}: {stored.applied.proposal.title}")
+            await self.change(other, state=KEPT, reason=f"the replacement is {state}: {stored.applied.proposal.title}")
         return stored
 
     async def _save(self, applied: AppliedProposal, expected: str | None) -> _StoredTrial:
@@ -219,7 +219,7 @@ class _Trials:
     "POST",
     "/api/v1/tables/{namespace}/{table}/advice/steps",
     "takeAdviceStep",
-    "Takes the next step of the policy `auto`: judges and undoes changes, or begins a change",
+    "Take the next step of the policy `auto`: judge and undo changes, or begin a change",
     tags=("metadata",),
     answers=(
         ResponseSpec(200, "The change that the caller makes, or the reason why there is none", AdviceStep),
@@ -237,7 +237,7 @@ async def take_advice_step(call: Call) -> AdviceStep:
         if wait_ms > 0:
             reason = f"another job applies the proposal {stored.applied.proposal.title!r}"
             return AdviceStep("none", reason, recheck_after_s=wait_ms / 1000)
-        await trials.end(stored, FAILED, reason="its job did not finish the change within an hour")
+        await trials.end(stored, FAILED, reason="the job did not finish the change within an hour")
         # The table has other properties now.
         trials = await _load_trials(call)
         effective, policy = await _load_policy(call, trials.loaded.metadata)
@@ -257,7 +257,7 @@ async def take_advice_step(call: Call) -> AdviceStep:
     "POST",
     "/api/v1/tables/{namespace}/{table}/advice/steps/finished",
     "finishAdviceStep",
-    "Reports the end of a change of the policy `auto`, and measures the table",
+    "Report the end of a change of the policy `auto`, and measure the table",
     tags=("metadata",),
     answers=(
         ResponseSpec(200, "The proposal, with prediction and measurement", AppliedProposal),
@@ -379,7 +379,7 @@ async def _start_trial(call: Call, trials: _Trials, effective: TableMetadata, po
         trial = Trial(
             number=number,
             state=APPLYING,
-            reason=f"it is the best proposal that may be applied, of {len(proposals)}",
+            reason=f"the change is the best proposal that may be applied, of {len(proposals)}",
             since_ms=trials.now_ms,
             properties=properties,
             columns=find_columns(proposal, effective),

@@ -44,7 +44,7 @@ class PolicyState(msgspec.Struct, frozen=True):
     "PUT",
     "/api/v1/namespaces/{namespace}",
     "putNamespace",
-    "Creates a namespace with these properties, or replaces its properties; idempotent",
+    "Create a namespace with these properties, or replace its properties; idempotent",
     tags=("metadata",),
     answers=(
         ResponseSpec(200, "The namespace", NamespaceAnswer),
@@ -62,7 +62,7 @@ async def put_namespace(call: Call, body: NamespaceState) -> NamespaceAnswer:
     "PUT",
     "/api/v1/tables/{namespace}/{table}/policy",
     "putTablePolicy",
-    "Replaces the properties of a table that table services follow; idempotent",
+    "Replace the properties of a table that table services follow; idempotent",
     tags=("metadata",),
     answers=(
         ResponseSpec(200, "The policy, with inherited properties and defaults", TablePolicy),

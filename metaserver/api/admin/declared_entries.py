@@ -61,7 +61,7 @@ class DeclaredEntry(msgspec.Struct, frozen=True, rename="kebab"):
     "PUT",
     "/api/v1/tables/{namespace}/{table}",
     "putTable",
-    "Creates a table, or sets the properties of an existing table with this schema; idempotent",
+    "Create a table, or set the properties of an existing table with this schema; idempotent",
     tags=("metadata",),
     body_size=BodySize.MEDIUM,
     answers=(
@@ -123,7 +123,7 @@ def _check_same(call: Call, body: DeclaredTable, metadata: TableMetadata) -> Non
     "PUT",
     "/api/v1/views/{namespace}/{view}",
     "putView",
-    "Creates a view, or replaces its text and sets its properties; idempotent",
+    "Create a view, or replace its text and set its properties; idempotent",
     tags=("metadata",),
     body_size=BodySize.MEDIUM,
     answers=(

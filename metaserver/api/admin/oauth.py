@@ -73,7 +73,7 @@ class _Refusal(Exception):
     method="POST",
     path="/v1/oauth/tokens",
     operation="getToken",
-    summary="Returns an access token for client credentials or another token (OAuth 2.0 form; RFC 6749 and 8693)",
+    summary="Return an access token for client credentials or another token (OAuth 2.0 form; RFC 6749 and 8693)",
     tags=("access",),
     answers=(
         ResponseSpec(200, "The token", _TOKEN_SCHEMA),

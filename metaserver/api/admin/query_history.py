@@ -44,7 +44,9 @@ class StatementSums(msgspec.Struct, frozen=True, rename="kebab"):
     statements: int
     files_before: Annotated[int, doc("Files of the snapshots that the statements read, added up over the statements.")]
     files_after: Annotated[int, doc("Files that remained after pruning, added up.")]
-    sized_statements: Annotated[int, doc("Statements whose bytes are known; the two sums of bytes are over these.")]
+    sized_statements: Annotated[
+        int, doc("Number of statements with known bytes. Both sums of bytes include only these statements.")
+    ]
     bytes_before: int
     bytes_after: int
     planning_us: Annotated[int, doc("Time of planning in microseconds, added up. Plans from a cache count 0.")]
@@ -93,7 +95,7 @@ class ReadTables(msgspec.Struct, frozen=True, rename="kebab"):
     "GET",
     "/api/v1/tables/{namespace}/{table}/history",
     "loadQueryHistory",
-    "Lists the shapes of the statements that read a table, with files and bytes before and after pruning",
+    "List the shapes of the statements that read a table, with files and bytes before and after pruning",
     tags=("metadata",),
     answers=(
         ResponseSpec(200, "The most frequent shapes first", TableHistory),
@@ -118,7 +120,7 @@ async def load_query_history(call: Call) -> TableHistory:
     "GET",
     "/api/v1/history",
     "listQueryHistory",
-    "Lists the tables that are read most, with their statements, files and bytes",
+    "List the tables that are read most, with their statements, files and bytes",
     check=Check.LOGIN,  # The listing has only the tables that the caller may read.
     tags=("metadata",),
     answers=(
@@ -155,7 +157,7 @@ class StatementTimeReport(msgspec.Struct, frozen=True, rename="kebab", forbid_un
     "POST",
     "/api/v1/tables/{namespace}/{table}/history/times",
     "recordStatementTime",
-    "Records the time that an engine took for a statement that reads the table",
+    "Record the time that an engine took for a statement that reads the table",
     tags=("metadata",),
     answers=(
         ResponseSpec(204, "The time is recorded, if the history has the statement"),

@@ -13,12 +13,14 @@ from seamark.metaserver.store.model import STREAM_OWNER_PROTOCOL
 
 
 class ReplicaAnswer(msgspec.Struct, frozen=True, rename="kebab"):
-    address: Annotated[str, doc("host:port on which it answers other replicas.")]
-    weight: Annotated[int, doc("Its share of the files, in proportion to the weights of all.")]
+    address: Annotated[str, doc("Address (host:port) at which the replica serves other replicas.")]
+    weight: Annotated[int, doc("Share of the files that the replica caches, relative to the sum of all weights.")]
     version: Annotated[str, doc("Version of the program.")]
-    protocol: Annotated[int, doc("Version of the protocol between replicas; those of others are not asked.")]
+    protocol: Annotated[
+        int, doc("Version of the protocol between replicas. Replicas with another version are not queried.")
+    ]
     started_ms: int
-    expires_in_ms: Annotated[int, doc("The rest of its lease, by the clock of the database.")]
+    expires_in_ms: Annotated[int, doc("Remaining time of the lease in ms, measured by the clock of the database.")]
 
 
 class ReplicasAnswer(msgspec.Struct, frozen=True, rename="kebab"):
@@ -29,7 +31,7 @@ class ReplicasAnswer(msgspec.Struct, frozen=True, rename="kebab"):
     method="GET",
     path="/api/v1/replicas",
     operation="listReplicas",
-    summary="Lists the replicas with live leases: servers with peer_address on the database of this server",
+    summary="List the replicas with live leases: servers with peer_address on the database of this server",
     check=Check.CATALOG,
     tags=("operation",),
     answers=(ResponseSpec(200, "All replicas", ReplicasAnswer), ResponseSpec(403, "Requires the role admin")),

@@ -44,7 +44,7 @@ _ANSWER = ResponseSpec(200, "The jobs, on all replicas", JobList)
     "GET",
     "/api/v1/jobs",
     "listRunningJobs",
-    "Lists the running jobs of table services, and those that start next",
+    "List the running jobs of table services, and those that start next",
     check=Check.CATALOG,
     tags=("metadata",),
     answers=(_ANSWER,),
@@ -64,7 +64,7 @@ async def list_running_jobs(call: Call) -> JobList:
     "GET",
     "/api/v1/tables/{namespace}/{table}/jobs",
     "listRunningTableJobs",
-    "Lists the running jobs of table services on a table, and those that start next",
+    "List the running jobs of table services on a table, and those that start next",
     tags=("metadata",),
     answers=(_ANSWER, ResponseSpec(404, "No such table")),
 )
@@ -83,7 +83,7 @@ async def list_running_table_jobs(call: Call) -> JobList:
     "GET",
     "/api/v1/tables/{namespace}/{table}/health",
     "loadTableHealth",
-    "Returns counts and sizes of the current snapshot, and what is wrong with them",
+    "Return counts and sizes of the current snapshot, and what is wrong with them",
     tags=("metadata",),
     answers=(
         ResponseSpec(200, "What it costs queries, and which table service corrects it", TableHealth),
@@ -112,7 +112,7 @@ async def load_table_health(call: Call) -> TableHealth:
     "GET",
     "/api/v1/tables/{namespace}/{table}/policy",
     "loadTablePolicy",
-    "Returns the properties that table services follow, and where each is set",
+    "Return the properties that table services follow, and where each is set",
     tags=("metadata",),
     answers=(
         ResponseSpec(200, "Of the table, its namespaces, and the server", TablePolicy),

@@ -74,7 +74,7 @@ class TtlAdvice(msgspec.Struct, frozen=True, rename="kebab"):
     "GET",
     "/api/v1/tables/{namespace}/{table}/ttl-advice",
     "adviseTtl",
-    "Lists columns that no query reads in old partitions, and the statement that drops them there",
+    "List columns that no query reads in old partitions, and the statement that drops them there",
     tags=("metadata",),
     answers=(
         ResponseSpec(200, "The columns with the most bytes first", TtlAdvice),

@@ -39,8 +39,8 @@ class WarehouseAnswer(msgspec.Struct, frozen=True, rename="kebab"):
     name: Annotated[str, doc("The prefix of its routes, and the value of `warehouse` in /v1/config.")]
     id: str
     location: str
-    settings: Annotated[dict[str, Any], doc("The settings in which it differs from the server.")]
-    has_credentials: Annotated[bool, doc("Whether it has its own keys.")]
+    settings: Annotated[dict[str, Any], doc("The settings in which the warehouse differs from the server.")]
+    has_credentials: Annotated[bool, doc("True if the warehouse has its own storage credentials.")]
     path: Annotated[str, doc("The path of the URL with all its routes.")]
     created_ms: int
     created_by: str
@@ -70,7 +70,7 @@ class PutWarehouseRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=
     method="GET",
     path="/api/v1/warehouses",
     operation="listWarehouses",
-    summary="Lists the further warehouses of the server",
+    summary="List the further warehouses of the server",
     check=Check.CATALOG,
     tags=("warehouses",),
     answers=(ResponseSpec(200, "All warehouses", WarehousePage), _FORBIDDEN),
@@ -83,7 +83,7 @@ async def list_warehouses(call: Call) -> WarehousePage:
     method="POST",
     path="/api/v1/warehouses",
     operation="createWarehouse",
-    summary="Creates a further warehouse, in which the caller becomes an admin",
+    summary="Create a further warehouse, in which the caller becomes an admin",
     check=Check.CATALOG,
     tags=("warehouses",),
     answers=(
@@ -104,7 +104,7 @@ async def create_warehouse(call: Call, body: CreateWarehouseRequest) -> Warehous
     method="GET",
     path="/api/v1/warehouses/{warehouse}",
     operation="loadWarehouse",
-    summary="Returns a further warehouse",
+    summary="Return a further warehouse",
     check=Check.CATALOG,
     tags=("warehouses",),
     answers=(ResponseSpec(200, "The warehouse", WarehouseAnswer), _FORBIDDEN, _MISSING),
@@ -117,7 +117,7 @@ async def load_warehouse(call: Call) -> WarehouseAnswer:
     method="PUT",
     path="/api/v1/warehouses/{warehouse}",
     operation="putWarehouse",
-    summary="Creates a further warehouse, or replaces the settings of an existing one; idempotent",
+    summary="Create a further warehouse, or replace the settings of an existing one; idempotent",
     check=Check.CATALOG,
     tags=("warehouses",),
     answers=(
@@ -156,7 +156,7 @@ async def put_warehouse(call: Call, body: PutWarehouseRequest) -> WarehouseAnswe
     method="DELETE",
     path="/api/v1/warehouses/{warehouse}",
     operation="dropWarehouse",
-    summary="Drops an empty warehouse. Its files and its database stay",
+    summary="Drop an empty warehouse. Its files and its database stay",
     check=Check.CATALOG,
     tags=("warehouses",),
     answers=(

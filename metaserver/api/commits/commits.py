@@ -50,7 +50,7 @@ class CommitAnswer(CommittedChange, frozen=True, kw_only=True, rename="kebab"):
     "POST",
     "/api/v1/tables/{namespace}/{table}/commit",
     "commitChange",
-    "Commits a change: files added, files removed, rows read. The server creates the snapshot",
+    "Commit a change: files added, files removed, rows read. The server creates the snapshot",
     tags=("commits",),
     parameters=(_KEY,),
     body_size=BodySize.LARGE,

@@ -63,7 +63,7 @@ class UndropRequest(msgspec.Struct, forbid_unknown_fields=True):
     "GET",
     "/api/v1/dropped",
     "listDropped",
-    "Lists dropped entries that can be restored, or that keep their locations",
+    "List dropped entries that can be restored, or that keep their locations",
     tags=("dropped",),
     check=Check.HANDLER,
     parameters=(
@@ -92,7 +92,7 @@ async def list_dropped(call: Call) -> DroppedPage:
     "POST",
     "/api/v1/dropped/{id}/undrop",
     "undrop",
-    "Restores a dropped table or view, under its old name or a new name",
+    "Restore a dropped table or view, under its old name or a new name",
     tags=("dropped",),
     check=Check.SOMEWHERE,
     is_body_optional=True,
@@ -119,7 +119,7 @@ async def undrop(call: Call, change: UndropRequest) -> EntryAnswer:
     "DELETE",
     "/api/v1/dropped/{id}",
     "purgeDropped",
-    "Deletes the files of a dropped table, or a dropped view, permanently; undrop is then impossible",
+    "Delete the files of a dropped table, or a dropped view, permanently; undrop is then impossible",
     tags=("dropped",),
     check=Check.HANDLER,
     parameters=(
@@ -146,7 +146,7 @@ async def purge_dropped(call: Call) -> None:
     "GET",
     "/api/v1/tables/{namespace}/{table}/metrics",
     "listTableMetrics",
-    "Lists the scan and commit reports that engines sent for a table",
+    "List the scan and commit reports that engines sent for a table",
     tags=("metrics",),
     parameters=PAGING,
     answers=(

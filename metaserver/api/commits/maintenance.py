@@ -13,7 +13,7 @@ from seamark.metaserver.commit.rewriting.manifest_rewrite import ManifestReport,
     "POST",
     "/api/v1/tables/{namespace}/{table}/expire-snapshots",
     "expireSnapshots",
-    f"Removes expired snapshots and references, at most {SNAPSHOTS_MAX:,} snapshots a request, and deletes the files "
+    f"Remove expired snapshots and references, at most {SNAPSHOTS_MAX:,} snapshots a request, and delete the files "
     "that no other snapshot needs",
     tags=("commits",),
     is_body_optional=True,
@@ -32,7 +32,7 @@ async def expire_snapshots(call: Call, body: ExpireSnapshotsRequest) -> Expirati
     "POST",
     "/api/v1/tables/{namespace}/{table}/rewrite-manifests",
     "rewriteManifests",
-    "Lists the files of the main branch in fewer manifests, sorted by partition; the files stay the same",
+    "List the files of the main branch in fewer manifests, sorted by partition; the files stay the same",
     tags=("commits",),
     is_body_optional=True,
     answers=(
@@ -49,7 +49,7 @@ async def rewrite_manifests(call: Call, body: RewriteManifestsRequest) -> Manife
     "POST",
     "/api/v1/tables/{namespace}/{table}/remove-orphan-files",
     "removeOrphanFiles",
-    f"Removes files in the table's folders that no snapshot names, at most {FILES_MAX:,} a request",
+    f"Remove files in the table's folders that no snapshot names, at most {FILES_MAX:,} a request",
     tags=("commits",),
     is_body_optional=True,
     answers=(

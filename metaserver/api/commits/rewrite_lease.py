@@ -57,7 +57,7 @@ class _Holder(msgspec.Struct, frozen=True):
     "POST",
     "/api/v1/tables/{namespace}/{table}/rewrite-lease",
     "takeRewriteLease",
-    "Takes, renews or ends the lease of a job that rewrites files of the table; commits do not need it",
+    "Take, renew or end the lease of a job that rewrites files of the table; commits do not need it",
     tags=("commits",),
     answers=(
         ResponseSpec(200, "The job has the lease for this time; 0 after its end", RewriteLease),

@@ -107,7 +107,7 @@ class _Token(msgspec.Struct, frozen=True, array_like=True):
     "POST",
     _BUILDS,
     "startIndexBuild",
-    "Starts a build of an index: creates an instant on the timeline and a folder for its index files",
+    "Start a build of an index: create an instant on the timeline and a folder for its index files",
     tags=("indexes",),
     is_body_optional=True,
     answers=(
@@ -175,7 +175,7 @@ async def start_index_build(call: Call, body: StartBuildRequest) -> dict[str, An
     "GET",
     _BUILD,
     "loadIndexBuild",
-    "Returns the progress of a build",
+    "Return the progress of a build",
     tags=("indexes",),
     answers=(_ONE_BUILD, _NO_BUILD),
 )
@@ -187,7 +187,7 @@ async def load_index_build(call: Call) -> dict[str, Any]:
     "GET",
     f"{_BUILD}/files",
     "listIndexBuildFiles",
-    "Lists data files that the index does not cover, in the current snapshot and then in the snapshots of"
+    "List data files that the index does not cover, in the current snapshot and then in the snapshots of"
     " branches and tags; repeat until the list is empty",
     tags=("indexes",),
     parameters=(
@@ -265,7 +265,7 @@ def _list_items(metadata: TableMetadata, files: SnapshotFiles, rows: Longs) -> l
     "POST",
     f"{_BUILD}/index-files",
     "registerIndexFiles",
-    "Registers index files of a build: the server checks each file, and plans use it afterwards",
+    "Register index files of a build: the server checks each file, and plans use it afterwards",
     tags=("indexes",),
     body_size=BodySize.MEDIUM,
     answers=(
@@ -293,7 +293,7 @@ async def register_index_files(call: Call, body: RegisterIndexFilesRequest) -> d
     "POST",
     f"{_BUILD}/finish",
     "finishIndexBuild",
-    "Ends a build; its registered index files stay",
+    "End a build; its registered index files stay",
     tags=("indexes",),
     body_size=BodySize.MEDIUM,
     is_body_optional=True,

@@ -28,7 +28,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 class RecordAuditRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     index_files: Annotated[Count, doc("Index files that were verified.")]
-    damaged: Annotated[Count, doc("How many of them were not right.")] = 0
+    damaged: Annotated[Count, doc("The number of damaged index files.")] = 0
     size_in_bytes: Count = 0
 
 
@@ -70,7 +70,7 @@ class RebuildRegistryResponse(msgspec.Struct, rename="kebab"):
         name="known"
     )
     registered: Annotated[list[RebuiltIndex], doc("The index files that plans use from now on, by index.")]
-    redundant: Annotated[int, doc("The number of intact files whose data files other index files describe, too.")]
+    redundant: Annotated[int, doc("The number of intact index files whose data files other index files also cover.")]
     left_out: Annotated[
         list[SkippedIndexFile],
         doc(f"The first {_LEFT_OUT_MAX} files that are not usable index files of this table."),
@@ -82,7 +82,7 @@ class RebuildRegistryResponse(msgspec.Struct, rename="kebab"):
     "POST",
     f"{INDEXES_PATH}/{{index}}/quarantine",
     "quarantineIndexFile",
-    "Quarantines an index file that an audit found wrong: plans no longer use it, and its data files are uncovered",
+    "Quarantine an index file that an audit found wrong: plans no longer use it, and its data files are uncovered",
     tags=("indexes",),
     body_size=BodySize.MEDIUM,
     answers=(
@@ -119,7 +119,7 @@ def _find_registered_file(table: TableIndexes, definition: IndexDefinition, loca
     "POST",
     f"{INDEXES_PATH}/{{index}}/audits",
     "recordIndexAudit",
-    "Records that all live index files of an index were verified, so that the next audit is due later",
+    "Record that all live index files of an index were verified, so that the next audit is due later",
     tags=("indexes",),
     body_size=BodySize.MEDIUM,
     answers=(ResponseSpec(200, "The instant `auditing` on the table's timeline", RecordAuditResponse), NO_INDEX),
@@ -151,7 +151,7 @@ async def record_index_audit(call: Call, body: RecordAuditRequest) -> RecordAudi
     "POST",
     f"{INDEXES_PATH}/rebuild-registry",
     "rebuildIndexRegistry",
-    "Registers index files in the table's folder that the registry lacks, for example after the loss of the database",
+    "Register index files in the table's folder that the registry lacks, for example after the loss of the database",
     tags=("indexes",),
     body_size=BodySize.MEDIUM,
     answers=(

@@ -43,7 +43,7 @@ class UnreferencedFilesResponse(msgspec.Struct):
     "POST",
     "/api/v1/tables/{namespace}/{table}/indexes/{index}/unheld",
     "listUnheldFiles",
-    "Lists data files in live index files that no snapshot of the table contains",
+    "List data files in live index files that no snapshot of the table contains",
     tags=("indexes",),
     body_size=BodySize.MEDIUM,
     answers=(

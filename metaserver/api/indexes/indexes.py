@@ -183,7 +183,7 @@ def _make_body_type(names: tuple[str, ...]) -> type[PutIndexRequest]:
     "GET",
     INDEXES_PATH,
     "listIndexes",
-    "Lists the indexes of a table: definition, coverage of the current snapshot, size, health, use",
+    "List the indexes of a table: definition, coverage of the current snapshot, size, health, use",
     tags=("indexes",),
     answers=(
         ResponseSpec(
@@ -219,7 +219,7 @@ async def list_indexes(call: Call) -> dict[str, Any]:
     "GET",
     _PATH,
     "loadIndex",
-    "Returns an index with its index files",
+    "Return an index with its index files",
     tags=("indexes",),
     answers=(_ONE_INDEX, NO_INDEX),
 )
@@ -231,7 +231,7 @@ async def load_index(call: Call) -> dict[str, Any]:
     "PUT",
     _PATH,
     "putIndex",
-    "Defines or changes an index; fields that the body omits stay unchanged",
+    "Define or change an index; fields that the body omits stay unchanged",
     tags=("indexes",),
     answers=(
         _ONE_INDEX,
@@ -268,7 +268,7 @@ async def put_index(call: Call, data: bytes) -> dict[str, Any]:
     "DELETE",
     _PATH,
     "dropIndex",
-    "Drops an index; the next housekeeping round deletes its index files, and until then a new definition reuses them",
+    "Drop an index; the next housekeeping round deletes its index files, and until then a new definition reuses them",
     tags=("indexes",),
     answers=(ResponseSpec(204, "Dropped"), NO_INDEX, _CONFLICT),
 )

@@ -197,7 +197,7 @@ class _AnswerFile:
     "POST",
     "/api/v1/tables/{namespace}/{table}/bitmap",
     "selectRows",
-    "Finds the rows that match a predicate in each file, by bitmap indexes",
+    "Find the rows that match a predicate in each file, by bitmap indexes",
     tags=("indexes",),
     parameters=(FRESH,),
     body_size=BodySize.MEDIUM,

@@ -87,7 +87,7 @@ class ReadCubeGroupsRequest(msgspec.Struct, rename="kebab", forbid_unknown_field
     "POST",
     "/api/v1/tables/{namespace}/{table}/cube-groups",
     "readCubeGroups",
-    "Returns the groups of a cube with their partial aggregates, for the data files that the cube covers",
+    "Return the groups of a cube with their partial aggregates, for the data files that the cube covers",
     tags=("indexes",),
     body_size=BodySize.LARGE,
     answers=(

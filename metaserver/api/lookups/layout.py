@@ -67,10 +67,7 @@ class SnapshotLayout(msgspec.Struct, rename="kebab"):
     bounded_files: Annotated[int, doc("Data files with both bounds of the column; the others are in no bar.")]
     depth_mean: Annotated[
         float | None,
-        doc(
-            "Files whose range contains a value that is drawn evenly from the range of a file, as the mean over the "
-            "files; evenly by the scale. 1 is ideal."
-        ),
+        doc("Mean number of files that may contain a random value. 1 is ideal."),
     ]
     depth_max: Annotated[int, doc("The largest number of files whose ranges have a value in common.")]
     depth: Annotated[list[LayoutPoint], doc("At values at about even distances.")]
@@ -92,7 +89,7 @@ class ColumnLayout(msgspec.Struct, rename="kebab"):
     "GET",
     "/api/v1/tables/{namespace}/{table}/layout/{column}",
     "loadColumnLayout",
-    "Returns how the ranges of a column in the data files overlap, and the sizes of the files, in bins",
+    "Return how the ranges of a column in the data files overlap, and the sizes of the files, in bins",
     tags=("metadata",),
     parameters=(
         *SNAPSHOT,

@@ -146,11 +146,13 @@ class _KeyQuery:
     "POST",
     "/api/v1/tables/{namespace}/{table}/lookup",
     "lookupKeys",
-    "Finds the rows of keys in a snapshot, as data file and position, by a record index",
+    "Find rows by key in a snapshot, and return the data file and the position of each row",
     tags=("indexes",),
     parameters=(
-        Parameter("index", "query", "The same as in the body, for an Arrow body.", {"type": "string"}),
-        Parameter("partitions", "query", "The same as in the body, for an Arrow body.", {"type": "boolean"}),
+        Parameter("index", "query", "Name of the record index, if the body is an Arrow stream.", {"type": "string"}),
+        Parameter(
+            "partitions", "query", "The field `partitions`, if the body is an Arrow stream.", {"type": "boolean"}
+        ),
         *SNAPSHOT,
     ),
     body_size=BodySize.LARGE,

@@ -127,7 +127,7 @@ PARTITION_SCHEMA = _make_schema(PARTITION_COLUMNS, tuple(PARTITION_COLUMNS))
     "GET",
     f"{_TABLE}/files",
     "listFiles",
-    "Lists the live files of a snapshot, or of some of its partitions: data files, then delete files",
+    "List the live files of a snapshot, or of some of its partitions: data files, then delete files",
     tags=("metadata",),
     parameters=(
         _PREFIX,
@@ -159,7 +159,7 @@ async def list_files(call: Call) -> web.Response:
     "GET",
     f"{_TABLE}/stats/{{column}}",
     "listColumnStats",
-    "Lists the statistics of a column in the data files of all or some partitions: bounds and counts for each file",
+    "List the statistics of a column in the data files of all or some partitions: bounds and counts for each file",
     tags=("metadata",),
     parameters=(
         _PREFIX,
@@ -188,7 +188,7 @@ async def list_column_stats(call: Call) -> web.Response:
     "GET",
     f"{_TABLE}/partitions",
     "listPartitions",
-    "Lists the partitions of a snapshot with totals of their files",
+    "List the partitions of a snapshot with totals of their files",
     tags=("metadata",),
     parameters=(_PREFIX, *SNAPSHOT, *_PAGING),
     answers=_describe_answers("Partitions, in the order of their first files", "partitions", "Partition"),

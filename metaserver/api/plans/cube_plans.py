@@ -72,10 +72,10 @@ class MakeCubePlanRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=
         GROUPS_MAX
     )
     lease_s: Annotated[int | None, doc("The lease of the plan table, in seconds.", minimum=1)] = None
-    hide_partitions: Annotated[bool, doc("As for plan tables: for DuckDB.")] = False
+    hide_partitions: Annotated[bool, doc("Hide the partitions of the table from DuckDB, as for plan tables.")] = False
     holder: Annotated[
         str,
-        msgspec.Meta(max_length=100, description="As for plan tables: a text that identifies the client process."),
+        msgspec.Meta(max_length=100, description="A text that identifies the client process, as for plan tables."),
     ] = ""
 
 
@@ -99,7 +99,7 @@ class MakeCubePlanResponse(msgspec.Struct, rename="kebab"):
     "POST",
     "/api/v1/tables/{namespace}/{table}/cube-plans",
     "makeCubePlan",
-    "Plans an aggregate query: returns groups of a cube, and creates a plan table of the files that it does not cover",
+    "Plan an aggregate query: return groups of a cube, and create a plan table of the files that it does not cover",
     tags=("indexes",),
     parameters=(AUDIENCE, FRESH, AFTER),
     body_size=BodySize.MEDIUM,
@@ -162,7 +162,7 @@ async def make_cube_plan(call: Call, body: MakeCubePlanRequest) -> web.Response:
     if not covered.any():
         return await _encode(no_groups, MakeCubePlanResponse("none of its entries is for a file of the plan"))
     if groups.num_rows > body.groups_max:
-        reason = f"it has {groups.num_rows:,} groups; the maximum is {body.groups_max:,}"
+        reason = f"the answer has {groups.num_rows:,} groups; the maximum is {body.groups_max:,}"
         return await _encode(no_groups, MakeCubePlanResponse(reason))
     remaining = scan_plan.with_only(scan_plan.entry_ids[~covered])
     holder = None if call.audience is None else Holder(call.audience, body.holder)

@@ -98,14 +98,14 @@ class ExplainedTerm(msgspec.Struct, rename="kebab"):
 class ExplainedLayout(msgspec.Struct, rename="kebab"):
     columns: Annotated[list[str], doc("One column: a sort by it. Several: a clustering by them. Within partitions.")]
     files_in: Annotated[
-        int, doc("About how many files the partitions that the filter keeps would have, by the target size of files.")
+        int, doc("Estimated number of files in the partitions that the filter keeps, at the target file size.")
     ]
-    files: Annotated[int, doc("About how many of them the filter would keep.")]
+    files: Annotated[int, doc("Estimated number of files that the filter keeps.")]
 
 
 class UnknownLayout(msgspec.Struct):
     column: str
-    reason: Annotated[str, doc("Why it is not known what a layout by the column would give.")]
+    reason: Annotated[str, doc("The reason why the effect of sorting by the column cannot be estimated.")]
 
 
 class ComparedColumn(msgspec.Struct):
@@ -195,7 +195,7 @@ class ExplainRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True)
     "POST",
     "/api/v1/tables/{namespace}/{table}/explain",
     "explain",
-    "Explains the plan of a scan: files and bytes after each stage, and the parts of the predicate that prune",
+    "Explain the plan of a scan: files and bytes after each stage, and the parts of the predicate that prune",
     tags=("metadata",),
     parameters=(FRESH, AFTER),
     body_size=BodySize.MEDIUM,

@@ -276,7 +276,7 @@ async def _bind_filter(call: Call, spec: JoinSpec, metadata: TableMetadata) -> E
     schema, schemas = metadata.current_schema, metadata.schemas
     filter_json, predicate = bytes(spec.filter), spec.predicate
     if filter_json and predicate is not None:
-        raise BadRequest("it has both predicate and filter; send SQL or an Iceberg expression")
+        raise BadRequest("the join has both predicate and filter; send SQL or an Iceberg expression")
 
     def read() -> Expression:
         if predicate is None:
@@ -308,7 +308,7 @@ async def _bind_outside(call: Call, spec: JoinSpec, metadata: TableMetadata) -> 
 
 def _bind_likes(spec: JoinSpec, metadata: TableMetadata) -> tuple[AnyLike, ...]:
     if sum(map(len, spec.likes)) > LIKES_MAX:
-        raise BadRequest(f"it has more than {LIKES_MAX} LIKE predicates")
+        raise BadRequest(f"the join has more than {LIKES_MAX} LIKE predicates")
     return tuple(tuple(_bind_like(metadata, like) for like in likes) for likes in spec.likes if likes)
 
 

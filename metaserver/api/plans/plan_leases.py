@@ -60,7 +60,7 @@ class RenewPlanTableResponse(msgspec.Struct, rename="kebab"):
     "POST",
     "/api/v1/tables/{namespace}/{table}/lease",
     "renewPlanTable",
-    "Renews the lease of a plan table",
+    "Renew the lease of a plan table",
     tags=("metadata",),
     answers=(
         ResponseSpec(200, "The new end of the lease", RenewPlanTableResponse),
@@ -85,7 +85,7 @@ async def renew_plan_table(call: Call, body: RenewPlanTableRequest) -> RenewPlan
     "POST",
     "/api/v1/tables/{namespace}/{table}/plan-snapshots",
     "leasePlanSnapshots",
-    "Renews or ends the leases of plan snapshots, created with X-Seamark-Plans",
+    "Renew or end the leases of plan snapshots, created with X-Seamark-Plans",
     tags=("metadata",),
     parameters=(AUDIENCE,),
     answers=(

@@ -219,7 +219,7 @@ everything on which the plan depends.
     "POST",
     "/api/v1/tables/{namespace}/{table}/plan-tables",
     "makePlanTable",
-    "Creates a plan table: the files that a plan keeps, as a table that any engine can read by its name "
+    "Create a plan table: the files that a plan keeps, as a table that any engine can read by its name "
     "until its lease ends",
     tags=("metadata",),
     parameters=(AUDIENCE, FRESH, AFTER),
@@ -440,7 +440,7 @@ class NewPlanTable:
         refusal = ""
         if manifests_of_plan.entries > (limit := app[COMPONENTS].settings.plan_table_files_limit):
             refusal = (
-                f"its plan table would list {manifests_of_plan.entries:,} files, and the limit plan_table_files_limit "
+                f"the plan table would list {manifests_of_plan.entries:,} files, and the limit plan_table_files_limit "
                 f"is {limit:,}"
             )
         elif not await app[COMPONENTS].catalog.plan_tables.has_room(self._principal_name):

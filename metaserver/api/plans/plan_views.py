@@ -75,7 +75,7 @@ class PlanViewRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True
         Annotated[str, msgspec.Meta(min_length=1, max_length=1000)] | None,
         doc("Required with X-Seamark-Plans: the engine's user that the plan view is created for."),
     ] = None
-    holder: Annotated[str, msgspec.Meta(max_length=100, description="The same as for plan tables.")] = ""
+    holder: Annotated[str, msgspec.Meta(max_length=100, description="A text that identifies the client process.")] = ""
 
 
 class PlanViewResponse(msgspec.Struct, rename="kebab"):
@@ -97,7 +97,7 @@ class PlanViewResponse(msgspec.Struct, rename="kebab"):
     "POST",
     "/api/v1/views/{namespace}/{view}/plan-views",
     "makePlanView",
-    "Creates a plan view: a view over plan tables, which Trino can read by its name until its lease ends",
+    "Create a plan view: a view over plan tables, which Trino can read by its name until its lease ends",
     tags=("metadata",),
     parameters=(AUDIENCE,),
     body_size=BodySize.MEDIUM,

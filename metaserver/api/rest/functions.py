@@ -34,7 +34,7 @@ async def load_function(call: Call) -> web.Response:
     "PUT",
     _OWN,
     "putFunction",
-    "Creates a function or replaces its metadata",
+    "Create a function or replace its metadata",
     tags=("functions",),
     body={"type": "object", "description": "Function metadata of the Iceberg UDF spec, format version 1."},
     answers=(
@@ -51,7 +51,7 @@ async def put_function(call: Call, document: dict[str, Any]) -> web.Response:
     "DELETE",
     _OWN,
     "dropFunction",
-    "Drops a function permanently; it cannot be restored",
+    "Drop a function permanently; it cannot be restored",
     tags=("functions",),
     answers=(ResponseSpec(204, "Dropped"), ResponseSpec(404, "No such function")),
 )

@@ -86,7 +86,7 @@ class AggregateRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=Tru
     "POST",
     "/api/v1/aggregate",
     "aggregate",
-    "Aggregates the rows of a table, from cubes where they cover its files",
+    "Aggregate the rows of a table, from cubes where they cover its files",
     tags=("sql",),
     answers=(
         ResponseSpec(

@@ -85,7 +85,9 @@ class StatementRows(StatementPlan, frozen=True, rename="kebab"):
 
 class SqlState(msgspec.Struct, frozen=True, rename="kebab"):
     is_on: Annotated[bool, doc("Whether this server runs statements.")]
-    reason: Annotated[str | None, doc("Why it runs none, and what switches SQL on.")]
+    reason: Annotated[
+        str | None, doc("The reason why the server runs no statements, and the setting that enables SQL.")
+    ]
     rows_limit: Annotated[int, doc("Rows of an answer, by the setting sql_rows_limit.")]
     bytes_limit: Annotated[int, doc("Bytes of an answer, by the setting sql_bytes_limit.")]
     seconds_limit: Annotated[float, doc("Seconds of a statement, by the setting sql_time_s.")]
@@ -139,7 +141,7 @@ RUNNING: web.AppKey[RunningStatements] = web.AppKey("running-statements", Runnin
     "POST",
     "/api/v1/sql",
     "runStatement",
-    "Runs a SQL query, and streams its rows",
+    "Run a SQL query, and stream its rows",
     tags=("sql",),
     answers=(
         ResponseSpec(200, "The rows: JSON, or an Arrow IPC stream for `Accept: " + ARROW + "`.", StatementRows),
@@ -187,7 +189,7 @@ async def answer_statement(call: Call, body: StatementBody) -> Answer:
     "DELETE",
     "/api/v1/sql/{statement}",
     "cancelStatement",
-    "Cancels a statement of the caller that this server process runs",
+    "Cancel a statement of the caller that this server process runs",
     tags=("sql",),
     answers=(
         ResponseSpec(204, "It is cancelled."),
@@ -205,7 +207,7 @@ async def cancel_statement(call: Call) -> None:
     "GET",
     "/api/v1/sql",
     "loadSqlState",
-    "States whether this server runs SQL, and the limits of a statement",
+    "State whether this server runs SQL, and the limits of a statement",
     tags=("sql",),
     answers=(ResponseSpec(200, "The state and the limits", SqlState),),
     check=Check.LOGIN,

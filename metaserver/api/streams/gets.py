@@ -54,7 +54,7 @@ class RowsOfKeys(msgspec.Struct, frozen=True):
     "POST",
     "/api/v1/tables/{namespace}/{table}/rows/get",
     "getRows",
-    "Returns the current rows of some keys, also those that wait for a flush",
+    "Return the current rows of some keys, also those that wait for a flush",
     tags=("streams",),
     parameters=(AFTER,),
     answers=(

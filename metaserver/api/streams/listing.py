@@ -36,7 +36,7 @@ class StreamList(msgspec.Struct, frozen=True, rename="kebab"):
     "GET",
     "/api/v1/streams",
     "listStreams",
-    "Lists the stream tables that have, or had, rows in the log, and what of them waits for a flush",
+    "List the stream tables that have, or had, rows in the log, and what of them waits for a flush",
     check=Check.LOGIN,  # The listing has only the tables that the caller may read.
     tags=("streams",),
     parameters=PAGING,

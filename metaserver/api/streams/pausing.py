@@ -53,7 +53,7 @@ _ANSWERS = (
     "POST",
     f"{_STREAM}/pause",
     "pauseStream",
-    "Refuses rows of a stream table until it is resumed; flushes continue",
+    "Refuse rows of a stream table until it is resumed; flushes continue",
     tags=("streams",),
     is_body_optional=True,
     answers=_ANSWERS,
@@ -66,7 +66,7 @@ async def pause_stream(call: Call, body: PauseStream) -> PausedStream:
     "POST",
     f"{_STREAM}/resume",
     "resumeStream",
-    "Accepts rows of a paused stream table again",
+    "Accept rows of a paused stream table again",
     tags=("streams",),
     answers=_ANSWERS,
 )
@@ -84,7 +84,7 @@ async def resume_stream(call: Call) -> PausedStream:
     "POST",
     f"{_STREAM}/drain",
     "drainStream",
-    "Refuses rows of a stream table until it is resumed, and adds all waiting rows to its files",
+    "Refuse rows of a stream table until it is resumed, and add all waiting rows to its files",
     tags=("streams",),
     is_body_optional=True,
     answers=(

@@ -67,7 +67,7 @@ class StreamPosition(msgspec.Struct, frozen=True, rename="kebab"):
     "GET",
     f"{_TABLE}/stream/position",
     "loadStreamPosition",
-    "Returns the position at which a continuous read begins",
+    "Return the position at which a continuous read begins",
     tags=("streams",),
     parameters=(
         Parameter(
@@ -120,7 +120,7 @@ def _parse_whole(at: str, name: str) -> int:
     "GET",
     f"{_TABLE}/rows",
     "readRows",
-    "Returns the rows after a position of a continuous read, as an Arrow IPC stream; waits for rows if asked",
+    "Return the rows after a position of a continuous read, as an Arrow IPC stream; wait for rows if `wait` is set",
     tags=("streams",),
     parameters=(
         Parameter("after", "query", "The position: of loadStreamPosition, or of the last answer.", {"type": "string"}),

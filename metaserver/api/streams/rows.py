@@ -51,7 +51,7 @@ _PARAMETERS = (
     "POST",
     "/api/v1/tables/{namespace}/{table}/rows",
     "appendRows",
-    "Appends rows to a stream table, as an Arrow IPC stream, JSON rows or JSON lines; they are durable with the answer",
+    "Append rows to a stream table, as an Arrow IPC stream, JSON rows or JSON lines; they are durable with the answer",
     tags=("streams",),
     parameters=_PARAMETERS,
     body_size=BodySize.LARGE,
@@ -106,17 +106,17 @@ class StreamStatus(msgspec.Struct, frozen=True, rename="kebab"):
     waiting_rows: Annotated[int, doc("The rows that are not flushed.")]
     waiting_bytes: Annotated[int, doc("The memory of these rows on this server.")]
     oldest_ms: Annotated[
-        int | None, doc("When the oldest of them was appended; null if unknown, or without such rows.")
+        int | None, doc("Time of the oldest unflushed row in ms. Null if it is unknown, or no row waits.")
     ]
     fresh_files: Annotated[int, doc("The fresh files that the next plan may name.")]
-    paused: Annotated[str | None, doc("Why the table takes no rows; null if it takes rows.")]
+    paused: Annotated[str | None, doc("The reason why the table accepts no rows. Null if it accepts rows.")]
 
 
 @Route(
     "GET",
     "/api/v1/tables/{namespace}/{table}/stream",
     "loadStream",
-    "Returns how many rows of a stream table wait for a flush, and where its shards are",
+    "Return how many rows of a stream table wait for a flush, and where its shards are",
     tags=("streams",),
     answers=(
         ResponseSpec(200, "The state of the stream on the server that has its log", StreamStatus),
@@ -164,7 +164,7 @@ class FlushedRows(msgspec.Struct, frozen=True):
     "POST",
     "/api/v1/tables/{namespace}/{table}/flush",
     "flushRows",
-    "Adds the rows of a stream table that wait for a flush to the table's files now",
+    "Add the rows of a stream table that wait for a flush to the table's files now",
     tags=("streams",),
     answers=(
         ResponseSpec(200, "Every row that was acknowledged before is in the table's files", FlushedRows),

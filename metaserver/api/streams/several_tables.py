@@ -55,7 +55,7 @@ class AppendedToTables(msgspec.Struct, frozen=True):
     "POST",
     "/api/v1/rows",
     "appendRowsToTables",
-    "Appends JSON rows to several stream tables, all or none; they are durable with the answer",
+    "Append JSON rows to several stream tables, all or none; they are durable with the answer",
     check=Check.SOMEWHERE,
     tags=("streams",),
     parameters=PRODUCER_PARAMETERS,

@@ -27,7 +27,7 @@ class StreamTopic(msgspec.Struct, frozen=True):
     "GET",
     "/api/v1/tables/{namespace}/{table}/stream/topic",
     "loadStreamTopic",
-    "Returns the name of the topic to which Kafka producers write rows of a stream table themselves",
+    "Return the name of the topic to which Kafka producers write rows of a stream table themselves",
     tags=("streams",),
     answers=(
         ResponseSpec(200, "The name of the topic, which need not exist", StreamTopic),

@@ -195,5 +195,5 @@ def describe(candidate: Candidate) -> Registered:
     if properties.get(ALLOWED_LOCATIONS):
         notes.append(f"{ALLOWED_LOCATIONS} is not in force until an admin sets it again")
     if setters := setters_of(properties):
-        notes.append(f"its table services need the rights of {', '.join(sorted(set(setters.values())))[:300]}")
+        notes.append(f"the table services need the rights of {', '.join(sorted(set(setters.values())))[:300]}")
     return Registered(file.kind.value, str(name), file.location, file.uuid, tuple(notes))

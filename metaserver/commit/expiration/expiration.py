@@ -65,14 +65,14 @@ class ExpireSnapshotsRequest(msgspec.Struct, frozen=True, rename="kebab", forbid
     older_than_ms: Annotated[
         Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)] | None,
         msgspec.Meta(
-            description="In ms since the epoch: snapshots that were replaced before expire. Default: the table "
+            description="Expire snapshots that were replaced before this time (ms since the epoch). Default: the table "
             "property history.expire.max-snapshot-age-ms, or 5 days."
         ),
     ] = None
     retain_last: Annotated[
         Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)] | None,
         msgspec.Meta(
-            description="How many snapshots of each branch stay in any case. Default: the table property "
+            description="Minimum number of snapshots to keep in each branch. Default: the table property "
             "history.expire.min-snapshots-to-keep, or 1."
         ),
     ] = None

@@ -92,7 +92,7 @@ class RemoveOrphanFilesRequest(msgspec.Struct, frozen=True, rename="kebab", forb
     older_than_ms: Annotated[
         Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)] | None,
         msgspec.Meta(
-            description="In ms since the epoch: files that were last modified before are removed; at least one day "
+            description="Remove files that were last modified before this time (ms since the epoch), at least one day "
             "ago. Default: by the table property seamark.orphan-files.min-age-ms, or 3 days ago."
         ),
     ] = None
@@ -199,7 +199,7 @@ class OrphanRemoval:
         check_uuid(entry, metadata)
         reason = None
         if not is_collectable(metadata):
-            reason = "its gc.enabled is false, so others may use its files"
+            reason = "gc.enabled of the table is false, so other tables may use its files"
         elif await context.store.names_of(entry.uuid) != 1:
             reason = "several names, live or dropped, share its UUID and with it its files"
         if reason is not None:

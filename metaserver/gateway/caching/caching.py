@@ -187,7 +187,7 @@ class CachingBackend:
     def _take_pieces(
         self, record: ObjectRecord, start: int, end: int, owner: Owner, unsent: AnswerBudget, *, counted: bool = True
     ) -> tuple[list[memoryview], int]:
-        """Return (bytes from `start` that may be sent now, memory that they use until the client has them).
+        """Return the bytes from `start` that can be sent now, and the memory that they occupy until they are sent.
 
         If the next block is not available without waiting, there are no bytes.
         """

@@ -238,7 +238,7 @@ class _Process:
             except OSError as error:
                 raise _ProcessLost(str(error)) from error
             if not count:
-                raise _ProcessLost(f"it ended after {at} bytes of {size}")
+                raise _ProcessLost(f"the process ended after {at} bytes of {size}")
             at += count
         return buffer
 

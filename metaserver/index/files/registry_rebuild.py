@@ -139,7 +139,7 @@ class RegistryRebuild:
                     return str(error)
             header = summary.header
             if header.table_uuid != uuid:
-                return f"it belongs to table {header.table_uuid}"
+                return f"the file belongs to table {header.table_uuid}"
             definition = definitions.get(header.definition)
             if definition is None or definition.kind != header.kind:
                 return f"the table has no index {header.kind} {header.definition[:500]}"

@@ -41,7 +41,7 @@ FILES_MAX, FILES_MIN = 20, 2
 ROWS_MAX = 4_000_000
 READ_BYTES, DECODED_BYTES = 64 << 20, 128 << 20
 SAMPLE_S = 3.0
-NOT_SAMPLED = "its values are not sampled"
+NOT_SAMPLED = "the values are not sampled"
 FUNCTION_NOT_SAMPLED = "values of functions are not sampled"
 _FILES_CONCURRENT = 4
 _HITS_MIN = 3
@@ -164,7 +164,7 @@ async def sample_columns(objects: ObjectStore, scan: ScanPlan) -> Samples:
             for column_id, parts in condition_parts:
                 samples[column_id] = await _sample(rows, scan, parts)
     except TimeoutError:
-        timeout_reason = f"its values could not be read within {SAMPLE_S:g} s"
+        timeout_reason = f"the values could not be read within {SAMPLE_S:g} s"
         samples.update({column_id: timeout_reason for column_id, _ in condition_parts if column_id not in samples})
     return samples
 
@@ -174,7 +174,7 @@ async def _sample(rows: DataRows, scan: ScanPlan, parts: Sequence[Bound]) -> Col
     files = await asyncio.to_thread(_find_files_left, scan, parts)
     chosen = _choose_sample_files(files)
     if len(chosen) < min(FILES_MIN, len(files)):
-        return f"its files have too many rows for a sample: one file has {files[0].records:,}"
+        return f"the files have too many rows for a sample: one file has {files[0].records:,}"
 
     async def read(file: ListedFile) -> FileColumn:
         return (await asyncio.to_thread(read_file_columns, rows, scan.metadata, file, [column]))[column]

@@ -229,7 +229,10 @@ class _Advisor:
         return proposal.predicted.bytes < (1 - GAIN_MIN_FRACTION) * self.before.bytes
 
     def _sum_weights(self, column_id: int, accepts: Callable[[int], bool]) -> float:
-        """Return the number of statements with a condition on the column; `accepts` gets the number of its values."""
+        """Return the total weight of the statements with a condition on the column.
+
+        `accepts` decides by the number of values in the condition.
+        """
         return sum(
             statement.weight
             for statement in self._state.statements
@@ -626,7 +629,7 @@ def _quote(name: str) -> str:
 
 
 def _quote_path(name: str) -> str:
-    """Return a name with dots for a statement of Spark."""
+    """Quote each part of a dotted name for a Spark statement."""
     return ".".join(map(_quote, name.split(".")))
 
 

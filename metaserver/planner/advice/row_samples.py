@@ -123,7 +123,7 @@ async def sample_rows(
     """
     chosen = _choose_files(files)
     if not chosen:
-        return "its files have too many rows for a sample, or no rows"
+        return "the files have too many rows for a sample, or no rows"
     mapping = name_mapping_of(metadata.properties)
     rows = DataRows(objects, asyncio.get_running_loop(), mapping, READ_BYTES, DECODED_BYTES)
 
@@ -135,7 +135,7 @@ async def sample_rows(
             parts = await gather([partial(read, file) for file in chosen], _FILES_CONCURRENT)
         return await asyncio.to_thread(_combine, parts, columns)
     except TimeoutError:
-        return f"its rows could not be read within {SAMPLE_S:g} s"
+        return f"the rows could not be read within {SAMPLE_S:g} s"
     except Unreadable as error:
         return f"a data file cannot be read: {error}"
     except (SeamarkError, pa.ArrowException) as error:

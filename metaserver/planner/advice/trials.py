@@ -245,7 +245,7 @@ def refuse(
         indexes_max: The maximum number of indexes of a table.
     """
     if not proposal.pays:
-        return "it does not pay within the horizon"
+        return "the proposal does not pay within the horizon"
     if properties is None:
         return "a job cannot apply it"
     own = own_properties(applied)
@@ -285,7 +285,7 @@ def _refuse_again(
             return "a user has removed it"
         is_recent = now_ms - trial.since_ms < _PAUSE_PERIODS * policy.measure_ms
         if trial.state in (UNDONE, FAILED) and is_recent:
-            return f"it was applied before, and its state is {trial.state}"
+            return f"the proposal was applied before, and its state is {trial.state}"
     return None
 
 
@@ -296,12 +296,14 @@ def _refuse_cost(
     spent_bytes, spent_seconds = sum_budget(applied, now_ms)
     if spent_bytes + proposal.cost_bytes > policy.bytes_per_day:
         return (
-            f"it costs {proposal.cost_bytes:,} bytes, and {spent_bytes:,} of the {policy.bytes_per_day:,} bytes of a "
+            f"the proposal costs {proposal.cost_bytes:,} bytes, and {spent_bytes:,} of the "
+            f"{policy.bytes_per_day:,} bytes of a "
             "day are spent"
         )
     if spent_seconds + proposal.cost_seconds > policy.seconds_per_day:
         return (
-            f"it takes {proposal.cost_seconds:,.0f} s, and {spent_seconds:,.0f} of the {policy.seconds_per_day:,} s of "
+            f"the proposal takes {proposal.cost_seconds:,.0f} s, and {spent_seconds:,.0f} of the "
+            f"{policy.seconds_per_day:,} s of "
             "a day are spent"
         )
     return None

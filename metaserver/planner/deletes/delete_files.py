@@ -112,7 +112,7 @@ class DeleteFiles:
             return cached
         if not 0 <= file.read_bytes <= FILE_LIMIT_BYTES:
             size = "an unknown number of" if file.read_bytes < 0 else f"{file.read_bytes:,}"
-            raise Unreadable(file.path, f"it has {size} bytes; the limit is {FILE_LIMIT_BYTES:,} bytes")
+            raise Unreadable(file.path, f"the file has {size} bytes; the limit is {FILE_LIMIT_BYTES:,} bytes")
         return await self._reading.run(key, lambda: self._fetch(key, file, columns))
 
     async def _fetch(self, key: tuple[object, ...], file: DeleteFile, columns: Columns) -> Content:

@@ -130,7 +130,9 @@ class FileColumn:
         if column is None or column.initial_default is None:
             return FileColumn._of_keys(keys_of(pa.nulls(rows), column_ref.kind))
         if column.parent is not None:
-            raise Unreadable(path, f"it lacks the column {column.name}, whose default within a struct is not supported")
+            raise Unreadable(
+                path, f"the file lacks the column {column.name}, whose default within a struct is not supported"
+            )
         return FileColumn._make_constant(_read_default(column, column_ref.kind, path), column_ref.kind, rows)
 
     @staticmethod
@@ -289,7 +291,7 @@ def _read_default(column: Column, kind: str, path: str) -> int | bytes:
             raise ValueError("the value is outside the type's range")
         return key_of(literal, kind)
     except (BadRequest, ValueError) as error:
-        raise Unreadable(path, f"it lacks the column {column.name}, whose default is invalid: {error}") from None
+        raise Unreadable(path, f"the file lacks the column {column.name}, whose default is invalid: {error}") from None
 
 
 def _make_single_key(key: int | bytes, kind: str) -> Keys:

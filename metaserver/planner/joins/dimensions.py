@@ -181,7 +181,7 @@ class Dimensions:
             task.add_done_callback(partial(self._forget_task, key))
         await asyncio.wait([task], timeout=max(0.0, until_s - self._clock.monotonic()))
         if not task.done():
-            raise DimensionSkipped("it is still being read; retry the request")
+            raise DimensionSkipped("the table is still being read; retry the request")
         try:
             return task.result()
         except SeamarkError as error:
@@ -205,7 +205,7 @@ class Dimensions:
         try:
             return await asyncio.wait_for(plan(), max(0.0, until_s - self._clock.monotonic()))
         except TimeoutError:
-            raise DimensionSkipped("it is still being read; retry the request") from None
+            raise DimensionSkipped("the table is still being read; retry the request") from None
         except ValueError as error:
             raise DimensionSkipped(str(error)) from None
         except SeamarkError as error:
@@ -227,7 +227,7 @@ class Dimensions:
         files = await asyncio.to_thread(list_files_at, scan, scan.entry_ids)
         rows = sum(file.records for file in files)
         if rows > self._limits.rows or any(file.records < 0 for file in files):
-            raise DimensionSkipped(f"it has {rows:,} rows; the limit is {self._limits.rows:,} rows")
+            raise DimensionSkipped(f"the table has {rows:,} rows; the limit is {self._limits.rows:,} rows")
         dynamic_filters, bound = request.bound_scan.dynamic_filters, request.bound_scan.bound
         async with self._concurrency:
             try:
@@ -303,7 +303,7 @@ def read_file_columns(
         Unreadable: The file cannot be read within the budget of `rows`.
     """
     if file.format != "parquet":
-        raise Unreadable(file.path, f"its format is {file.format or 'unknown'}, and only parquet is supported")
+        raise Unreadable(file.path, f"the format is {file.format or 'unknown'}, and only parquet is supported")
     schemas = _sort_newest_first(metadata)
     columns = {}
     with rows.read_all(file.path, file.size, file.records, [ref.column_id for ref in needed]) as arrays:
@@ -314,7 +314,8 @@ def read_file_columns(
                     columns[ref] = FileColumn.from_array(array, ref.kind)
                 elif ref.column_id in file.identity:
                     raise Unreadable(
-                        file.path, "it lacks a column with identity partitioning, whose value is in the partition alone"
+                        file.path,
+                        "the file lacks a column with identity partitioning, whose value is in the partition alone",
                     )
                 else:
                     columns[ref] = FileColumn.absent(schemas, ref, file.records, file.path)

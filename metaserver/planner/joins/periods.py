@@ -43,7 +43,9 @@ def make_period_condition(column_id: int, name: str, kind: str, transform: str, 
         ValueError: There are too many keys, or times beyond the years 1 to 9999.
     """
     if len(keys) > KEYS_MAX:
-        raise ValueError(f"it has {len(keys):,} keys; the limit for days, months, years and hours is {KEYS_MAX:,}")
+        raise ValueError(
+            f"the key set has {len(keys):,} keys; the limit for days, months, years and hours is {KEYS_MAX:,}"
+        )
     ordinals = set()
     for position in range(len(keys)):
         value = pack_key(keys.at(position), keys.kind)
@@ -85,12 +87,12 @@ def _number_period(value: int, kind: str, transform: str) -> int | None:
     if kind in _YEAR_KINDS:
         # An integer value is a year, not a time.
         if not 1 <= value <= _LAST_YEAR:
-            raise ValueError(f"it has years beyond 1 to {_LAST_YEAR}")
+            raise ValueError(f"the key set has years beyond 1 to {_LAST_YEAR}")
         return value - _EPOCH_YEAR
     micros = value * _DAY_MICROS if kind == "date" else value
     day, time_of_day = divmod(micros, _DAY_MICROS)
     if not _FIRST_DAY <= day <= _LAST_DAY:
-        raise ValueError("it has times beyond the years 1 to 9999")
+        raise ValueError("the key set has times beyond the years 1 to 9999")
     if transform == "hour":
         return None if micros % _HOUR_MICROS else micros // _HOUR_MICROS
     number: int = make_monotone_function(transform, "date")(day)

@@ -104,7 +104,7 @@ def to_inclusive_limits(values: Longs, op: str, kind: str, other: str) -> tuple[
     else:
         unit = 1 if other == "date" else _DAY_MICROS
         if len(values) and not (_FIRST_DAY * unit <= values.min() and values.max() < _END_DAY * unit):
-            raise ValueError("it has times beyond the years 1 to 9999")
+            raise ValueError("the key set has times beyond the years 1 to 9999")
         if other == "date":
             limits = values * _DAY_MICROS
         else:

@@ -101,10 +101,14 @@ def misread_deletes(view: TableView, metadata: TableMetadata) -> str:
     for block, columns in _list_equality_deletes(view):
         # A delete whose keys include all partition columns deletes no row of another partition.
         if not sources.get(block.spec_id, set()).issubset(columns):
-            return f"it has equality deletes of one partition, which DuckDB applies to all partitions; {_APPLIED_BY}"
+            return (
+                "the table has equality deletes of one partition, which DuckDB applies to all partitions; "
+                f"{_APPLIED_BY}"
+            )
         if any(metadata.current_schema.column(column) is None for column in columns):
             return (
-                f"it has equality deletes by a column that was dropped since, at which DuckDB may crash; {_APPLIED_BY}"
+                "the table has equality deletes by a column that was dropped since, at which DuckDB may crash; "
+                f"{_APPLIED_BY}"
             )
     return ""
 

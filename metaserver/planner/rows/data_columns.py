@@ -127,7 +127,7 @@ class DataRows:
             column_paths = self._find_column_paths(file, column_ids)
             absent = [column_id for column_id in column_ids if column_id not in column_paths]
             if absent:
-                raise Unreadable(path, f"it has no column with field id {absent[0]}")
+                raise Unreadable(path, f"the file has no column with field id {absent[0]}")
             return file.columns_at(column_paths, rows)
 
         with self._read(path, size, records, read) as columns:
@@ -176,7 +176,7 @@ class DataRows:
         try:
             file = BoundedParquet(pa.PythonFile(source, mode="r"), path, budget)
             if file.rows != records:
-                raise Unreadable(path, f"it has {file.rows} rows; its manifest states {records}")
+                raise Unreadable(path, f"the file has {file.rows} rows; its manifest states {records}")
             return read(file)
         except AmbiguousColumn as error:
             raise Unreadable(path, str(error)) from None
@@ -184,4 +184,4 @@ class DataRows:
             # The file is missing or outside the warehouse, or access is denied.
             raise Unreadable(path, error.message) from None
         except (pa.ArrowException, OSError, ValueError) as error:  # ValueError means that a name is not UTF-8.
-            raise Unreadable(path, f"it cannot be read: {(str(error).splitlines() or [''])[0][:200]}") from None
+            raise Unreadable(path, f"the file cannot be read: {(str(error).splitlines() or [''])[0][:200]}") from None

@@ -198,9 +198,9 @@ def columns_of(metadata: TableMetadata, file: DeleteFile) -> Columns | Unreadabl
             resolve_id(IDENTITY, column_id, metadata.current_schema, metadata.schemas) for column_id in file.columns
         ]
     except BadRequest as error:
-        return Unreadable(file.path, f"its key columns are not supported: {error.message}")
+        return Unreadable(file.path, f"the key columns are not supported: {error.message}")
     if not terms:
-        return Unreadable(file.path, "its manifest entry has no equality_ids")
+        return Unreadable(file.path, "the manifest entry has no equality_ids")
     return tuple((term.column_id, term.kind) for term in terms)
 
 
@@ -223,7 +223,7 @@ class _Evaluation:
         block, local = view.locate(int(view.entry_ids_at(np.array([data_file], dtype=np.int64))[0]))
         path = block.text("file_path", local) or ""
         if sum(evaluator.files[number].is_vector for number in deletes) > 1:
-            self._mark_undecided(rows, Unreadable(path, "it has several deletion vectors, which readers reject"))
+            self._mark_undecided(rows, Unreadable(path, "the file has several deletion vectors, which readers reject"))
         keyed: dict[Columns, list[DeletedKeys]] = {}
         for number in deletes:
             content = evaluator.contents[number]

@@ -134,7 +134,7 @@ def why_ignored(launcher: str, permitted: Sequence[str]) -> str | None:
     If it is ignored, jobs run as with the value `auto`.
     """
     if launcher not in CHOICES:
-        return f"it must be one of {', '.join(CHOICES)}"
+        return f"the launcher must be one of {', '.join(CHOICES)}"
     if launcher == AUTO or launcher in permitted:
         return None
     return f"the server permits {', '.join(permitted)} (setting services_launchers)"

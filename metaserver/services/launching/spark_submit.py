@@ -178,7 +178,7 @@ class SparkSubmit:
         try:
             return from_json((folder / ANSWER).read_bytes(), JobAnswer)
         except FileNotFoundError:
-            reason = "its output is left out, because it may quote values of encrypted files"
+            reason = "the output is left out, because it may quote values of encrypted files"
             if not any(self._environment.get(name) for name in _KEY_VARIABLES):
                 last = (folder / "output").read_bytes()[-_OUTPUT_BYTES:].decode(errors="replace")
                 reason = " ".join(last.split())[-500:]

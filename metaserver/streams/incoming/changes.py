@@ -243,8 +243,9 @@ def _list_objects(value: Any) -> Iterable[dict[str, Any]]:
 
 
 def _find_converter(kind: Any, column: Mapping[str, Any]) -> Callable[[Any], Any] | None:
-    """Return the function for a semantic type of Debezium or Kafka Connect, or None if the value needs no
-    conversion.
+    """Return the function that converts a semantic type, or None if the value needs no conversion.
+
+    Semantic types are those of Debezium and Kafka Connect.
     """
     if kind == "org.apache.kafka.connect.data.Decimal":
         scale = _read_scale(column.get("parameters"))

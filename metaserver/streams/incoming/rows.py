@@ -301,7 +301,7 @@ def _map(value: Any, key: Callable[[Any], Any], item: Callable[[Any], Any]) -> l
 
 def _require(value: Any, kind: type) -> Any:
     if not isinstance(value, kind):
-        raise ValueError(f"it is not an {'array' if kind is list else 'object'}")
+        raise ValueError(f"the value is not an {'array' if kind is list else 'object'}")
     return value
 
 

@@ -218,8 +218,8 @@ class Mirrors:
             location = await self._locate(former.kind, former.namespace, former.name)
             if location is not None and await self._read_uuid(former.kind, location) == new.uuid:
                 raise BadRequest(
-                    f"it is also {show(former.namespace, former.name)}, and a table or view needs one name for its "
-                    "rights; remove one of the names there, or change its UUID"
+                    f"the other catalog lists it as {show(former.namespace, former.name)}, too. Remove one of the "
+                    "names there, or change the UUID: rights apply to one name"
                 )
         return former
 

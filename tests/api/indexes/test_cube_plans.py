@@ -127,7 +127,7 @@ def test_audience_receives_the_id_of_a_plan_snapshot(server: ServerThread, defin
 def test_plan_says_why_the_cube_is_not_used(server: ServerThread, definition_id: str) -> None:
     body = {"definition-id": definition_id, "columns": ["d0"], "groups-max": 1}
     plan_report, groups = plan_cube(server, body)
-    assert plan_report["reason"] == "it has 7 groups; the maximum is 1"
+    assert plan_report["reason"] == "the answer has 7 groups; the maximum is 1"
     assert groups.num_rows == 0
     body = {"definition-id": definition_id, "columns": ["d0"], "predicate": "id >= 400"}
     assert plan_cube(server, body)[0]["reason"] == "none of its entries is for a file of the plan"

@@ -38,12 +38,12 @@ def list_bad_schemas() -> Iterator[BadInput]:
         return BadInput("New tables", description, "POST", T, body, status, type_)
 
     yield make("no schema", {"name": "new"})
-    yield make("a schema that is no object", make_table(schema=[]))
+    yield make("a schema that is not an object", make_table(schema=[]))
     yield make("a schema without fields", make_table(schema={"type": "struct"}))
     yield make("a schema that is a list", make_table(schema={"type": "list", "fields": []}))
-    yield make("a type nobody knows", _make_table_with_field("quaternion"))
+    yield make("unknown type", _make_table_with_field("quaternion"))
     yield make("a decimal of 39 digits", _make_table_with_field("decimal(39, 2)"))
-    yield make("a decimal without bounds", _make_table_with_field("decimal(99999999999999999999, 2)"))
+    yield make("a decimal with a precision of 20 digits", _make_table_with_field("decimal(99999999999999999999, 2)"))
     yield make("a fixed type of negative length", _make_table_with_field("fixed[-1]"))
     yield make("a type nested 200 deep", _make_table_with_field(_make_nested_list_type(200)))
     yield make("a type nested 450 deep", _make_table_with_field(_make_nested_list_type(450)))
@@ -53,11 +53,11 @@ def list_bad_schemas() -> Iterator[BadInput]:
     yield make("a field id beyond 64 bits", _make_table_with_field("int", id=2**64))
     yield make("a field without a name", _make_table_with_field("int", name=None))
     twice = [{"id": n, "name": "same", "required": False, "type": "int"} for n in (1, 2)]
-    yield make("two fields of one name", make_table(schema={"type": "struct", "fields": twice}))
+    yield make("two fields with the same name", make_table(schema={"type": "struct", "fields": twice}))
     fields_with_one_id = [{"id": 1, "name": n, "required": False, "type": "int"} for n in ("a", "b")]
-    yield make("two fields of one id", make_table(schema={"type": "struct", "fields": fields_with_one_id}))
+    yield make("two fields with the same id", make_table(schema={"type": "struct", "fields": fields_with_one_id}))
     yield make(
-        "a field name that is a lone surrogate",
+        "a field name with a lone surrogate",
         b'{"name": "new", "schema": {"type": "struct", "fields": '
         b'[{"id": 1, "name": "\\udfff", "required": false, "type": "int"}]}}',
     )
@@ -66,21 +66,23 @@ def list_bad_schemas() -> Iterator[BadInput]:
         return make_table(**{"partition-spec": {"spec-id": 0, "fields": [{"name": "p", "source-id": 1, **field}]}})
 
     yield make("a partition transform that is a number", make_table_with_spec(transform=5))
-    yield make("zero buckets", make_table_with_spec(transform="bucket[0]"))
-    yield make("more buckets than 32 bits hold", make_table_with_spec(transform="bucket[99999999999]"))
-    yield make("a width of zero", make_table_with_spec(transform="truncate[0]"))
-    yield make("a year of a long", make_table_with_spec(transform="year"))
-    yield make("a partition on no column", make_table_with_spec(transform="identity", **{"source-id": 77}))
+    yield make("a bucket transform with 0 buckets", make_table_with_spec(transform="bucket[0]"))
+    yield make("a number of buckets beyond 32 bits", make_table_with_spec(transform="bucket[99999999999]"))
+    yield make("a truncate transform with width 0", make_table_with_spec(transform="truncate[0]"))
+    yield make("a year transform of a long column", make_table_with_spec(transform="year"))
+    yield make(
+        "a partition field of an unknown column", make_table_with_spec(transform="identity", **{"source-id": 77})
+    )
     order = {
         "order-id": 1,
         "fields": [{"transform": "identity", "source-id": 1, "direction": "up", "null-order": "nulls-first"}],
     }
-    yield make("a sort direction nobody knows", make_table(**{"write-order": order}))
+    yield make("unknown sort direction", make_table(**{"write-order": order}))
     yield make("format version 0", make_table(properties={"format-version": "0"}))
     yield make("format version 99", make_table(properties={"format-version": "99"}))
-    yield make("a format version that is no number", make_table(properties={"format-version": "two"}))
-    yield make("a codec nobody knows", make_table(properties={"write.metadata.compression-codec": "rar"}))
-    yield make("a name that is taken", make_table(name="t"), 409, "AlreadyExistsException")
+    yield make("a format version that is not a number", make_table(properties={"format-version": "two"}))
+    yield make("unknown codec", make_table(properties={"write.metadata.compression-codec": "rar"}))
+    yield make("a name that another table has", make_table(name="t"), 409, "AlreadyExistsException")
     yield make("a name that a view has", make_table(name="v"), 409, "AlreadyExistsException")
 
 
@@ -94,17 +96,19 @@ def list_bad_commits() -> Iterator[BadInput]:
     yield send("updates that are an object", {"requirements": [], "updates": {}})
     yield send("an update that is null", {"requirements": [], "updates": [None]})
     yield send("an update without an action", build_table_commit({"spec-id": 1}))
-    yield send("an update nobody knows", build_table_commit({"action": "levitate"}))
+    yield send("unknown update", build_table_commit({"action": "levitate"}))
     yield send("an action that is a number", build_table_commit({"action": 5}))
-    yield send("a requirement nobody knows", build_table_commit(requirements=[{"type": "assert-calm"}]))
-    yield send("a requirement without its value", build_table_commit(requirements=[{"type": "assert-table-uuid"}]))
+    yield send("unknown requirement", build_table_commit(requirements=[{"type": "assert-calm"}]))
+    yield send("a requirement without a value", build_table_commit(requirements=[{"type": "assert-table-uuid"}]))
     yield send(
-        "a requirement of another table",
+        "a requirement with the UUID of another table",
         build_table_commit(requirements=[{"type": "assert-table-uuid", "uuid": "other"}]),
         **conflict,
     )
     yield send(
-        "a create where the table is there", build_table_commit(requirements=[{"type": "assert-create"}]), **conflict
+        "`assert-create` for an existing table",
+        build_table_commit(requirements=[{"type": "assert-create"}]),
+        **conflict,
     )
     yield send(
         "a requirement beyond 64 bits",
@@ -114,25 +118,26 @@ def list_bad_commits() -> Iterator[BadInput]:
         "another UUID for the table",
         build_table_commit({"action": "assign-uuid", "uuid": "00000000-0000-4000-8000-000000000000"}),
     )
-    yield send("a UUID that is none", build_table_commit({"action": "assign-uuid", "uuid": "x"}))
+    yield send("an invalid UUID", build_table_commit({"action": "assign-uuid", "uuid": "x"}))
     yield send(
-        "a format version that does not exist",
+        "unknown format version",
         build_table_commit({"action": "upgrade-format-version", "format-version": 9}),
     )
-    yield send("a format version of old", build_table_commit({"action": "upgrade-format-version", "format-version": 1}))
     yield send(
-        "a current schema that does not exist", build_table_commit({"action": "set-current-schema", "schema-id": 99})
+        "an earlier format version", build_table_commit({"action": "upgrade-format-version", "format-version": 1})
     )
+    yield send("unknown current schema", build_table_commit({"action": "set-current-schema", "schema-id": 99}))
     yield send(
-        "the last added schema, none being added", build_table_commit({"action": "set-current-schema", "schema-id": -1})
+        "the last added schema without an added schema",
+        build_table_commit({"action": "set-current-schema", "schema-id": -1}),
     )
-    yield send("a default spec that does not exist", build_table_commit({"action": "set-default-spec", "spec-id": 99}))
+    yield send("unknown default spec", build_table_commit({"action": "set-default-spec", "spec-id": 99}))
     yield send(
-        "a default order that does not exist",
+        "unknown default sort order",
         build_table_commit({"action": "set-default-sort-order", "sort-order-id": 99}),
     )
-    yield send("the current schema removed", build_table_commit({"action": "remove-schemas", "schema-ids": [0]}))
-    yield send("the default spec removed", build_table_commit({"action": "remove-partition-specs", "spec-ids": [0]}))
+    yield send("removal of the current schema", build_table_commit({"action": "remove-schemas", "schema-ids": [0]}))
+    yield send("removal of the default spec", build_table_commit({"action": "remove-partition-specs", "spec-ids": [0]}))
     yield send("a snapshot without an id", build_table_commit(_make_snapshot_update(**{"snapshot-id": None})))
     yield send(
         "a snapshot id beyond 64 bits", build_table_commit(_make_snapshot_update(**{"snapshot-id": BEYOND_LONG}))
@@ -146,24 +151,27 @@ def list_bad_commits() -> Iterator[BadInput]:
     yield send(
         "a snapshot without a manifest list", build_table_commit(_make_snapshot_update(**{"manifest-list": None}))
     )
-    yield send("a summary that holds no strings", build_table_commit(_make_snapshot_update(summary={"operation": 1})))
-    yield send("one snapshot twice", build_table_commit(_make_snapshot_update(), _make_snapshot_update()))
+    yield send(
+        "a summary with a value that is not a string",
+        build_table_commit(_make_snapshot_update(summary={"operation": 1})),
+    )
+    yield send("the same snapshot twice", build_table_commit(_make_snapshot_update(), _make_snapshot_update()))
     branch = {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch"}
-    yield send("a branch to no snapshot", build_table_commit({**branch, "snapshot-id": 99}))
+    yield send("a branch at an unknown snapshot", build_table_commit({**branch, "snapshot-id": 99}))
     yield send(
         "a reference that is neither branch nor tag",
         build_table_commit(_make_snapshot_update(), {**branch, "type": "twig", "snapshot-id": 1}),
     )
     yield send(
-        "main as a tag", build_table_commit(_make_snapshot_update(), {**branch, "type": "tag", "snapshot-id": 1})
+        "a tag named main", build_table_commit(_make_snapshot_update(), {**branch, "type": "tag", "snapshot-id": 1})
     )
-    yield send("a property that is no string", build_table_commit({"action": "set-properties", "updates": {"a": 1}}))
+    yield send("a property that is not a string", build_table_commit({"action": "set-properties", "updates": {"a": 1}}))
     yield send(
-        "a reserved property that is nonsense",
+        "an invalid value of a reserved property",
         build_table_commit({"action": "set-properties", "updates": {"write.metadata.previous-versions-max": "many"}}),
     )
     missing = BadInput(
-        "Commits", "a table that is not there", "POST", f"{T}/none", build_table_commit(), 404, "NoSuchTableException"
+        "Commits", "unknown table", "POST", f"{T}/none", build_table_commit(), 404, "NoSuchTableException"
     )
     yield missing
 
@@ -179,15 +187,15 @@ def list_other_inputs() -> Iterator[BadInput]:
     yield send("a version without SQL", V, {**view, "view-version": {**VIEW_VERSION, "representations": []}})
     double = [{"type": "sql", "sql": "SELECT 1", "dialect": dialect} for dialect in ("spark", "SPARK")]
     yield send(
-        "two queries of one dialect",
+        "two queries in the same dialect",
         V,
         {**view, "view-version": {**VIEW_VERSION, "representations": double}},
         type_="IllegalArgumentException",
     )
-    yield send("an update nobody knows", f"{V}/v", {"updates": [{"action": "levitate"}]})
-    yield send("a table's update", f"{V}/v", {"updates": [{"action": "set-default-spec", "spec-id": 0}]})
+    yield send("unknown update", f"{V}/v", {"updates": [{"action": "levitate"}]})
+    yield send("an update for tables", f"{V}/v", {"updates": [{"action": "set-default-spec", "spec-id": 0}]})
     yield send(
-        "a version that does not exist",
+        "unknown version",
         f"{V}/v",
         {"updates": [{"action": "set-current-view-version", "view-version-id": 9}]},
     )
@@ -195,28 +203,28 @@ def list_other_inputs() -> Iterator[BadInput]:
     change = {"identifier": {"namespace": ["db"], "name": "t"}, **build_table_commit()}
     yield send("no changes", "/v1/transactions/commit", {"table-changes": []}, group=group)
     yield send(
-        "a change of no table", "/v1/transactions/commit", {"table-changes": [build_table_commit()]}, group=group
+        "a change without a table", "/v1/transactions/commit", {"table-changes": [build_table_commit()]}, group=group
     )
-    yield send("one table twice", "/v1/transactions/commit", {"table-changes": [change, change]}, group=group)
+    yield send("the same table twice", "/v1/transactions/commit", {"table-changes": [change, change]}, group=group)
     group = "Metrics and signing"
-    yield send("a report of no type", f"{T}/t/metrics", {}, group=group)
-    yield send("a report nobody knows", f"{T}/t/metrics", {"report-type": "gossip"}, group=group)
+    yield send("a report without a type", f"{T}/t/metrics", {}, group=group)
+    yield send("unknown report type", f"{T}/t/metrics", {"report-type": "gossip"}, group=group)
     yield send(
-        "a report of a snapshot that is text",
+        "a report with a snapshot id that is a string",
         f"{T}/t/metrics",
         {"report-type": "scan-report", "snapshot-id": "1"},
         group=group,
     )
     yield send(
-        "a report of a snapshot beyond 64 bits",
+        "a report with a snapshot id beyond 64 bits",
         f"{T}/t/metrics",
         {"report-type": "scan-report", "snapshot-id": BEYOND_LONG},
         group=group,
     )
     sign = {"region": "us-east-1", "uri": "http://169.254.169.254/latest", "method": "GET", "headers": {}}
-    yield send("a signature for a table on files", f"{T}/t/sign", sign, group=group)
+    yield send("a signature for a table in local files", f"{T}/t/sign", sign, group=group)
     yield send(
-        "properties to set and remove at once",
+        "the same property set and removed",
         f"{D}/properties",
         {"updates": {"a": "1"}, "removals": ["a"]},
         422,

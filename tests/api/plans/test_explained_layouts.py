@@ -27,8 +27,9 @@ TARGET = {"write.target-file-size-bytes": "10000"}
 
 
 def spread(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Return ids int64[files, rows] and letters [files, rows] of a table whose files cover overlapping ranges
-    of ids.
+    """Return ids and letters of a table whose files cover overlapping ranges of ids.
+
+    Both arrays have the shape [files, rows].
     """
     low = rng.integers(0, 40_000, (FILES, 1))
     width = rng.integers(1, 20_000, (FILES, 1))
@@ -62,9 +63,7 @@ async def read_layouts(api: Api, where: str) -> dict[tuple[str, ...], int]:
 
 
 def count_kept_files(keys: np.ndarray, *columns: tuple[np.ndarray, float, float]) -> int:
-    """Return the number of files that have a value within the bounds of each range if rows are in the order of
-    `keys`.
-    """
+    """Return the number of files that have a value in each range, with rows in the order of `keys`."""
     order = np.argsort(keys, kind="stable")
     is_kept = np.ones(FILES, dtype=bool)
     for values, low, high in columns:

@@ -324,4 +324,4 @@ async def test_append_does_not_follow_a_replacement_that_adds_rows(tmp_path: Pat
         for instant in results["timeline"]["instants"]
         if "other-rows" in instant["summary"]
     ]
-    assert other_row == "it adds 3 rows and removes 1"
+    assert other_row == "the commit adds 3 rows and removes 1"

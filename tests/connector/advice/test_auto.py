@@ -220,7 +220,7 @@ def test_auto_applies_once_within_its_budget_although_two_replicas_take_steps(we
     assert COLUMNS not in week.properties
     with pytest.raises(NoSuchResource, match="no trial 1"):
         finish_advice_step(week.client, TABLE, next_step, "applied")
-    assert "it was applied before, and its state is failed" in reason
+    assert "the proposal was applied before, and its state is failed" in reason
 
 
 def test_report_of_a_job_reads_the_stored_trials_once(week: Week, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -583,8 +583,11 @@ class Statements(Comparisons):
         return f"{self.reference(column, scope)} {negated}IN ({inner})"
 
     def draw_extreme_comparison(self, column: Column, name: str, relations: list[StoredRelation]) -> str | None:
-        """Return a comparison of the column with the extreme of another column, or None if no table has a
-        fitting column.
+        """Return a comparison of the column with the extreme of another column.
+
+        The result is None if no table has a fitting column.
+
+        The result is None if no table has a fitting column.
         """
         extremes = [self.extreme(column.kind, relations) for _ in range(2)]
         if extremes[0] is None:

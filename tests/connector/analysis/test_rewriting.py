@@ -84,8 +84,8 @@ async def test_unqualified_name_uses_the_sessions_catalog_and_schema(
 @pytest.mark.parametrize(
     ("statement", "session", "reason"),
     [
-        ("SELECT 1", SESSION, "it has no condition that could leave out files"),
-        ("SELECT * FROM t", SESSION, "it has no condition that could leave out files"),
+        ("SELECT 1", SESSION, "the statement has no condition that can prune files"),
+        ("SELECT * FROM t", SESSION, "the statement has no condition that can prune files"),
         ("SELECT * FROM hive.db.t WHERE id = 1", SESSION, "it has no scan that could leave out files"),
         ("SELECT * FROM t WHERE id = 1", Session("hive", "db"), "it reads no table of the configured catalogs"),
         ("SELECT * FROM t AS lakes WHERE id = 1", Session("hive", "db"), "it has no scan that could leave out files"),
@@ -98,7 +98,11 @@ async def test_unqualified_name_uses_the_sessions_catalog_and_schema(
         ("DELETE FROM t WHERE id = 1", SESSION, "it has no scan that could leave out files"),
         ("SELECT * FROM t WHERE id = 1 /* Seamark: OFF */", SESSION, "switched off"),
         ("SELECT * FROM t WHERE id = 1", Session("lake", "db", off=True), "switched off"),
-        ("SELECT * FROM t WHERE id = 1", Session("lake", "db", in_transaction=True), "it is in a transaction"),
+        (
+            "SELECT * FROM t WHERE id = 1",
+            Session("lake", "db", in_transaction=True),
+            "the statement is in a transaction",
+        ),
         ("SELECT * FROM t WHERE (((", SESSION, "it has no scan that could leave out files"),
     ],
 )
@@ -426,7 +430,7 @@ async def test_slow_seamark_costs_at_most_the_budget_until_the_breaker_opens(mon
             while not rewriter.open_breakers:
                 requests.append((await rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION)).summary)
         # On a busy machine the analysis of the first statement may exceed the budget.
-        slow = [one for one in requests if not one.startswith("unchanged; it was not parsed in time")]
+        slow = [one for one in requests if not one.startswith("unchanged; the statement was not parsed in time")]
         assert [one.partition(";")[2][:21] for one in slow] == [" Seamark was too slow"] * FAILURES_MAX
         assert rewriter.open_breakers == ["seamark"]
         rewrite = await rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
@@ -460,7 +464,7 @@ async def test_statement_with_a_slow_analysis_stays_unchanged_and_is_rewritten_n
     monkeypatch.setattr(reading, "_read", rewrite_slowly)
     async with open_rewriter(Seamark(), RewriteLimits(budget_s=0.3)) as rewriter:
         rewrite = await rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
-        assert rewrite.summary.startswith("unchanged; it was not parsed in time")
+        assert rewrite.summary.startswith("unchanged; the statement was not parsed in time")
         assert rewriter.open_breakers == []
         go.set()
         async with asyncio.timeout(60):  # On a busy machine the budget may be too short once or twice.

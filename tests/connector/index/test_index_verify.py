@@ -118,7 +118,7 @@ def test_audit_reports_a_wrong_number_of_rows(client: IndexClient, monkeypatch: 
     monkeypatch.setattr(client, "index", lambda *_: index)
     index.json["rows"] = 119
     audit = audit_index(client, "db.t", "record", sample=0)
-    assert audit.problems == ("its index files count 120 rows, but its data files have 119",)
+    assert audit.problems == ("the index files count 120 rows, but the data files have 119",)
 
 
 def test_damaged_index_file_is_quarantined_and_built_again(client: IndexClient, kind: str) -> None:

@@ -169,7 +169,7 @@ def test_file_is_encrypted_with_the_supplied_keys_of_footer_and_columns(
     )
     options: dict[str, Any] = {"write_page_index": True, "write_page_checksum": True, "data_page_size": 500}
     pq.write_table(rows, first, encryption_properties=prefixed, **options)
-    with pytest.raises(Unreadable, match="its AAD prefix is not stored in the file"):
+    with pytest.raises(Unreadable, match="the AAD prefix is not stored in the file"):
         merge([first], out, SIMPLE, keys=GivenKeys(KEY))
     footer = FileKey(os.urandom(32), None)
     merge(
@@ -396,7 +396,7 @@ def test_errors_and_reprs_contain_no_key(tmp_path: Path) -> None:
     texts = []
     leaking = ParquetKeys(_LeakingKms())
     with pytest.raises(
-        Unreadable, match=r"its key is unknown: the key service failed to unwrap a key .*RuntimeError"
+        Unreadable, match=r"the key is unknown: the key service failed to unwrap a key .*RuntimeError"
     ) as e:
         merge([path], out, SIMPLE, keys=leaking)
     texts += [str(e.value), repr(e.value)]

@@ -82,7 +82,7 @@ def test_columns_with_defaults_or_partition_values_are_refused(tmp_path: Path) -
 
 
 def test_file_with_another_row_count_than_its_manifest_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Unreadable, match="3 rows; its manifest says 4"):
+    with pytest.raises(Unreadable, match="3 rows; the manifest entry says 4"):
         read(write_parquet(tmp_path, FIELDS, ROWS), 1, rows=4)
 
 
@@ -156,9 +156,9 @@ def test_plain_columns_of_encrypted_files_are_read_without_keys(
     assert read_with_keys(2, 5) == {2: table["c.b"].to_pylist(), 5: [row["b"] for row in table["st"].to_pylist()]}
     secret = [1, *([4] if "st.a" in columns["k1"] else [])]
     for column_id in secret:
-        with pytest.raises(Unreadable, match=r"its column (id|st\.a) is encrypted, and an index would reveal"):
+        with pytest.raises(Unreadable, match=r"the column (id|st\.a) is encrypted, and an index would reveal"):
             read_with_keys(2, column_id)
     # The process aborts if pyarrow reads an encrypted column without its key.
     for column_id in (1, 2):
-        with pytest.raises(Unreadable, match="it is encrypted, and this process has no key"):
+        with pytest.raises(Unreadable, match="the file is encrypted, and this process has no key"):
             read_with_keys(column_id, keys=lambda: None)

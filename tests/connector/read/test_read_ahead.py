@@ -96,7 +96,7 @@ def test_unreadable_file_raises_an_error_after_the_files_before_it(tmp_path: Pat
         for _, batches in read_tasks(_build_read_plan(tmp_path), Storage(), tasks):
             values.extend(batch.column(0).to_pylist() for batch in batches)
 
-    with pytest.raises(Unreadable, match=r"25\.parquet: it cannot be read"):
+    with pytest.raises(Unreadable, match=r"25\.parquet: the file cannot be read"):
         read_all()
     assert values == [[number] for number in range(len(values))]
     assert len(values) > 20

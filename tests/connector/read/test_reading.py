@@ -406,7 +406,7 @@ def test_error_names_the_file_that_cannot_be_read(server: ServerThread, client: 
 
     assert "'orc' are not supported" in read_error(file_format="orc")
     assert "encrypted" in read_error(key_metadata="AABB")
-    assert "1 rows; its manifest says 2" in read_error(record_count=2)
+    assert "1 rows; the manifest entry says 2" in read_error(record_count=2)
     assert "cannot be read" in read_error(file_path=task.path + ".gone")
     deletes = Path(task.deletes[0]["file-path"].removeprefix("file://"))
     deletes.write_bytes(b"PAR1 no PAR1")

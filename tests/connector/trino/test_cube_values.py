@@ -109,4 +109,7 @@ def test_reason_why_no_cube_is_used_has_no_text_of_a_server_error() -> None:
     error = NoSuchResource("http://internal:8181 has no table finance.salaries")
     summary = rewriter._explain_cube_failure(error)
     assert (summary.index, summary.reason) == (None, "the groups cannot be read: NoSuchResource")
-    assert rewriter._explain_cube_failure(NotFromCube("it selects all columns")).reason == "it selects all columns"
+    assert (
+        rewriter._explain_cube_failure(NotFromCube("the query selects all columns")).reason
+        == "the query selects all columns"
+    )

@@ -223,7 +223,7 @@ async def test_too_long_statement_is_streamed_without_analysis() -> None:
         go_on.set()
         _, headers, body = await task
         assert body == str(28 + 2 * MIB).encode()
-        assert headers["X-Seamark-Plan"] == "unchanged; it is longer than 1000 bytes"
+        assert headers["X-Seamark-Plan"] == "unchanged; the statement is longer than 1000 bytes"
 
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.02])

@@ -344,7 +344,7 @@ async def test_unchanged_query_is_followed_out_of_the_queue_without_repeated_pag
     async with run_stage(lambda _: [QUEUED, QUEUED, PLANNING, ROWS, END]) as (trino, rig):
         rows, error, plan_header = await fetch_result(rig, UNCHANGED_STATEMENT)
         assert (rows, error) == ([[1]], None)
-        assert plan_header == "unchanged; it has no condition that could leave out files"
+        assert plan_header == "unchanged; the statement has no condition that can prune files"
         assert trino.fetched == [(0, 1), (0, 2), (0, 3), (0, 4)]
         _, _, body = await rig.ask("POST", "/v1/statement", data=b" with x as (select 1) table x")
         assert json.loads(body)["nextUri"].endswith("/executing/1/slug/3")

@@ -163,8 +163,11 @@ def judge_rows(client: IndexClient, committed_steps: Mapping[int, CommittedStep]
 
 
 def judge_files(client: IndexClient, committed_steps: Mapping[int, CommittedStep], note: str) -> None:
-    """Check that each data file has the spec that was the default at its commit, and that its rows belong to its
-    bucket.
+    """Check that each data file has the spec that was the default at its commit.
+
+    The rows of the file belong to its bucket.
+
+    The rows of the file belong to its bucket.
     """
     counts = dict(enumerate((8, *DOUBLINGS)))
     of_spec = dict.fromkeys(counts, 0)

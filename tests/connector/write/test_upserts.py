@@ -101,7 +101,7 @@ def test_upsert_replaces_rows_with_its_keys_and_inserts_others(
 
 
 def create_seeded(client: IndexClient, files: int, rows_each: int, *, sorted_keys: bool, **table: Any) -> None:
-    """Create a table with the keys 0, 1, …
+    """Create a table with the keys from 0 on.
 
     The keys are in order over the files, or spread so that each file spans all of them.
     """

@@ -67,8 +67,9 @@ class Client:
         return (None if head in (None, -1) else head), metadata["last-sequence-number"]
 
     def read_chain(self, name: str = "t") -> list[int]:
-        """Return the snapshots in the order of their sequence numbers. Check that each is the child of the
-        one before.
+        """Return the snapshots in the order of their sequence numbers.
+
+        Each snapshot must be the child of the snapshot before it.
         """
         status, body = self.call("GET", f"/v1/namespaces/db/tables/{name}?snapshots=all")
         assert status == 200, body

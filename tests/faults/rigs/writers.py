@@ -34,8 +34,9 @@ class RecordedOutcomes:
         return self.outcomes["ok"]
 
     def check(self, client: Client, name: str, exists: Callable[[str], bool], label: str) -> None:
-        """Check the table. `exists(location)` returns whether a file exists; `label` describes the run, with
-        its seed.
+        """Check the table.
+
+        The function `exists` returns whether a location has a file. `label` describes the run, with its seed.
         """
         assert self.unexplained == [], label
         assert self.count_acknowledged() > 0, f"{label} proved nothing"

@@ -488,7 +488,7 @@ def test_dropped_column_is_found_in_an_older_schema() -> None:
         ("x = X'0ff'", "X'0ff' is not a literal of x, which is binary; write bytes as X'00ff'"),
         ('s = "FR"', "double quotes and backticks are for names, and FR is not a column; write 'FR' for a string"),
         ("s = FR", "FR is not a column; write 'FR' for a string"),
-        ("id = a", "it compares two columns, and planning compares a column with a value"),
+        ("id = a", "the condition compares two columns, and planning compares a column with a value"),
         ("id + 1 = a", "one side must be a value, such as 5 or 'text'"),
         ("length(s) = 3", "length() is not a transform of a column"),
         ("s LIKE 'a%b'", "of LIKE, planning uses the text before the first wildcard"),

@@ -34,8 +34,9 @@ class Case:
     """A table with one schema and one partition spec, and values to partition by."""
 
     def __init__(self, seed: int, version: int, *, avoided: tuple[str, ...] = ()) -> None:
-        """Make a case. `avoided` are types and names that the partition must not have, because some reader
-        cannot read them.
+        """Create a case.
+
+        `avoided` has types and names that the partition must not have, because some reader cannot read them.
         """
         self.seed, self.version = seed, version
         self.rng = rng = random.Random(seed)

@@ -20,8 +20,9 @@ COUNTS = {0: (0, 0), 1: (1, 1), 2: (0, 0)}
 
 
 def make_manifest(rng: random.Random) -> Manifest:
-    """Return a manifest with values from a small set, so that manifests often differ in one field or the path
-    length only.
+    """Return a manifest with values from a small set.
+
+    So manifests often differ in one field or the path length only.
     """
     summary: dict[str, Any] = {"contains_null": rng.random() < 0.5, "contains_nan": rng.choice([None, False])}
     bounds = [rng.choice([None, b"", b"a", b"bb"]) for _ in range(2)]

@@ -266,5 +266,5 @@ def test_manifest_list_without_manifests_is_empty() -> None:
 def test_manifest_list_whose_schema_lacks_the_path_is_rejected_by_name() -> None:
     schema = list_schema(2, null_last=False)
     del schema["fields"][0]
-    with pytest.raises(Corrupt, match=r"^snap\.avro: its Avro schema, .*has no field manifest_path \(500\)"):
+    with pytest.raises(Corrupt, match=r"^snap\.avro: the Avro schema, .*has no field manifest_path \(500\)"):
         decode_manifest_list(files.build_container(schema, []), "snap.avro")

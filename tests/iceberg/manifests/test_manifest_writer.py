@@ -475,7 +475,7 @@ def test_partition_values_of_a_dropped_column_stay_distinct() -> None:
         == entry.file
     )
     entries_without_field = case.read(**{"schemas": [missing_column], "current-schema-id": 1})
-    with pytest.raises(Corrupt, match=r"^m: partition field u: it has values, but no schema"):
+    with pytest.raises(Corrupt, match=r"^m: partition field u: the field has values, but no schema"):
         read_entries(entries.data, manifest, entries_without_field)
 
 

@@ -78,8 +78,9 @@ class Equations:
 
 
 def _compute_rank(point: int) -> tuple[bool, bool, int]:
-    """Return a sort key for the representative of a class: an ASCII letter, then a lower-case letter, then the
-    least.
+    """Return a sort key for the representative of a class.
+
+    An ASCII letter is before a lower-case letter, and that before the smallest letter.
     """
     text = chr(point)
     return not (text.isascii() and text.islower()), unicodedata.category(text) != "Ll", point

@@ -181,8 +181,9 @@ class _History:
         return results
 
     def _group(self, files: list[Any]) -> list[list[Entry]]:
-        """Group ADDED entries by manifest: each manifest has one content and one spec, and a group may have
-        two manifests.
+        """Group ADDED entries by manifest.
+
+        Each manifest has one content and one spec, and a group may have two manifests.
         """
         groups: dict[tuple[int, ...], list[Entry]] = {}
         for file in files:
@@ -249,8 +250,9 @@ class _History:
         return self._commit(branch, "replace", manifests, [entries] if entries else [])
 
     def _commit_row_delta(self, branch: str) -> None:
-        """Add delete files, and sometimes the new rows of an update; a deletion vector replaces the vector
-        before it.
+        """Add delete files, and sometimes the new rows of an update.
+
+        A deletion vector replaces the vector before it.
         """
         rng = self.rng
         head = self.heads[branch]

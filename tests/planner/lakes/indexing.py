@@ -94,8 +94,9 @@ def draw_terms(rng: random.Random, kind: str) -> list[str]:
 
 
 def draw_definitions(rng: random.Random, lake: Lake) -> dict[str, str]:
-    """Return properties that define indexes on columns of any schema of the table, in the forms of users and
-    the catalog.
+    """Return properties that define indexes on columns of any schema of the table.
+
+    The definitions have the forms of users and of the catalog.
     """
     columns = [column for column in lake.all_columns.values() if column.kind != "struct"]
     document: dict[str, str] = {}

@@ -126,8 +126,9 @@ class Lake:
         return columns
 
     def rows(self, file: DataFile) -> list[Row]:
-        """Return the file's rows with all columns of the table; a column that was not written has its default
-        or null.
+        """Return the rows of the file with all columns of the table.
+
+        A column that was not written has its default or null.
         """
         return [self._complete_row(row, file.written) for row in file.rows]
 

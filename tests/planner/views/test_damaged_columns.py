@@ -54,8 +54,9 @@ def read_columns(data: bytes) -> tuple[int, list[Packed]]:
 
 @pytest.fixture(scope="module")
 def table_in_folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Table]:
-    """Return a folder and a table in it, shared by the tests, because writing its manifest takes most of a
-    test's time.
+    """Return a folder and a table in it.
+
+    The tests share them, because writing a manifest takes most of the time of a test.
     """
     folder = tmp_path_factory.mktemp("damaged")
     table = Table(folder / "t")

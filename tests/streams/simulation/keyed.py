@@ -216,9 +216,7 @@ class KeyedWorld(World):
                     yield line
 
     async def _read(self, process: Process, uuid: str) -> Counter[bytes]:
-        """Compare the rows of a plan with the replay of the log up to the plan's offsets, and return an empty
-        counter.
-        """
+        """Compare the rows of a plan with the replay of the log up to its offsets, and return an empty counter."""
         required = [append for append in self.appended if append.acknowledged and append.uuid == uuid]
         tables = self.make_tables()
 

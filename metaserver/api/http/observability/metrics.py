@@ -239,7 +239,7 @@ class PeerMetrics:
         self._reads = _Totals(reads)
         self._replicas = make.gauge("seamark_peer_replicas", "Replicas with live leases.", mode="livemax")
         self._avoided = make.gauge(
-            "seamark_peers_avoided", "Replicas that are not asked because they failed.", mode="livemax"
+            "seamark_peers_avoided", "Replicas that are skipped because they failed.", mode="livemax"
         )
 
     def sample(self, replicas: int, avoided: int, reads: Mapping[str, int]) -> None:
