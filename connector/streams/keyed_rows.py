@@ -22,11 +22,11 @@ from seamark.connector.read.deleted_rows import Deletes, union_positions
 from seamark.connector.read.tables import OpenTable
 from seamark.connector.streams.stored_files import MemoryStorage, ServedStorage, ServerFiles, StoredRowsPort
 from seamark.connector.write.delete_files import BY_FILE, GRANULARITY, DeletedRows, write_deletes
-from seamark.connector.write.latest_rows import Rank, column_of, select_latest
-from seamark.connector.write.row_locations import BatchKeys, MatchedRows, find_key_fields, hashes_of, locate
-from seamark.connector.write.target import target_of
+from seamark.connector.write.latest_rows import Rank, read_column, select_latest
+from seamark.connector.write.row_locations import BatchKeys, MatchedRows, find_key_fields, hash_key_columns, locate
+from seamark.connector.write.target import create_target
 from seamark.connector.write.upserts import read_scope
-from seamark.formats.iceberg.expressions.expression_json import expression_json
+from seamark.formats.iceberg.expressions.expression_json import encode_expression
 from seamark.formats.iceberg.expressions.residuals import add_nan
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.types.schema import Field, Schema
@@ -145,7 +145,7 @@ class KeyColumns:
         for key_field in self.fields:
             stored = schema.index.by_id.get(key_field.id)
             column = pa.chunked_array([pa.nulls(table.num_rows)]) if stored is None else table.column(stored.name)
-            arrays.append(column_of(pa.table({key_field.name: column}), key_field))
+            arrays.append(read_column(pa.table({key_field.name: column}), key_field))
         return arrays
 
     def concatenate(self) -> list[pa.Array]:
@@ -158,7 +158,7 @@ def key_fields(metadata: TableMetadata, key: Sequence[str]) -> tuple[Field, ...]
 
 
 def hash_keys(fields: Sequence[Field], columns: Sequence[pa.Array]) -> KeyHashes:
-    return KeyHashes(*hashes_of(fields, columns))
+    return KeyHashes(*hash_key_columns(fields, columns))
 
 
 def are_complete(columns: Sequence[pa.Array]) -> Mask:
@@ -226,7 +226,7 @@ def encode_deletes(
     storage = ServedStorage({}, "", stored, server.sizes_bytes)
     opened = OpenTable("db.t", metadata, metadata.current_schema, metadata.current_snapshot_id, storage, ())
     deleted = [*_delete_stored(parts, opened, server, is_commit=folder is None), *_delete_fresh(parts)]
-    target = replace(target_of(metadata, memory := MemoryStorage()), indexes=())
+    target = replace(create_target(metadata, memory := MemoryStorage()), indexes=())
     if folder is not None and len(deleted) <= _FILES_BY_FILE_MAX:
         target = replace(target, properties={**target.properties, GRANULARITY: BY_FILE})
     written = write_deletes(target, deleted, Deletes(storage, metadata))
@@ -241,7 +241,7 @@ def encode_deletes(
 
 def _encode_scope(keys: BatchKeys, opened: OpenTable) -> bytes:
     """Return the filter of the rows that a commit of these keys has read, as JSON; empty without keys."""
-    return msgspec.json.encode(expression_json(add_nan(read_scope(keys, opened)))) if keys.count else b""
+    return msgspec.json.encode(encode_expression(add_nan(read_scope(keys, opened)))) if keys.count else b""
 
 
 def _move(path: str, folder: str) -> str:

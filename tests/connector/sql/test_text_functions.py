@@ -57,7 +57,7 @@ def list_ids(result: SqlResult) -> list[int]:
 
 @contextmanager
 def read_whole() -> Iterator[None]:
-    with patch.object(reads, "scans_of", lambda *_, **__: ()):
+    with patch.object(reads, "collect_scans", lambda *_, **__: ()):
         yield
 
 
