@@ -11,14 +11,14 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from seamark.connector.client.engines import EXTENSIONS, catalog_conf
+from seamark.connector.client.engines import EXTENSIONS, build_catalog_conf
 
 CATALOG = "sea"
 
 
 def format_spark(uri: str, jars: Iterable[Path], table: str) -> str:
     """Return a `pyspark` command and a first query."""
-    conf = {"spark.sql.extensions": EXTENSIONS, **catalog_conf(CATALOG, uri)}
+    conf = {"spark.sql.extensions": EXTENSIONS, **build_catalog_conf(CATALOG, uri)}
     words = ["pyspark", "--jars", ",".join(str(jar) for jar in jars)]
     # pyspark is a script that looks for Python in PATH.
     path = f"PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH "

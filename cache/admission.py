@@ -139,7 +139,7 @@ class AdmittingCache(BudgetedCache[K, V]):
         if charged is None:
             return False
         is_pinned = pinned and charged <= self._holder_pinned_bytes
-        if not self._make_room_of(holder, key, charged, is_pinned):
+        if not self._make_room_within_share(holder, key, charged, is_pinned):
             self._rejected += 1
             return False
         while is_pinned and self._pinned_of.get_used_bytes(holder) + charged > self._holder_pinned_bytes:
@@ -170,7 +170,7 @@ class AdmittingCache(BudgetedCache[K, V]):
                 break
             self._move(oldest, self._entries[oldest], "probation")
 
-    def _make_room_of(self, holder: str, candidate: K, charged: int, is_pinned: bool) -> bool:
+    def _make_room_within_share(self, holder: str, candidate: K, charged: int, is_pinned: bool) -> bool:
         """Make room for the candidate within its holder's share, and return whether it fits.
 
         Entries of the holder are evicted only if the candidate is requested more often than all of them together.

@@ -17,7 +17,7 @@ import fcntl
 import os
 from pathlib import Path
 
-from seamark.cache.envelope import key_digest
+from seamark.cache.envelope import compute_key_digest
 
 
 class Claims:
@@ -73,4 +73,4 @@ class Claims:
 
 
 def _hash_to_offset(key: str) -> int:
-    return int.from_bytes(key_digest(key)[:7])
+    return int.from_bytes(compute_key_digest(key)[:7])

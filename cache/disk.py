@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from seamark.cache.buffers import Buffers
-from seamark.cache.envelope import HEADER_BYTES, Damaged, key_digest, seal, unseal
-from seamark.cache.ledger import BUDGET_BYTES_MIN, Ledger, LedgerUnavailable, charge, file_name
+from seamark.cache.envelope import HEADER_BYTES, Damaged, compute_key_digest, seal, unseal
+from seamark.cache.ledger import BUDGET_BYTES_MIN, Ledger, LedgerUnavailable, charge, make_file_name
 from seamark.cache.region import Region, map_file
-from seamark.cache.tier import Payload, TierStats, parts_of
+from seamark.cache.tier import Payload, TierStats, split_payload
 
 MAP_BYTES_MIN = 64 * 1024
 """The minimum size of a file that is mapped.
@@ -123,9 +123,9 @@ class DiskTier:
         """
         if self._closed or _NOWAIT_FLAG is None:
             return None
-        digest = key_digest(key)
+        digest = compute_key_digest(key)
         try:
-            data = _read_resident(f"{self._folder_text}/{file_name(digest)}", _NOWAIT_FLAG, self._buffers)
+            data = _read_resident(f"{self._folder_text}/{make_file_name(digest)}", _NOWAIT_FLAG, self._buffers)
             payload = None if data is None else unseal(digest, data)
         except (OSError, Damaged):
             return None  # `get` will count the damage and discard the file.
@@ -146,7 +146,7 @@ class DiskTier:
         if self._closed:
             return False
         try:
-            os.stat(f"{self._folder_text}/{file_name(key_digest(key))}")
+            os.stat(f"{self._folder_text}/{make_file_name(compute_key_digest(key))}")
         except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError:
@@ -219,7 +219,9 @@ class DiskTier:
             return self._should_replace is None or self._should_replace(name, victim)
 
         ledger, limit_bytes = self._ledger, self._holder_bytes
-        if limit_bytes is not None and not ledger.make_room_of(cache, holder, need_bytes, limit_bytes, admits):
+        if limit_bytes is not None and not ledger.make_room_within_share(
+            cache, holder, need_bytes, limit_bytes, admits
+        ):
             return False
         if self._should_replace is not None and not ledger.fits(cache, need_bytes):
             oldest = ledger.oldest(cache)
@@ -234,9 +236,9 @@ class DiskTier:
         """
         if region.size_bytes < self._map_bytes_min:
             return False
-        digest = key_digest(key)
+        digest = compute_key_digest(key)
         try:
-            with (self._folder / file_name(digest)).open("rb", buffering=0) as file:
+            with (self._folder / make_file_name(digest)).open("rb", buffering=0) as file:
                 data = memoryview(file.read())
                 if unseal(digest, data) != region.payload:
                     return False
@@ -249,11 +251,11 @@ class DiskTier:
         with self._lock:
             self._mapped.pop(key, None)
             self._recent_uses.pop(key, None)
-        name = key_digest(key)[:16]
+        name = compute_key_digest(key)[:16]
         try:
             # Delete the file before the lock is taken: a discarded file must not stay because the folder is busy or
             # full.
-            (self._folder / file_name(name)).unlink(missing_ok=True)
+            (self._folder / make_file_name(name)).unlink(missing_ok=True)
             self._ledger.run(lambda cache: cache.delete(name))
         except (OSError, LedgerUnavailable) as error:
             self._note_failure(error)
@@ -294,9 +296,9 @@ class DiskTier:
     def _open(self, key: str) -> memoryview | None:
         """Read the value from the disk."""
         payload, broken = None, False
-        digest = key_digest(key)
+        digest = compute_key_digest(key)
         try:
-            data = _read(self._folder / file_name(digest), self._map_bytes_min)
+            data = _read(self._folder / make_file_name(digest), self._map_bytes_min)
             is_mapped = len(data) >= self._map_bytes_min
             payload = unseal(digest, data, check_payload=self._check_mapped or not is_mapped)
         except FileNotFoundError:
@@ -332,7 +334,7 @@ class DiskTier:
     def _take_touched(self) -> list[bytes]:
         with self._lock:
             keys, self._recent_uses = self._recent_uses, {}
-        return [key_digest(key)[:16] for key in keys]
+        return [compute_key_digest(key)[:16] for key in keys]
 
     def _record_uses(self, wait_s: float = 2.0) -> None:
         """Write the recorded uses to the account.
@@ -371,14 +373,14 @@ class _File:
 
     @classmethod
     def of(cls, folder: Path, key: str, payload: Payload, holder: str) -> _File:
-        parts, digest = parts_of(payload), key_digest(key)
+        parts, digest = split_payload(payload), compute_key_digest(key)
         size = HEADER_BYTES + sum(len(part) for part in parts)
-        return cls(key, digest, folder / file_name(digest), seal(digest, parts), parts, size, holder)
+        return cls(key, digest, folder / make_file_name(digest), seal(digest, parts), parts, size, holder)
 
 
 def account_key(key: str) -> bytes:
     """Return the name of a key in the account of the folder; `should_replace` receives these names."""
-    return key_digest(key)[:16]
+    return compute_key_digest(key)[:16]
 
 
 def _read(path: Path, map_bytes_min: int) -> memoryview:

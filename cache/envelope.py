@@ -37,7 +37,7 @@ class Damaged(Exception):
     """The bytes are not a complete envelope for this key; the message names the cause."""
 
 
-def key_digest(key: str) -> bytes:
+def compute_key_digest(key: str) -> bytes:
     """Return the digest of a key, 32 bytes. Keys may contain lone surrogates."""
     return hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=32).digest()
 

@@ -109,7 +109,7 @@ class _Files(Disk):  # type: ignore[misc]  # diskcache has no types
 
     def store(self, value: int, read: bool, key: bytes = b"") -> tuple[int, int, str, None]:
         """Return the columns of a row. `value` is the charged size of the file. Nothing is pickled."""
-        return value, MODE_BINARY, file_name(key), None
+        return value, MODE_BINARY, make_file_name(key), None
 
     def fetch(self, mode: int, filename: str, value: object, read: bool) -> str:
         return filename
@@ -146,7 +146,7 @@ class _Account(Cache):  # type: ignore[misc]  # diskcache has no types
             self._connection = None
 
 
-def file_name(key: bytes) -> str:
+def make_file_name(key: bytes) -> str:
     """Return the path of a key's file, relative to the folder.
 
     The key may have any bytes; long keys are truncated.
@@ -226,7 +226,7 @@ class Ledger:
         rows = cache._sql("SELECT key FROM Cache ORDER BY access_time, rowid LIMIT 1").fetchall()
         return bytes(rows[0][0]) if rows else None
 
-    def make_room_of(
+    def make_room_within_share(
         self, cache: Any, holder: str, need_bytes: int, limit_bytes: int, admits: Callable[[bytes], bool]
     ) -> bool:
         """Evict entries of the holder until `need_bytes` more are within its limit, and return whether they fit.
@@ -322,7 +322,7 @@ class Ledger:
             ).fetchall()
         if verdict != "ok" or (size, count) != (sum(row[1] for row in rows), len(rows)):
             raise _Corrupt("the sizes of the cached files in the account do not add up")
-        if any(row[1] < BLOCK_BYTES or row[2] != file_name(row[0]) for row in rows):
+        if any(row[1] < BLOCK_BYTES or row[2] != make_file_name(row[0]) for row in rows):
             raise _Corrupt("the account of the cached files contains file names that are not derived from the keys")
         files = set(self._list_files())
         recorded = {name for _, _, name in rows}
@@ -387,7 +387,7 @@ class Ledger:
         """
 
         def check(cache: Any) -> None:
-            rows = {file_name(key): key for key in cache}
+            rows = {make_file_name(key): key for key in cache}
             assert set(self._list_files()) == set(rows), "files without rows, or rows without files"
             sizes = {name: charge((self._folder / name).stat().st_size) for name in rows}
             pages = cache.volume() - cache.size

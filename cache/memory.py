@@ -51,7 +51,7 @@ class BudgetedCache(ABC, Generic[K, V]):
 
     Args:
         budget_bytes: The maximum size. If it is 0, nothing is stored.
-        name: The name under which `memory_by_name` reports the used bytes. Several caches may have the same
+        name: The name under which `measure_named_caches` reports the used bytes. Several caches may have the same
             name. The name is empty if the owner reports its memory itself.
 
     Raises:
@@ -246,7 +246,7 @@ _NAME_LOCK = Lock()
 """Protects `_named`. Caches belong to the event loop, but some caches are created in threads."""
 
 
-def memory_by_name() -> dict[str, int]:
+def measure_named_caches() -> dict[str, int]:
     """Return the used bytes of the named caches of this process, by name; the metrics show them."""
     with _NAME_LOCK:
         caches = list(_named)

@@ -1,6 +1,6 @@
 """The memory of decoded values, for caches whose entries CPython allocates object by object.
 
-`object_bytes` adds up the sizes of an object and of all objects that it references. `sys.getsizeof` returns
+`measure_object_bytes` adds up the sizes of an object and of all objects that it references. `sys.getsizeof` returns
 the size that the allocator provided. An object that occurs several times counts once. In a long sequence
 only a sample is measured, because a manifest list may have 100,000 entries of the same shape.
 """
@@ -25,7 +25,7 @@ _SMALL_INTS = range(-5, 257)
 _FLAT = frozenset((str, bytes, int, float, bytearray))
 
 
-def object_bytes(value: object) -> int:
+def measure_object_bytes(value: object) -> int:
     """Return the memory of a value and of all objects that it references.
 
     The result is right within a few percent if the elements of long sequences have similar sizes.

@@ -26,7 +26,7 @@ from seamark.cache.claims import Claims
 from seamark.cache.memory import CacheStats, MemoryCache
 from seamark.cache.region import Region
 from seamark.cache.single_flight import SingleFlight
-from seamark.cache.tier import Payload, Tier, TierStats, parts_of
+from seamark.cache.tier import Payload, Tier, TierStats, split_payload
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -330,6 +330,6 @@ class Stack(Generic[V]):
 
 def _to_flat_view(payload: Payload) -> memoryview:
     """Return a flat read-only view. Several parts are joined into one, which copies them."""
-    parts = parts_of(payload)
+    parts = split_payload(payload)
     view = parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
     return view.toreadonly()

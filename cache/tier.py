@@ -101,7 +101,7 @@ class Tier(Protocol):
         """
 
 
-def parts_of(payload: Payload) -> list[memoryview]:
+def split_payload(payload: Payload) -> list[memoryview]:
     """Return the buffers of a payload as flat views of bytes.
 
     Raises:

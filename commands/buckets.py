@@ -23,7 +23,7 @@ from seamark.commands.terminal import (
 )
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import InvalidRequest
-from seamark.connector.write.buckets import TARGET_BYTES, BucketSizes, bucket_sizes, resize
+from seamark.connector.write.buckets import TARGET_BYTES, BucketSizes, compute_bucket_sizes, resize
 
 
 @click.command()
@@ -63,7 +63,7 @@ def buckets(
     """
     if double and wanted is not None:
         raise click.UsageError("--double and --resize are both set; set one of them")
-    sizes = bucket_sizes(client, table, target_bytes=target_bytes)
+    sizes = compute_bucket_sizes(client, table, target_bytes=target_bytes)
     shown_sizes = [size for size in sizes if column in (None, size.column)]
     if not shown_sizes:
         has = f"buckets of {', '.join(size.column for size in sizes)} only" if sizes else "no buckets"

@@ -26,7 +26,7 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.names import join_name, split_table
 from seamark.connector.client.warehouses import make_warehouse_url
 from seamark.formats.iceberg.types.near_names import near_names
-from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.decoding import convert_json
 
 _NAMES_MAX = 10_000
 """The maximum number of names that are compared with a name that does not exist."""
@@ -44,7 +44,7 @@ def find_server_url(config: Path | None, flags: dict[str, Any]) -> str:
     """
     path = load_settings(flags, config).home / "server.json"
     try:
-        return str(from_json(path.read_bytes(), dict[str, Any])["url"])
+        return str(convert_json(path.read_bytes(), dict[str, Any])["url"])
     except (OSError, KeyError, msgspec.DecodeError):
         home = escape_for_terminal(shlex.quote(str(path.parent)))
         raise Misconfigured(

@@ -27,7 +27,7 @@ from seamark.commands.terminal import (
 from seamark.connector.client.indexes import Index, IndexClient
 from seamark.connector.client.names import split_table
 from seamark.formats.index.keys.terms import split_arguments
-from seamark.formats.index.kinds.kinds import KINDS, kinds_with_parameter, list_parameters
+from seamark.formats.index.kinds.kinds import KINDS, list_kinds_with_parameter, list_parameters
 from seamark.formats.runtime import errors
 from seamark.formats.runtime.lazy_module import LazyModule
 
@@ -71,7 +71,7 @@ def index() -> None:
 def _add_parameter_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add an option to a command for each parameter of an index kind."""
     for parameter in list_parameters().values():
-        kinds = ", ".join(kinds_with_parameter(parameter.name))
+        kinds = ", ".join(list_kinds_with_parameter(parameter.name))
         about = f"Of {kinds}: {parameter.meaning}. Default: {parameter.default:g}."
         command = click.option(f"--{parameter.name}", type=float, help=about)(command)
     return command

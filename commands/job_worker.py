@@ -36,7 +36,7 @@ from seamark.connector.jobs.failures import format_error_line
 from seamark.connector.jobs.jobs import JOBS
 from seamark.connector.parquet.encryption.keys import has_keys
 from seamark.connector.write.replacements import BatchRunner
-from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.decoding import convert_json
 from seamark.metaserver.api.http.observability.logs import configure_logging
 from seamark.metaserver.services.job import JobProgress, Report
 from seamark.metaserver.services.launching.launchers import JobAnswer, JobRequest
@@ -76,7 +76,7 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # Children share the pages that they do not write.
     for line in _read_lines(sys.stdin.fileno()):
-        _run_in_child(from_json(line, JobRequest), answers)
+        _run_in_child(convert_json(line, JobRequest), answers)
 
 
 def _read_lines(descriptor: int) -> Iterator[bytes]:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
-from seamark.connector.client.values import parse_as_of
+from seamark.connector.client.values import parse_timestamp
 from seamark.connector.jobs.statements import parse_bytes
 from seamark.formats.runtime.errors import ConfigError
 from seamark.metaserver.settings.settings import FIELDS, Settings, environment_name, flag_name
@@ -108,13 +108,13 @@ def parse_duration(text: str, option: str) -> int:
 
 
 def parse_time_ms(text: str, option: str) -> int:
-    """Return milliseconds since the epoch, in the same way as `parse_as_of`.
+    """Return milliseconds since the epoch, in the same way as `parse_timestamp`.
 
     Raises:
         BadParameter: The text has another form; the message names the option.
     """
     try:
-        return parse_as_of(text)
+        return parse_timestamp(text)
     except ValueError:
         raise click.BadParameter(
             f"{text!r} is not a time: write 2026-01-31T12:00 or milliseconds since the epoch", param_hint=option

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from seamark.commands.job_worker import run
-from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.decoding import convert_json
 from seamark.metaserver.services.job import JobProgress
 from seamark.metaserver.services.launching.launchers import JobAnswer, JobRequest
 from seamark.metaserver.services.launching.spark_submit import ALIVE, ANSWER, PROGRESS, REQUEST
@@ -21,7 +21,7 @@ def main() -> None:
     """Run one job, and write its answer to the folder."""
     folder = Path(sys.argv[1])
     threading.Thread(target=_end_with_server, args=(folder / ALIVE,), daemon=True).start()
-    request = from_json((folder / REQUEST).read_bytes(), JobRequest)
+    request = convert_json((folder / REQUEST).read_bytes(), JobRequest)
     (folder / REQUEST).unlink()  # The file contains keys, and the folder stays if the server is killed.
     # PySpark is an optional dependency. Only this process needs it.
     rewrites = importlib.import_module("seamark.connector.spark.rewrites")

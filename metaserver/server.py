@@ -27,14 +27,14 @@ import uvloop
 from aiohttp import web
 from opentelemetry.trace import Tracer
 
-from seamark.cache.memory import memory_by_name
+from seamark.cache.memory import measure_named_caches
 from seamark.formats.protocol.wire import FORMER_INDEX_FOLDER, INDEX_FOLDER
 from seamark.formats.runtime.clock import Clock, SystemClock
 from seamark.formats.runtime.connections import (
     Answers,
     ConnectionLimits,
     ConnectionRunner,
-    connections_max,
+    compute_connections_max,
     raise_descriptor_limit,
 )
 from seamark.formats.runtime.errors import ConfigError, LogUnavailable, SeamarkError
@@ -56,7 +56,7 @@ from seamark.metaserver.catalog.catalog import Catalog, open_catalog
 from seamark.metaserver.catalog.column_usage import ColumnUsage
 from seamark.metaserver.catalog.database_limits import DatabaseShares
 from seamark.metaserver.catalog.ownership.claims import list_claimed
-from seamark.metaserver.catalog.pointers import files_folder
+from seamark.metaserver.catalog.pointers import get_files_folder
 from seamark.metaserver.commit.changes.group_commit import open_commits
 from seamark.metaserver.commit.engine_commits.engine_commits import EngineCommits
 from seamark.metaserver.commit.expiration.expiration import Expiration
@@ -328,7 +328,7 @@ def _make_cleaner(
         catalog.documents.table,
         partial(list_claimed, catalog.context),
         folders=(INDEX_FOLDER, FORMER_INDEX_FOLDER),
-        folder_of=partial(files_folder, settings),
+        folder_of=partial(get_files_folder, settings),
         retention_s=settings.index_retention_s,
     )
 
@@ -462,7 +462,7 @@ def limits_of(settings: Settings) -> ConnectionLimits:
 
     If the settings do not limit the number of connections, the number of files that this process may open limits it.
     """
-    limit = connections_max(settings.connections_limit, files_each=1, minimum=settings.requests_limit)
+    limit = compute_connections_max(settings.connections_limit, files_each=1, minimum=settings.requests_limit)
     return ConnectionLimits(
         connections=limit,
         per_address=settings.connections_per_address or max(1, limit // 2),
@@ -690,7 +690,7 @@ async def _sample(components: ServerComponents) -> None:
         planner = components.planner.stats()
         metrics.plans.sample(planner, components.catalog.plan_tables.refused)
         metrics.caches.sample(
-            {"views": planner.live_bytes + planner.added_bytes, **memory_by_name()},
+            {"views": planner.live_bytes + planner.added_bytes, **measure_named_caches()},
             components.catalog.documents.cache.stats(),
             components.indexes.stats().memory,
         )

@@ -21,7 +21,7 @@ from bench import connect
 from bench.demo.options import DemoFailed, Options
 from bench.ssb.generate import TABLES
 from bench.ssb.spark import FACT, write_table
-from seamark.connector.client.engines import catalog_conf
+from seamark.connector.client.engines import build_catalog_conf
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.spark.frames.clustering import cluster
 from seamark.connector.spark.session import iceberg_jars, open_session, session_conf
@@ -54,7 +54,7 @@ def open_demo_session(uri: str, folder: Path) -> Iterator[SparkSession]:
     """
     conf = {
         **session_conf(iceberg_jars(CACHE / "jars")),
-        **catalog_conf(connect.CATALOG, uri),
+        **build_catalog_conf(connect.CATALOG, uri),
         "spark.driver.memory": "2g",
         "spark.local.dir": str(folder / "spark"),
         "spark.sql.warehouse.dir": str(folder / "spark-warehouse"),

@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 import pyroaring
 
 from bench.report import OURS, Report, Row
-from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.index.keys.arrow_keys import convert_to_keys
 from seamark.formats.index.keys.keys import KeyRange, KeyRanges, Keys
 from seamark.formats.index.kinds import bitmap
 from seamark.formats.index.kinds.bitmap import Bitmap
@@ -190,7 +190,7 @@ def _encode(value: int) -> int:
 
 
 def _build_keys(values: Values) -> Keys:
-    return keys_of(pa.array(values), "long")
+    return convert_to_keys(pa.array(values), "long")
 
 
 async def run(folder: Path, *, quick: bool = False) -> Report:

@@ -22,10 +22,10 @@ import pyarrow.parquet as pq
 
 from bench.planning.limits import measure_bandwidth
 from bench.report import OURS, Report, Row
-from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.index.keys.arrow_keys import convert_to_keys
 from seamark.formats.index.keys.hashing import hash_key
-from seamark.formats.index.keys.keys import key_of
-from seamark.formats.index.kinds.bloom import FIXED_SIZE, Bloom, FileBloom, build, encode, header_size, merge
+from seamark.formats.index.keys.keys import make_key
+from seamark.formats.index.kinds.bloom import FIXED_SIZE, Bloom, FileBloom, build, encode, merge, read_header_size
 
 FILES, QUICK_FILES = 100_000, 2_000
 KEYS = 1_000
@@ -53,7 +53,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     )
     report.bounds = {"memory of this machine, one core": measure_bandwidth(*((1 << 24,) if quick else ())).text()}
     _measure_building(report, quick=quick)
-    entries = [build(keys_of(pa.array(draw_values(file)), "long")) for file in range(files)]
+    entries = [build(convert_to_keys(pa.array(draw_values(file)), "long")) for file in range(files)]
     blob = _measure_assembly(report, entries, folder)
     paths = [_write_parquet(folder / f"{file}.parquet", draw_values(file)) for file in range(sample)]
     _measure_probes(report, blob, folder / "blob", paths, files)
@@ -76,7 +76,9 @@ def _measure_building(report: Report, *, quick: bool) -> None:
     longs = pa.array(np.random.default_rng(1).integers(0, 2**62, rows))
     texts = pa.array([f"customer-{value:019d}" for value in longs.to_pylist()])
     for name, kind, column in (("longs", "long", longs), ("strings of 28 bytes", "string", texts)):
-        elapsed = _measure_median_ms(lambda column=column, kind=kind: build(keys_of(column, kind)), 9, time.thread_time)
+        elapsed = _measure_median_ms(
+            lambda column=column, kind=kind: build(convert_to_keys(column, kind)), 9, time.thread_time
+        )
         rate = rows / elapsed / 1000
         goal = GOAL_BUILD if kind == "long" else None
         case = f"build, {rows:,} distinct {name}"
@@ -119,7 +121,7 @@ def _write_parquet(path: Path, values: Any) -> str:
 
 def _measure_probes(report: Report, blob: bytes, blob_path: Path, paths: list[str], files: int) -> None:
     rng = np.random.default_rng(3)
-    warm, header = Bloom(blob), blob[: header_size(blob[:FIXED_SIZE])]
+    warm, header = Bloom(blob), blob[: read_header_size(blob[:FIXED_SIZE])]
     cold = Bloom(header, len(blob))
     descriptor = os.open(blob_path, os.O_RDONLY)
     connection = duckdb.connect()
@@ -129,7 +131,7 @@ def _measure_probes(report: Report, blob: bytes, blob_path: Path, paths: list[st
 
     def ask_cold(hashes: Any) -> Any:
         nonlocal reads
-        ranges = cold.byte_ranges(hashes)
+        ranges = cold.list_byte_ranges(hashes)
         reads = max(reads, len(ranges))
         return cold.probe_bytes(hashes, [os.pread(descriptor, length, offset) for offset, length in ranges])
 
@@ -180,7 +182,7 @@ def _check_answers(report: Report, blob: bytes, files: int) -> None:
 
 
 def _compute_hash(value: int) -> Any:
-    return np.array([hash_key(key_of(value, "long"), 0)], dtype=np.uint64)
+    return np.array([hash_key(make_key(value, "long"), 0)], dtype=np.uint64)
 
 
 def _find_with_duckdb(connection: Any, paths: list[str], key: int) -> set[str]:

@@ -32,7 +32,7 @@ from seamark.connector.client.storage import Storage
 from seamark.connector.index.builds import InProcessWorkers, build
 from seamark.connector.write.appends import append
 from seamark.formats.index.index_file import open_index_file
-from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.index.keys.arrow_keys import convert_to_keys
 from seamark.formats.index.keys.hashing import hash_rows
 from seamark.formats.index.kinds.record import RecordBlob
 from tests.services.seamark import Seamark
@@ -80,7 +80,7 @@ class SeamarkIndex:
         return len(self._client.lookup(TABLE, pa.table({"k": keys}), index=INDEX).rows)
 
     def look_up_in_process(self, keys: pa.Array) -> int:
-        columns = [keys_of(keys, "string")]
+        columns = [convert_to_keys(keys, "string")]
         hashes = hash_rows(columns, 0), hash_rows(columns, 1)
         return sum(len(record.lookup(*hashes)[0]) for record in self._records)
 

@@ -29,9 +29,9 @@ import pyarrow.parquet as pq
 
 from bench.report import OURS, Report, Row
 from seamark.formats.index.kernels._record import row_hash
-from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.index.keys.arrow_keys import convert_to_keys
 from seamark.formats.index.keys.hashing import hash_rows
-from seamark.formats.index.keys.keys import key_of
+from seamark.formats.index.keys.keys import make_key
 from seamark.formats.index.kinds.record import Fences, RecordBlob, build, encode, merge
 
 KEYS, QUICK_KEYS = 10_000_000, 100_000
@@ -69,11 +69,11 @@ class SeamarkRecordIndex:
         self._record = record
 
     def look_up_one(self, key: int) -> tuple[int, int]:
-        ((file, position),) = self._record.find(*row_hash([key_of(key, "long")]))
+        ((file, position),) = self._record.find(*row_hash([make_key(key, "long")]))
         return file, position
 
     def look_up_many(self, keys: pa.Array) -> Places:
-        columns = [keys_of(keys, "long")]
+        columns = [convert_to_keys(keys, "long")]
         _, files, positions = self._record.lookup(hash_rows(columns, 0), hash_rows(columns, 1))
         return np.stack([files, positions], axis=1)
 
@@ -175,7 +175,7 @@ def _build_index(report: Report, folder: Path, keys: Values) -> Path:
     """Return the blob as an indexer makes it: one run for each data file, and the merge of all runs."""
     columns = [pa.array(part) for part in np.array_split(keys, FILES)]
     started_s = time.thread_time()
-    entries = [build([keys_of(column, "long")]) for column in columns]
+    entries = [build([convert_to_keys(column, "long")]) for column in columns]
     build_s = time.thread_time() - started_s
     data = folder / "column.parquet"
     pq.write_table(pa.table({"k": keys}), data, use_dictionary=False)
@@ -304,9 +304,9 @@ def _measure_cold(report: Report, blob: Path, keys: Values, times: int) -> None:
     for position in np.random.default_rng(11).choice(len(keys), times, replace=False):
         os.posix_fadvise(descriptor, 0, size, os.POSIX_FADV_DONTNEED)
         started_s = time.perf_counter()
-        pair = row_hash([key_of(int(keys[position]), "long")])
+        pair = row_hash([make_key(int(keys[position]), "long")])
         hi, lo = (np.array([half], np.uint64) for half in pair)
-        ranges = fences.page_ranges(hi, lo)
+        ranges = fences.list_page_ranges(hi, lo)
         lookup_bytes = fences.lookup_bytes(hi, lo, [os.pread(descriptor, length, offset) for offset, length in ranges])
         durations.append((time.perf_counter() - started_s) * 1e6)
         reads.append(len(ranges))

@@ -25,7 +25,7 @@ from seamark.connector.parquet.copy.assembly import FileAssembler, Pick
 from seamark.connector.parquet.copy.leaves import match_leaves
 from seamark.connector.parquet.copy.sinks import open_sink
 from seamark.connector.parquet.copy.source import SourceFile
-from seamark.connector.write.data_files import writer_options_of
+from seamark.connector.write.data_files import build_writer_options
 from seamark.formats.iceberg.files.footer import PATCH, encode_group, patch_chunks, read_footer
 
 FILES, ROWS, GROUP_ROWS = 8, 1_200_000, 300_000
@@ -82,7 +82,7 @@ def write_data_file(path: Path, number: int, rows: int, encryption: Any = None) 
         },
         schema=schema,
     )
-    options = writer_options_of({})
+    options = build_writer_options({})
     pq.write_table(table, path, row_group_size=GROUP_ROWS, encryption_properties=encryption, **options)
     return path
 
@@ -115,7 +115,7 @@ def _copy_rows(paths: Sequence[Path], out: Path, schema: pa.Schema) -> None:
 
 
 def _rewrite(paths: Sequence[Path], out: Path, schema: pa.Schema) -> None:
-    with pq.ParquetWriter(out, schema, **writer_options_of({})) as writer:
+    with pq.ParquetWriter(out, schema, **build_writer_options({})) as writer:
         for path in paths:
             with pq.ParquetFile(path) as file:
                 for number in range(file.num_row_groups):

@@ -26,9 +26,9 @@ from seamark.connector.client.storage import Storage
 from seamark.connector.parquet.copy.assembly import FileAssembler, Pick
 from seamark.connector.parquet.copy.sinks import open_sink
 from seamark.connector.parquet.copy.source import SourceFile
-from seamark.connector.parquet.encryption.keys import ParquetKeys, scheme_of
+from seamark.connector.parquet.encryption.keys import ParquetKeys, find_scheme
 from seamark.connector.parquet.encryption.kms import MasterKeyFile
-from seamark.connector.write.data_files import writer_options_of
+from seamark.connector.write.data_files import build_writer_options
 
 COLUMNS = ("id", "city", "price", "payload")
 _MASTERS = MasterKeyFile({name: os.urandom(16) for name in ("footer", *COLUMNS)})
@@ -95,7 +95,7 @@ def _copy_rows(paths: Sequence[Path], out: Path) -> None:
         first = sources[0]
         assert first.encryption is not None
         columns = range(len(first.leaves))
-        scheme = scheme_of(first.encryption, [leaf.path for leaf in first.leaves], columns)
+        scheme = find_scheme(first.encryption, [leaf.path for leaf in first.leaves], columns)
         assembler = FileAssembler(open_sink(str(out), Storage()), first.footer, _KEYS.create_encryption(scheme))
         for source in sources:
             for number in range(len(source.footer.groups)):
@@ -107,7 +107,7 @@ def _rewrite(paths: Sequence[Path], out: Path, algorithm: str) -> None:
     decryption = _KEYS.decryption_properties()
     schema = pq.read_schema(paths[0], decryption_properties=decryption)
     with pq.ParquetWriter(
-        out, schema, encryption_properties=_build_properties(algorithm), **writer_options_of({})
+        out, schema, encryption_properties=_build_properties(algorithm), **build_writer_options({})
     ) as writer:
         for path in paths:
             with pq.ParquetFile(path, decryption_properties=decryption) as file:

@@ -272,7 +272,7 @@ def _plan_as_reader(client: IndexClient, table: str, where: str) -> tuple[list[S
     tasks = list(plan(client, opened_table, bind_filter(where, opened_table)))
     seconds = time.perf_counter() - began_s
     (snapshot,) = (item for item in opened_table.history if item.snapshot_id == opened_table.snapshot_id)
-    return tasks, int(snapshot.summary_map()["total-files-size"]), seconds
+    return tasks, int(snapshot.build_summary_map()["total-files-size"]), seconds
 
 
 def _sum_data_bytes(client: IndexClient, table: str) -> int:

@@ -11,7 +11,7 @@ import click
 
 from seamark.commands.connecting import server_options
 from seamark.commands.terminal import say
-from seamark.connector.client.engines import ENGINES, TOKEN, connection_text
+from seamark.connector.client.engines import ENGINES, TOKEN, format_connection
 from seamark.connector.client.indexes import IndexClient
 from seamark.formats.runtime.tls import CA_VARIABLE
 
@@ -31,6 +31,6 @@ def connect(client: IndexClient, engine: str, catalog: str, on_s3: bool) -> None
         raise click.BadParameter(f"{catalog!r} is not a name; write letters, digits and _", param_hint="--catalog")
     next(client.namespaces(), None)  # A wrong address must be an error of this command, not of the engine.
     authority = os.environ.get(CA_VARIABLE, "")
-    say(connection_text(engine, catalog, client.url, has_token=client.has_token, on_s3=on_s3, authority=authority))
+    say(format_connection(engine, catalog, client.url, has_token=client.has_token, on_s3=on_s3, authority=authority))
     if client.has_token and TOKEN not in os.environ:
         say(f"Set {TOKEN} before you run it.", err=True)

@@ -35,7 +35,7 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.names import join_name
 from seamark.connector.client.policies import change_table_properties
 from seamark.formats.iceberg.types.near_names import near_names
-from seamark.formats.iceberg.types.types import canonical_primitive
+from seamark.formats.iceberg.types.types import canonicalize_primitive
 from seamark.formats.index.keys.terms import parse_term
 from seamark.formats.runtime import errors
 
@@ -166,7 +166,7 @@ def _parse_field(number: int, text: str) -> dict[str, Any]:
         raise click.UsageError(f"--column {text!r} has no type; write NAME:TYPE, for example id:long")
     required = kind.endswith("!")
     try:
-        canonical = canonical_primitive(kind.rstrip("!").strip())
+        canonical = canonicalize_primitive(kind.rstrip("!").strip())
     except errors.BadRequest as error:
         name_of_type = kind.rstrip("!").strip().lower()
         iceberg_type = _SQL_TYPES.get(name_of_type) or next(iter(near_names(name_of_type, _TYPES, maximum=1)), None)

@@ -18,12 +18,12 @@ from urllib.parse import urlsplit
 
 from seamark.commands.confinement import landlock
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.file_systems import client_storage
-from seamark.connector.client.policies import effective_properties
+from seamark.connector.client.file_systems import find_client_storage
+from seamark.connector.client.policies import read_effective_properties
 from seamark.connector.client.storage import Storage, confine, open_confined_folders
 from seamark.connector.client.values import EngineTable
 from seamark.connector.parquet.encryption.keys import KMS_CLASS
-from seamark.formats.iceberg.metadata.clustering import joins_of
+from seamark.formats.iceberg.metadata.clustering import parse_joins
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.table_json import decode_table
 from seamark.formats.protocol.wire import ACCESS_CHECK
@@ -116,8 +116,8 @@ def _list_joined_tables(client: SeamarkClient, request: JobRequest, metadata: Ta
     """Return the other tables that a job reads, such as a clustering by columns of joined tables."""
     if request.service not in SERVICES or not SERVICES[request.service].reads_joined_tables:
         return ()
-    policy = effective_properties(client, (*request.namespace, request.table))
-    return [join.table for join in joins_of({**policy, **metadata.properties}).values()]
+    policy = read_effective_properties(client, (*request.namespace, request.table))
+    return [join.table for join in parse_joins({**policy, **metadata.properties}).values()]
 
 
 def local_folders(locations: Iterable[str]) -> Iterator[str]:
@@ -138,7 +138,7 @@ def _list_named_files(loaded: EngineTable) -> Iterator[str]:
     for name, value in os.environ.items():
         if name.startswith("SEAMARK_PARQUET_") and os.path.exists(value):
             yield os.path.abspath(value)
-    storage = client_storage(loaded.location)
+    storage = find_client_storage(loaded.location)
     if storage is not None:
         yield from storage.configuration_files()
 
@@ -147,7 +147,7 @@ def _list_ports(url: str, loaded: EngineTable) -> Iterator[int]:
     """Yield the ports of this server, of the storage, of proxies, and of name resolution."""
     yield _DNS
     urls = [url, *(os.environ.get(name, "") for name in _PROXIES)]
-    storage = client_storage(loaded.location)
+    storage = find_client_storage(loaded.location)
     if storage is not None:
         urls += storage.urls(loaded.storage)
     for address in filter(None, urls):

@@ -33,7 +33,7 @@ from seamark.commands.terminal import print_bars, show_count
 from seamark.connector.client.errors import ClientError, NoSuchResource
 from seamark.connector.client.indexes import IndexClient
 from seamark.formats.runtime.clock import SystemClock
-from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.decoding import convert_json
 
 NAMESPACE, TABLE, INDEX = "demo", "demo.events", "by_user"
 DEFINITION = "bloom(user_id, fpp=0.001)"
@@ -146,7 +146,7 @@ def _wait_for_url(process: subprocess.Popen[bytes], server_json: Path, log: Path
     ends_s = _CLOCK.monotonic() + START_S
     while process.poll() is None and _CLOCK.monotonic() < ends_s:
         with contextlib.suppress(OSError, msgspec.DecodeError, KeyError):
-            return str(from_json(server_json.read_bytes(), dict[str, object])["url"])
+            return str(convert_json(server_json.read_bytes(), dict[str, object])["url"])
         time.sleep(0.05)
     last = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
     raise click.ClickException(f"The server did not start:\n{last}")

@@ -11,7 +11,7 @@ from seamark.commands.installation.engine_files import CheckResult
 from seamark.commands.programs import JOB_WORKER
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import ClientError
-from seamark.connector.client.policies import service_jobs
+from seamark.connector.client.policies import read_service_jobs
 from seamark.connector.client.values import TimelineInstant
 from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.errors import ConfigError
@@ -44,7 +44,7 @@ def check_worker(settings: Settings) -> Iterator[CheckResult]:
 def check_services(client: SeamarkClient) -> Iterator[CheckResult]:
     """Check that a server runs table services, and that their last jobs did not fail."""
     try:
-        state = service_jobs(client).get("services") or {"running": True}
+        state = read_service_jobs(client).get("services") or {"running": True}
         runs = list(client.timeline(action=MAINTENANCE, newest_first=True, limit=_RUNS))
     except ClientError as error:
         yield CheckResult("table services", error.message, "The server's log has details", is_fault=True)

@@ -13,7 +13,7 @@ import click
 from seamark.commands.connecting import server_command
 from seamark.commands.terminal import print_json, print_rows, say, show_count, show_size, time_text
 from seamark.connector.client.indexes import IndexClient
-from seamark.connector.client.policies import service_jobs
+from seamark.connector.client.policies import read_service_jobs
 from seamark.connector.client.values import TimelineInstant
 from seamark.metaserver.timeline.instants import MAINTENANCE
 
@@ -33,7 +33,7 @@ def services(client: IndexClient, table: str | None, limit: int, as_json: bool) 
     the next job last. If a job found nothing to do, its run is not listed, unless the run before failed. The
     list of waiting jobs and the progress of a running job may be some seconds old.
     """
-    listing = service_jobs(client, table)
+    listing = read_service_jobs(client, table)
     jobs, waiting = listing["jobs"], listing.get("waiting", [])
     runs = list(client.timeline(table, action=MAINTENANCE, newest_first=True, limit=limit))
     if as_json:

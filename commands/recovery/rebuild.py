@@ -18,7 +18,7 @@ from seamark.commands.terminal import print_json, print_rows, say, show_count
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.index.definitions import read_definitions
 from seamark.formats.runtime.clock import SystemClock
-from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.decoding import convert_json
 from seamark.formats.runtime.errors import BadRequest, SeamarkError
 from seamark.metaserver.catalog.context import CatalogContext
 from seamark.metaserver.catalog.recovery.found_files import FileReader, Finding, FoundFile, list_folders
@@ -175,7 +175,7 @@ def _read_choices(path: Path | None) -> dict[str, FoundName | None]:
     if path is None:
         return {}
     try:
-        names = from_json(path.read_bytes(), dict[str, str | None])
+        names = convert_json(path.read_bytes(), dict[str, str | None])
         return {location: None if name is None else parse_found_name(name) for location, name in names.items()}
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise click.BadParameter(f"{path} is no JSON object of texts: {error}", param_hint="--names") from None

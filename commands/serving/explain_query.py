@@ -17,7 +17,7 @@ from aiohttp import web
 
 from seamark.formats.iceberg.expressions.comparisons import resolve_literals
 from seamark.formats.iceberg.expressions.expression import TRUE, Expression
-from seamark.formats.iceberg.metadata.properties import count_of
+from seamark.formats.iceberg.metadata.properties import parse_count
 from seamark.formats.protocol.wire import check_name, decode_as, encode_json, show
 from seamark.formats.runtime.errors import BadRequest
 from seamark.formats.runtime.lazy_module import LazyModule, load
@@ -178,8 +178,8 @@ def _list_joins(
 
 def _to_known_table(table: LoadedTable) -> async_client.KnownTable:
     snapshot = table.metadata.current_snapshot
-    summary = {} if snapshot is None else snapshot.summary_map()
-    sizes = (count_of(summary, name, 0) for name in ("total-files-size", "total-data-files"))
+    summary = {} if snapshot is None else snapshot.build_summary_map()
+    sizes = (parse_count(summary, name, 0) for name in ("total-files-size", "total-data-files"))
     return async_client.KnownTable("", None, None if snapshot is None else snapshot.snapshot_id, *sizes)
 
 

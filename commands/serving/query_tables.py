@@ -18,10 +18,10 @@ from seamark.connector.analysis.algebra.relations import Columns
 from seamark.connector.analysis.lexer import UnsupportedStatement
 from seamark.connector.analysis.queries import Names
 from seamark.connector.analysis.relative_times import find_today
-from seamark.connector.analysis.scans import find_scans, parse_query, scans_of
+from seamark.connector.analysis.scans import collect_scans, find_scans, parse_query
 from seamark.connector.duckdb.statements import DuckDBStatement, mark_name
 from seamark.connector.plans.scan import Scan
-from seamark.formats.iceberg.expressions.sql import syntax_message
+from seamark.formats.iceberg.expressions.sql import describe_syntax_error
 from seamark.formats.iceberg.expressions.sql_parser import parse_statements
 from seamark.formats.runtime.errors import BadRequest
 
@@ -88,15 +88,15 @@ class _TrinoQuery:
             self.names[names] = tuple(part for part in names if part is not None)
 
         self._query = parse_query(text)
-        # `scans_of` calls `columns_of` for each table. `keep` records the name and returns no columns. `scans_of`
+        # `collect_scans` calls `columns_of` for each table. `keep` records the name and returns no columns. It
         # does not call it for a table at an earlier snapshot.
-        for scan in scans_of(self._query, columns_of=keep, utc=True):
+        for scan in collect_scans(self._query, columns_of=keep, utc=True):
             keep((scan.catalog, scan.schema, scan.table))
         if not self.names:
             raise UnsupportedStatement
 
     def references(self, columns: Mapping[Hashable, Columns]) -> dict[int, TableReference]:
-        scans = scans_of(self._query, columns_of=columns.get, utc=True, today=find_today(self._text))
+        scans = collect_scans(self._query, columns_of=columns.get, utc=True, today=find_today(self._text))
         if not scans:
             raise _make_unsupported_query_error(self._text, "trino", "")
         return {
@@ -144,7 +144,7 @@ def _make_unsupported_query_error(text: str, dialect: str, reason: str) -> BadRe
     try:
         trees = parse_statements(Dialect.get_or_raise(dialect), text)
     except ParseError as error:
-        return BadRequest(syntax_message(error, "The query"))
+        return BadRequest(describe_syntax_error(error, "The query"))
     except (SqlglotError, RecursionError):
         return BadRequest("The query is not valid SQL, or nested too deeply")
     if not any(trees):

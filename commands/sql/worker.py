@@ -30,13 +30,13 @@ import pyarrow as pa
 from seamark.commands.confinement import landlock
 from seamark.commands.confinement.jobs import PATHS, give_up_privileges
 from seamark.connector.client.errors import ClientError, InvalidRequest, Refused, Unavailable
-from seamark.connector.client.file_systems import client_storage
+from seamark.connector.client.file_systems import find_client_storage
 from seamark.connector.client.storage import confine, open_confined_folders
 from seamark.connector.read.tables import OpenTable
 from seamark.connector.sql.duckdb_engine import DuckDBLimits
 from seamark.connector.sql.rows import json_rows
 from seamark.connector.sql.session import ChosenPlan, SqlResult, SqlSession
-from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.decoding import convert_json
 from seamark.metaserver.api.sql.protocol import (
     CONTROL,
     DATA,
@@ -176,7 +176,7 @@ def _run_child(request_fd: int, answer_fd: int, *, memory_bytes: int, time_s: fl
     with os.fdopen(0, "rb", closefd=False) as source, os.fdopen(answer_fd, "wb", closefd=False) as out:
         line = source.readline()
         if line:
-            request = from_json(line, StatementRequest)
+            request = convert_json(line, StatementRequest)
             threading.Thread(target=_end_with_server, args=(source,), daemon=True).start()
             run(request, StatementAnswers(out, request.bytes_max))
         os._exit(0)  # A thread of DuckDB or Arrow may still run.
@@ -268,7 +268,7 @@ def _confine(tables: list[OpenTable], roots: tuple[str, ...]) -> None:
     for table in tables:
         properties = table.metadata.properties
         locations = [table.metadata.location, *(properties[name] for name in PATHS if name in properties)]
-        storage = client_storage(locations[0])
+        storage = find_client_storage(locations[0])
         if storage is not None and not storage.has_keys(table.storage.properties):
             raise InvalidRequest(
                 f"The statement cannot read {'.'.join(table.name)}: the server gives out no keys for its storage; an "

@@ -7,8 +7,8 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 
 from sqlglot import exp
 
-from seamark.connector.analysis.comparisons import FLIPPED, ComparisonReader, have_same_class, moment_literal
-from seamark.connector.analysis.literals import EXACT, UNITS, interval_of
+from seamark.connector.analysis.comparisons import FLIPPED, ComparisonReader, have_same_class, make_moment_literal
+from seamark.connector.analysis.literals import EXACT, UNITS, parse_interval
 from seamark.connector.plans.conditions import NEVER, Condition, all_of, any_of
 from seamark.connector.plans.literals import LOCAL, Literal
 
@@ -31,10 +31,10 @@ def compare_moved(op: str, node: exp.Expr, literal: Literal, reader: ComparisonR
     if isinstance(node, exp.Neg):
         return _compare_shifted(FLIPPED[op], node.this, literal, -1, Decimal(0), reader)
     if isinstance(node, exp.DateAdd):
-        by = interval_of(exp.Interval(this=node.expression, unit=node.args.get("unit")))
+        by = parse_interval(exp.Interval(this=node.expression, unit=node.args.get("unit")))
         return None if by is None else _compare_shifted_days(op, node.this, literal, by[0], -by[1], reader)
     if isinstance(node, exp.Add | exp.Sub) and isinstance(node.expression, exp.Interval):
-        by = interval_of(node.expression)
+        by = parse_interval(node.expression)
         sign = -1 if isinstance(node, exp.Add) else 1
         return None if by is None else _compare_shifted_days(op, node.this, literal, by[0], sign * by[1], reader)
     for side, other in ((node.this, node.expression), (node.expression, node.this)):
@@ -139,7 +139,7 @@ def _compare_scaled(
         return None
     off = Decimal(0)
     if is_exact and is_quotient:
-        digits = max(_scale_of(kind), len(factor.value.partition(".")[2]))
+        digits = max(_get_scale(kind), len(factor.value.partition(".")[2]))
         off = Decimal(1).scaleb(-min(digits, _QUOTIENT_DIGITS_MIN))
     share = Decimal(0) if is_exact and not is_quotient else _ROUNDING_SHARES.get(base, _ROUNDING_SHARES["double"])
     bounds: list[Condition | None] = []
@@ -155,7 +155,7 @@ def _compare_scaled(
     return all_of(bounds)
 
 
-def _scale_of(kind: str) -> int:
+def _get_scale(kind: str) -> int:
     """Return the number of digits after the decimal point of an exact type."""
     return int(kind.rstrip(") ").rpartition(",")[2]) if kind.startswith("decimal") else 0
 
@@ -211,7 +211,7 @@ def _compare_shifted_days(
         moment = datetime.fromisoformat(literal.value) + count * UNITS[unit]
     except (ValueError, OverflowError):
         return None
-    return reader.column(op, side, moment_literal(moment, literal))
+    return reader.column(op, side, make_moment_literal(moment, literal))
 
 
 def compare_days_between(op: str, node: exp.DateDiff, literal: Literal, reader: ComparisonReader) -> Condition | None:

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 from sqlglot import exp
 
-from seamark.connector.analysis.literals import timestamp_literal
-from seamark.connector.analysis.operands import EXACT, TEXT, CommonType, class_of_kind, class_of_literal
+from seamark.connector.analysis.literals import make_timestamp_literal
+from seamark.connector.analysis.operands import EXACT, TEXT, CommonType, get_kind_class, get_literal_class
 from seamark.connector.analysis.operands import LOCAL as LOCAL_CLASS
 from seamark.connector.plans.conditions import NEVER, Atom, ColumnComparison, Condition, all_of
 from seamark.connector.plans.literals import LOCAL, Literal
@@ -54,7 +54,7 @@ class ComparisonReader(Protocol):
 
     def condition(self, node: exp.Expr) -> Condition | None: ...
 
-    def common_type(self, operands: Iterable[exp.Expr]) -> CommonType:
+    def compute_common_type(self, operands: Iterable[exp.Expr]) -> CommonType:
         """Return the type in which all operands of a predicate are compared."""
 
     def equality(self, left: exp.Expr, right: exp.Expr, compared_in: CommonType) -> Condition | None:
@@ -79,7 +79,7 @@ def compare_literals(op: str, left: Literal, right: Literal) -> bool | None:
     values = _to_comparable(left), _to_comparable(right)
     if left.kind == right.kind == "boolean":
         return _OPERATORS[op](left.value == "TRUE", right.value == "TRUE") if op in ("=", "<>") else None
-    if None in values or class_of_literal(left) != class_of_literal(right):
+    if None in values or get_literal_class(left) != get_literal_class(right):
         return None
     return _OPERATORS[op](*values)
 
@@ -104,12 +104,12 @@ def have_same_class(literal: Literal, reader: ComparisonReader, *nodes: exp.Expr
 
     The nodes are columns or other literals. Null literals are ignored.
     """
-    expected_class = class_of_literal(literal)
+    expected_class = get_literal_class(literal)
     for node in nodes:
         other, kind = reader.literal(node), reader.kind(node)
         if other is not None and other.kind == "null":
             continue
-        own_class = class_of_kind(kind) if other is None else class_of_literal(other)
+        own_class = get_kind_class(kind) if other is None else get_literal_class(other)
         if own_class != expected_class or own_class not in _EXACT_CLASSES:
             return False
     return True
@@ -123,14 +123,14 @@ def compare_range(
     Args:
         like: A literal that decides the kind of the bounds. If it is a date, bounds at midnight become dates.
     """
-    bounds = ((">=", moment_literal(start, like)), ("<", moment_literal(end, like)))
+    bounds = ((">=", make_moment_literal(start, like)), ("<", make_moment_literal(end, like)))
     return all_of(reader.column(op, column, bound) for op, bound in bounds)
 
 
-def moment_literal(moment: datetime, like: Literal) -> Literal:
+def make_moment_literal(moment: datetime, like: Literal) -> Literal:
     if like.kind == "date" and moment == moment.replace(hour=0, minute=0, second=0, microsecond=0):
         return Literal("date", moment.date().isoformat(), LOCAL)
-    return timestamp_literal(moment)
+    return make_timestamp_literal(moment)
 
 
 def evaluate_literals(atom: Atom, literal_of: Callable[[str], Literal | None]) -> Condition | None:

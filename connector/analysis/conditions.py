@@ -13,13 +13,13 @@ from sqlglot import exp
 from seamark.connector.analysis.comparisons import FLIPPED, OPPOSITE, compare_literals
 from seamark.connector.analysis.functions import compare_function, read_case, restrict_to_months
 from seamark.connector.analysis.literals import parse_literal
-from seamark.connector.analysis.operands import CommonType, OperandClasses, class_of_literal, common_type
+from seamark.connector.analysis.operands import CommonType, OperandClasses, compute_common_type, get_literal_class
 from seamark.connector.analysis.relative_times import parse_span
 from seamark.connector.analysis.texts import (
     compare_formatted_prefix,
     compare_list_in_case,
     compare_pattern_in_case,
-    function_of,
+    find_function,
     like_predicate,
 )
 from seamark.connector.plans.conditions import (
@@ -170,8 +170,8 @@ class _Reading:
     def _classes(self) -> OperandClasses:
         return OperandClasses(self.literal, self.kind)
 
-    def common_type(self, operands: Iterable[exp.Expr]) -> CommonType:
-        return self._classes.common_type(operands, utc=self.reader.utc)
+    def compute_common_type(self, operands: Iterable[exp.Expr]) -> CommonType:
+        return self._classes.compute_common_type(operands, utc=self.reader.utc)
 
     def _convert_literals(self, side: exp.Expr, nodes: Iterable[exp.Expr]) -> tuple[Literal, ...] | None:
         """Return the literals of `nodes`, converted to the type in which they are compared with `side`.
@@ -182,7 +182,7 @@ class _Reading:
         if literals is None:
             return None
         own = self._classes.of(side)
-        common = common_type([own, *map(class_of_literal, literals)], utc=self.reader.utc)
+        common = compute_common_type([own, *map(get_literal_class, literals)], utc=self.reader.utc)
         converted = [common.literal(literal, own) for literal in literals]
         present = tuple(literal for literal in converted if literal is not None)
         return present if len(present) == len(converted) else None
@@ -208,7 +208,7 @@ class _Reading:
                 one_of, parts = True, [(COMPARISONS[type(node)], node.this, node.expression)]
             case _:
                 return None
-        common = self.common_type([node.this, *(right for _, _, right in parts)]) if len(parts) > 1 else None
+        common = self.compute_common_type([node.this, *(right for _, _, right in parts)]) if len(parts) > 1 else None
         if negated != bool(node.args.get("negate")):
             one_of, parts = not one_of, [(OPPOSITE[op], left, right) for op, left, right in parts]
         conditions = (self._compare_sides(op, left, right, common) for op, left, right in parts)
@@ -231,7 +231,7 @@ class _Reading:
             return each
         literals = [self.literal(node) for node in nodes]
         if compared_in is not None:
-            literals = [None if literal is None else compared_in.literal_for(side, literal) for literal in literals]
+            literals = [None if literal is None else compared_in.convert_literal(side, literal) for literal in literals]
         present = [one for one in literals if one is not None]
         listed = compare_list_in_case(side, present, self) if len(present) == len(literals) else None
         return each if listed is None else all_of([drop_functions(each), listed])
@@ -249,7 +249,7 @@ class _Reading:
             literal = self.literal(other)
             if literal is not None:  # `_read_leaf` reads comparisons of columns with null.
                 if compared_in is not None:
-                    literal = compared_in.literal_for(side, literal)
+                    literal = compared_in.convert_literal(side, literal)
                 return None if literal is None or literal.kind == "null" else self.compare(compared, side, literal)
             span = parse_span(other, self.today)
             if span is not None:
@@ -268,7 +268,7 @@ class _Reading:
             return None
         pattern, *escapes = [one.value for one in texts if one is not None]
         side = like.this.unnest()
-        function = function_of(side)
+        function = find_function(side)
         term = _parse_term(side if function is None else side.this, self.resolve)
         if term is None or term.transform != IDENTITY or any(len(one) != 1 for one in escapes):
             return None
@@ -305,7 +305,7 @@ class _Reading:
         if not rows or any(not isinstance(row, exp.Tuple) or len(row.expressions) != len(columns) for row in rows):
             return None
         fields = [[row.expressions[number] for row in rows] for number in range(len(columns))]
-        common = [self.common_type([column, *values]) for column, values in zip(columns, fields, strict=True)]
+        common = [self.compute_common_type([column, *values]) for column, values in zip(columns, fields, strict=True)]
         # A row that contains NULL equals no row.
         equal = [row for row in rows if not any(isinstance(value.unnest(), exp.Null) for value in row.expressions)]
         if not equal:

@@ -15,15 +15,15 @@ from itertools import product
 from sqlglot import exp
 
 from seamark.connector.analysis.arithmetic import compare_days_between, compare_moved, compare_quotient
-from seamark.connector.analysis.comparisons import ComparisonReader, compare_range, have_same_class, moment_literal
-from seamark.connector.analysis.literals import unit_of
+from seamark.connector.analysis.comparisons import ComparisonReader, compare_range, have_same_class, make_moment_literal
+from seamark.connector.analysis.literals import parse_unit
 from seamark.connector.analysis.texts import (
     compare_formatted,
     compare_in_case,
     compare_prefix,
     parse_formatted_time,
 )
-from seamark.connector.analysis.truncations import period_of
+from seamark.connector.analysis.truncations import find_period
 from seamark.connector.plans.conditions import NEVER, Condition, all_of, any_of
 from seamark.connector.plans.literals import LOCAL, Literal
 
@@ -35,7 +35,7 @@ def compare_function(op: str, node: exp.Expr, literal: Literal, reader: Comparis
         return compare_formatted(op, time, literal.value, reader)
     match node:
         case exp.TimestampTrunc() | exp.DateTrunc():
-            return _compare_truncated(op, node.this, unit_of(node), literal, reader)
+            return _compare_truncated(op, node.this, parse_unit(node), literal, reader)
         case exp.Substring() | exp.Left():
             return compare_prefix(op, node, literal, reader)
         case exp.Lower() | exp.Upper() if op in ("=", "<>") and literal.kind == "text":
@@ -49,7 +49,7 @@ def compare_function(op: str, node: exp.Expr, literal: Literal, reader: Comparis
         # In the dialect of this `/`, the quotient of two integers is an integer.
         case exp.Div() if node.args.get("typed"):
             return compare_quotient(op, node.this, literal, node.expression, reader)
-        case exp.DateDiff() if unit_of(node) == "DAY":
+        case exp.DateDiff() if parse_unit(node) == "DAY":
             return compare_days_between(op, node, literal, reader)
     return None
 
@@ -68,7 +68,7 @@ def restrict_to_months(parts: list[tuple[exp.Expr, Literal]], reader: Comparison
             continue
         try:
             start = datetime(int(year.value), int(month.value), 1)
-            yield compare_range(column, *period_of(start, "MONTH"), Literal("date", ""), reader)
+            yield compare_range(column, *find_period(start, "MONTH"), Literal("date", ""), reader)
         except (ValueError, OverflowError):
             continue
 
@@ -120,7 +120,7 @@ def _read_cases(
     reader: ComparisonReader,
     result: Callable[[exp.Expr, Condition | None], Condition | None],
 ) -> Iterator[Condition | None]:
-    common = None if compared is None else reader.common_type([compared, *(branch.this for branch in branches)])
+    common = None if compared is None else reader.compute_common_type([compared, *(branch.this for branch in branches)])
     for branch in branches:
         if compared is None or common is None:
             when = reader.condition(branch.this)
@@ -152,10 +152,10 @@ def _compare_truncated(
         return None
     moment = datetime.fromisoformat(literal.value)
     try:
-        start, end = period_of(moment, unit)
+        start, end = find_period(moment, unit)
     except (KeyError, ValueError, OverflowError):
         return None
-    begins, ends = moment_literal(start, literal), moment_literal(end, literal)
+    begins, ends = make_moment_literal(start, literal), make_moment_literal(end, literal)
     exact = start == moment
     match op:
         case "=":

@@ -84,7 +84,7 @@ class ExecuteStatement:
     parameters: tuple[str, ...]
 
 
-def tokens_of(text: str) -> tuple[TrinoToken, ...]:
+def tokenize_trino(text: str) -> tuple[TrinoToken, ...]:
     """Split a text into Trino's tokens, without spaces and comments.
 
     Raises:
@@ -136,7 +136,7 @@ def extract_query(statement: str, parameters: Sequence[str] = ()) -> QueryText:
         UnsupportedStatement: The statement has no supported query.
     """
     text, offsets = statement, range(len(statement) + 1)
-    tokens = tokens_of(text)
+    tokens = tokenize_trino(text)
     if _take_words(tokens, 2) == ("EXPLAIN", "ANALYZE"):
         tokens = tokens[3:] if _take_words(tokens[2:], 1) == ("VERBOSE",) else tokens[2:]
     elif _take_words(tokens, 1) == ("EXPLAIN",):
@@ -148,7 +148,7 @@ def extract_query(statement: str, parameters: Sequence[str] = ()) -> QueryText:
             raise UnsupportedStatement
         parameters = _parse_using(tokens[3:])
         text, unquoted = _unquote(tokens[2])
-        return replace(_fill_parameters(text, tokens_of(text), unquoted, parameters), quoted=True)
+        return replace(_fill_parameters(text, tokenize_trino(text), unquoted, parameters), quoted=True)
     return _fill_parameters(text, tokens, offsets, parameters)
 
 
@@ -171,19 +171,19 @@ def parse_execute(statement: str) -> ExecuteStatement | None:
     The EXECUTE may be inside EXPLAIN. The result is None for any other statement.
     """
     try:
-        tokens = tokens_of(statement)
+        tokens = tokenize_trino(statement)
         start = 0
         while start < len(tokens) and tokens[start].word in ("EXPLAIN", "ANALYZE", "VERBOSE"):
             start += 1
         tokens = tokens[start:]
         if _take_words(tokens, 1) != ("EXECUTE",) or len(tokens) < 2 or _take_words(tokens, 2)[1] == "IMMEDIATE":
             return None
-        return ExecuteStatement(name_of(tokens[1]), _parse_using(tokens[2:]))
+        return ExecuteStatement(unquote_name(tokens[1]), _parse_using(tokens[2:]))
     except UnsupportedStatement:
         return None
 
 
-def name_of(token: TrinoToken) -> str:
+def unquote_name(token: TrinoToken) -> str:
     """Return the name of an identifier, without quotes.
 
     Raises:
@@ -279,7 +279,7 @@ def _fill_parameters(
         moved = tuple(TrinoToken(one.kind, one.text, one.start - shift, one.end - shift) for one in tokens)
         return QueryText("".join(blank[shift:]), moved, offsets[shift:])
     query = "".join([*cut, *blank[copied_to:]])
-    return QueryText(query, tokens_of(query), [*origin, *offsets[copied_to:]])
+    return QueryText(query, tokenize_trino(query), [*origin, *offsets[copied_to:]])
 
 
 def is_plain(parameter: str) -> bool:
@@ -288,7 +288,7 @@ def is_plain(parameter: str) -> bool:
     Raises:
         UnsupportedStatement: The parameter is invalid SQL.
     """
-    tokens = tokens_of(parameter)
+    tokens = tokenize_trino(parameter)
     if tokens and tokens[0].word in ("-", "+"):
         return len(tokens) == 2 and tokens[1].kind == "number"
     if len(tokens) == 2:

@@ -19,7 +19,7 @@ from decimal import Context, Decimal
 
 from sqlglot import exp
 
-from seamark.connector.analysis.operands import NULLS_WITHOUT_EFFECT, class_of_cast
+from seamark.connector.analysis.operands import NULLS_WITHOUT_EFFECT, get_cast_class
 from seamark.connector.plans.literals import LOCAL, ZONED, Literal
 
 _Type = exp.DataType.Type
@@ -84,7 +84,7 @@ def parse_literal(node: exp.Expr | None, *, casts_decimal: bool) -> Literal | No
             if inner is None or inner.kind not in ("integer", "decimal", "double") or inner.value.startswith("-"):
                 return None
             if inner.kind == "integer":  # Trino may read the sign as a part of the number.
-                return _make_integer_literal(-int(inner.value), min(inner.bits, _bits_of(-int(inner.value))))
+                return _make_integer_literal(-int(inner.value), min(inner.bits, _count_bits(-int(inner.value))))
             return Literal(inner.kind, f"-{inner.value}")
         case exp.Add() | exp.Sub():
             return _sum(node, casts_decimal)
@@ -111,11 +111,11 @@ def _parse_number(text: str) -> Literal | None:
     if "e" in text.lower():
         return _parse_double(text)
     if _INTEGER.fullmatch(text):
-        return _make_integer_literal(int(text), _bits_of(int(text)))
+        return _make_integer_literal(int(text), _count_bits(int(text)))
     return _parse_decimal(text)
 
 
-def _bits_of(value: int) -> int:
+def _count_bits(value: int) -> int:
     """Return the size in bits of the type that an integer literal has."""
     return 32 if _fits(value, 32) else 64
 
@@ -193,7 +193,7 @@ def _parse_time(node: exp.Expr, pattern: exp.Expr | None) -> Literal | None:
     except ValueError:
         return None
     is_same = moment.year >= _FOUR_DIGITS and moment.strftime(form) == text
-    return timestamp_literal(moment) if is_same else None
+    return make_timestamp_literal(moment) if is_same else None
 
 
 def _convert_unix_time(seconds: int) -> Literal | None:
@@ -207,7 +207,7 @@ def _cast(literal: Literal | None, to: exp.DataType, casts_decimal: bool) -> Lit
     if literal is None:
         return None
     if literal.kind == "null":  # A NULL with a type can change the common type of the other operands.
-        return literal if class_of_cast(to) in NULLS_WITHOUT_EFFECT else None
+        return literal if get_cast_class(to) in NULLS_WITHOUT_EFFECT else None
     target, kind, text = to.this, literal.kind, literal.value
     if target is _Type.DATE:
         return _parse_date(text) if kind in ("text", "date") else None
@@ -256,7 +256,7 @@ def _scale(number: Decimal) -> int:
 
 
 def _add_interval(literal: Literal, interval: exp.Interval, sign: int) -> Literal | None:
-    moved = interval_of(interval)
+    moved = parse_interval(interval)
     if moved is None:
         return None
     unit, count = moved[0], sign * moved[1]
@@ -273,15 +273,15 @@ def _add_interval(literal: Literal, interval: exp.Interval, sign: int) -> Litera
         moment = start + count * UNITS[unit] if day is None else datetime.combine(day, start.time())
     except (ValueError, OverflowError):
         return None
-    return timestamp_literal(moment)
+    return make_timestamp_literal(moment)
 
 
-def timestamp_literal(moment: datetime) -> Literal:
+def make_timestamp_literal(moment: datetime) -> Literal:
     """Return a timestamp literal without a zone."""
     return Literal("timestamp", moment.isoformat(" ", "auto"), LOCAL)
 
 
-def interval_of(node: exp.Expr | None) -> tuple[str, int] | None:
+def parse_interval(node: exp.Expr | None) -> tuple[str, int] | None:
     """Return the unit of an interval in upper case, and the number of units.
 
     The result is None for another expression.
@@ -297,7 +297,7 @@ def interval_of(node: exp.Expr | None) -> tuple[str, int] | None:
     return (name, sign * int(str(number.this))) if name in _MONTHS or name in UNITS else None
 
 
-def unit_of(node: exp.Expr) -> str:
+def parse_unit(node: exp.Expr) -> str:
     """Return the unit argument of a date or time function in upper case.
 
     The result is empty if the unit is not written as a name.

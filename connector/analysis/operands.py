@@ -60,22 +60,22 @@ NULLS_WITHOUT_EFFECT = frozenset({EXACT, LOCAL, TEXT, "boolean", "uuid", "binary
 """The classes of NULLs with a type that do not change the common type."""
 
 
-def class_of_literal(literal: Literal) -> str:
+def get_literal_class(literal: Literal) -> str:
     if literal.kind == "timestamp":
         return ZONED if literal.zone == ZONED_LITERAL else LOCAL
     return _OF_LITERALS.get(literal.kind, literal.kind)
 
 
-def class_of_kind(kind: str | None) -> str | None:
+def get_kind_class(kind: str | None) -> str | None:
     """Return the class of an Iceberg type, or None if it has no class."""
     return _OF_ICEBERG.get((kind or "").partition("(")[0].strip())
 
 
-def class_of_cast(to: exp.DataType) -> str | None:
+def get_cast_class(to: exp.DataType) -> str | None:
     return _OF_CASTS.get(to.this) if isinstance(to.this, _Type) else None
 
 
-def common_class(classes: Iterable[str | None]) -> str | None:
+def compute_common_class(classes: Iterable[str | None]) -> str | None:
     """Return the class of the common type of operands of these classes.
 
     The result is None if the class of an operand is unknown, or if there is no common type.
@@ -109,21 +109,21 @@ class CommonType:
         A comparison with the result is equal to a comparison in the common type. The result is None if there is no such
         literal.
         """
-        own = class_of_literal(literal)
+        own = get_literal_class(literal)
         if self.target is None:
             return None
-        if own == NULL or (own if side == ANY else common_class((own, side))) == self.target:
+        if own == NULL or (own if side == ANY else compute_common_class((own, side))) == self.target:
             return literal
         if self.target == DOUBLE and own == EXACT:
-            return _as_double(literal)
+            return _convert_to_double(literal)
         return literal if self.target == ZONED and self.utc else None
 
-    def literal_for(self, side: exp.Expr, literal: Literal) -> Literal | None:
+    def convert_literal(self, side: exp.Expr, literal: Literal) -> Literal | None:
         """Convert a literal that is compared with the operand `side`. See `literal`."""
         return self.literal(literal, self.classes.get(id(side)))
 
 
-def _as_double(literal: Literal) -> Literal | None:
+def _convert_to_double(literal: Literal) -> Literal | None:
     digits, _, fraction = literal.value.lstrip("-").partition(".")
     if literal.kind == "decimal" and (
         len((digits + fraction).lstrip("0")) > _DOUBLE_DIGITS_MAX or len(fraction) > _DOUBLE_SCALE_MAX
@@ -132,14 +132,14 @@ def _as_double(literal: Literal) -> Literal | None:
     return replace(literal, kind="double", value=f"{literal.value}e0")
 
 
-def common_type(classes: Iterable[str | None], *, utc: bool) -> CommonType:
+def compute_common_type(classes: Iterable[str | None], *, utc: bool) -> CommonType:
     """Return the common type of operands of these classes. One of the classes may be `ANY`."""
     return CommonType(_choose_target(list(classes)), utc)
 
 
 def _choose_target(classes: Sequence[str | None]) -> str | None:
     known_classes = [class_ for class_ in classes if class_ != ANY]
-    return common_class(known_classes) if len(classes) - len(known_classes) <= 1 else None
+    return compute_common_class(known_classes) if len(classes) - len(known_classes) <= 1 else None
 
 
 class OperandClasses:
@@ -154,7 +154,7 @@ class OperandClasses:
         self._literal = literal
         self._kind = kind
 
-    def common_type(self, operands: Iterable[exp.Expr], *, utc: bool) -> CommonType:
+    def compute_common_type(self, operands: Iterable[exp.Expr], *, utc: bool) -> CommonType:
         classes = [(id(operand), self.of(operand)) for operand in operands]
         return CommonType(_choose_target([class_ for _, class_ in classes]), utc, dict(classes))
 
@@ -163,13 +163,13 @@ class OperandClasses:
         node = node.unnest()
         literal = self._literal(node)
         if literal is not None:
-            return class_of_literal(literal)
+            return get_literal_class(literal)
         match node:
             case exp.Column():
                 kind = self._kind(node)
-                return class_of_kind(kind) if kind else ANY
+                return get_kind_class(kind) if kind else ANY
             case exp.Cast() | exp.TryCast():
-                return class_of_cast(node.to)
+                return get_cast_class(node.to)
             case exp.Date() | exp.CurrentDate() | exp.Localtimestamp():
                 return LOCAL
             case exp.CurrentTimestamp() | exp.AtTimeZone() | exp.FromISO8601Timestamp():
@@ -180,17 +180,17 @@ class OperandClasses:
             return EXACT
         if isinstance(node, _ARITHMETIC):
             sides = [side for side in (node.this, node.expression) if not isinstance(side, exp.Interval)]
-            class_ = common_class(map(self.of, sides))
+            class_ = compute_common_class(map(self.of, sides))
             return class_ if class_ in _NUMBERS or len(sides) == 1 else None
         if isinstance(node, (*_OF_TEXTS, exp.Concat, exp.DPipe)):
             parts = node.expressions or [part for part in (node.this, node.args.get("expression")) if part is not None]
             parts = [node.this] if isinstance(node, _OF_TEXTS) else parts
-            return TEXT if common_class(map(self.of, parts)) == TEXT else None
-        results = list(_results_of(node))
-        return common_class(map(self.of, results)) if results else None
+            return TEXT if compute_common_class(map(self.of, parts)) == TEXT else None
+        results = list(_iter_results(node))
+        return compute_common_class(map(self.of, results)) if results else None
 
 
-def _results_of(node: exp.Expr) -> Iterator[exp.Expr]:
+def _iter_results(node: exp.Expr) -> Iterator[exp.Expr]:
     """Yield the operands of a node whose common type is the type of `node`."""
     match node:
         case exp.Neg() | exp.TimestampTrunc() | exp.DateTrunc() | exp.DateAdd() | exp.Nullif():

@@ -33,12 +33,12 @@ from seamark.connector.analysis.select_names import (
     ParsedJoin,
     ParsedTree,
     SelectNames,
-    canonical_name,
+    canonicalize_name,
     join_tree,
     joins_in,
-    sources_in,
+    list_sources,
 )
-from seamark.connector.analysis.select_predicates import InnerSelect, PredicateReader, extremes_of
+from seamark.connector.analysis.select_predicates import InnerSelect, PredicateReader, find_extremes
 from seamark.connector.plans.conditions import ColumnReference, any_of
 
 RELATIONS_MAX = 400
@@ -207,7 +207,7 @@ class Queries:
         having, filters = node.args.get("having"), _filter_conditions(node)
         block = QueryBlock(
             sources=[source.relation for source in tables.sources],
-            tree=None if tables.tree is None else join_tree(tables.tree, predicates.predicate_on),
+            tree=None if tables.tree is None else join_tree(tables.tree, predicates.find_join_predicate),
             outputs=names,
             where=None if where is None else predicates.predicate(where.this),
             passes=passes,
@@ -216,14 +216,14 @@ class Queries:
             and not node.args.get("order")
             and all(_is_of_one_row(projection) for projection in node.expressions),
             keys=None if node.args.get("group") is None else keys,
-            having=None if having is None else predicates.condition_on(having.this, keys),
+            having=None if having is None else predicates.build_condition_on(having.this, keys),
             counted=any_of(map(predicates.condition, filters)) if filters else None,
             partitions=[_find_partition_columns(window, names) for window in windows],
-            extremes=extremes_of(names),
+            extremes=find_extremes(names),
             inner=[
                 *(self._make_inner_query(rows, predicates) for _, rows in subqueries),
                 *(
-                    self._make_inner_query(rows, predicates, sources_in(join))
+                    self._make_inner_query(rows, predicates, list_sources(join))
                     for join, each in on_subqueries
                     for _, rows in each
                 ),
@@ -260,7 +260,7 @@ class Queries:
     def _make_lateral_query(self, number: int, tables: _FromClause, predicates: PredicateReader) -> InnerQuery:
         # Every engine lets a LATERAL subquery refer to the left side of its join. Not every engine lets it refer to
         # sources before a comma.
-        sides = (sources_in(join.left) for join in joins_in(tables.tree) if join.right == number)
+        sides = (list_sources(join.left) for join in joins_in(tables.tree) if join.right == number)
         return self._make_inner_query(tables.sources[number].relation, predicates, next(sides, frozenset()), number)
 
 
@@ -292,7 +292,7 @@ class _FromClause:
             _check_arguments(join, _JOIN)
             side, kind = str(join.args.get("side") or "").upper(), str(join.args.get("kind") or "").upper()
             on = join.args.get("on")
-            using = [canonical_name(column.name) for column in join.args.get("using") or []]
+            using = [canonicalize_name(column.name) for column in join.args.get("using") or []]
             right = self.relation(join.this)
             if not (side or kind or on or using):
                 parts.append(right)
@@ -319,7 +319,7 @@ class _FromClause:
         name, columns = _parse_alias(node)
         schema = None
         if name is None and isinstance(node, exp.Table) and isinstance(node.this, exp.Identifier):
-            name, schema = canonical_name(node.name), canonical_name(node.db) if node.db else None
+            name, schema = canonicalize_name(node.name), canonicalize_name(node.db) if node.db else None
         if isinstance(node, exp.Lateral):
             self.laterals.append(len(self.sources))
         self.sources.append(NamedSource(RenamedColumns(rows, columns) if columns else rows, name, schema))
@@ -346,12 +346,12 @@ class _FromClause:
         parts = node.parts
         if not all(isinstance(part, exp.Identifier) for part in parts) or len(parts) > 3:
             return hide(node, self._visible)
-        names = [canonical_name(part.name) for part in parts]
+        names = [canonicalize_name(part.name) for part in parts]
         version, sample = node.args.get("version"), node.args.get("sample")
         query = self._visible.get(names[0]) if len(names) == 1 else None
         if query is not None and version is None and sample is None:
             return query
-        is_past = version is not None and version_of(version) is None
+        is_past = version is not None and parse_version(version) is None
         if query is not None or sample is not None or is_past or any("$" in name or "@" in name for name in names):
             return hide(node, self._visible)
         catalog, schema, table = (None, None, *names)[-3:]
@@ -495,7 +495,7 @@ def _is_of_one_row(projection: exp.Expr) -> bool:
     return type(inner) in (exp.Column, exp.Literal, exp.Star, exp.Null, exp.Boolean)
 
 
-def version_of(version: exp.Expr) -> int | str | None:
+def parse_version(version: exp.Expr) -> int | str | None:
     """Return the snapshot id, or the name of the branch or tag, in FOR VERSION AS OF.
 
     The result is None for any other version.
@@ -549,7 +549,7 @@ def _parse_alias(node: exp.Expr) -> tuple[str | None, tuple[str, ...]]:
     columns = alias.args.get("columns") or []
     if not all(isinstance(name, exp.Identifier) for name in (alias.this, *columns)):
         raise UnsupportedStatement
-    return canonical_name(alias.name), tuple(canonical_name(column.name) for column in columns)
+    return canonicalize_name(alias.name), tuple(canonicalize_name(column.name) for column in columns)
 
 
 def _find_queries(expression: exp.Expr) -> Iterator[exp.Expr]:

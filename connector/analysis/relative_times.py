@@ -18,7 +18,7 @@ from datetime import UTC, date, datetime, timedelta
 
 from sqlglot import exp
 
-from seamark.connector.analysis.literals import UNITS, add_months, interval_of, unit_of
+from seamark.connector.analysis.literals import UNITS, add_months, parse_interval, parse_unit
 from seamark.connector.analysis.truncations import truncate
 from seamark.connector.plans.literals import Literal
 
@@ -86,16 +86,16 @@ def _parse_operand(node: exp.Expr | None, today: date) -> DateSpan | None:
             return DateSpan(today - _BEFORE, today + _AFTER)
         case exp.TimestampTrunc() | exp.DateTrunc():
             inner = _parse_operand(node.this, today)
-            return None if inner is None else DateSpan(truncate(inner.low, unit_of(node)) - _ZONES, inner.high)
+            return None if inner is None else DateSpan(truncate(inner.low, parse_unit(node)) - _ZONES, inner.high)
         case exp.Add() | exp.Sub():
-            inner, moved = _parse_operand(node.this, today), interval_of(node.expression)
+            inner, moved = _parse_operand(node.this, today), parse_interval(node.expression)
             if inner is None or moved is None:
                 return None
             return inner.move(moved[0], -moved[1] if isinstance(node, exp.Sub) else moved[1])
         case exp.DateAdd():
             inner, moved = (
                 _parse_operand(node.this, today),
-                interval_of(exp.Interval(this=node.expression, unit=node.args.get("unit"))),
+                parse_interval(exp.Interval(this=node.expression, unit=node.args.get("unit"))),
             )
             return None if inner is None or moved is None else inner.move(*moved)
     return None

@@ -27,18 +27,18 @@ from typing import Any
 from sqlglot import Dialect, exp
 from sqlglot.errors import SqlglotError
 
-from seamark.connector.analysis.algebra.needed_rows import condition_of, joins_of, likes_on
+from seamark.connector.analysis.algebra.needed_rows import build_condition, build_joins, likes_on
 from seamark.connector.analysis.algebra.relations import Relation, Table
 from seamark.connector.analysis.conditions import ConditionReader
-from seamark.connector.analysis.lexer import QueryText, TrinoToken, UnsupportedStatement, extract_query, tokens_of
-from seamark.connector.analysis.queries import ColumnsOf, Queries, check_relations, version_of
-from seamark.connector.analysis.select_names import canonical_name
+from seamark.connector.analysis.lexer import QueryText, TrinoToken, UnsupportedStatement, extract_query, tokenize_trino
+from seamark.connector.analysis.queries import ColumnsOf, Queries, check_relations, parse_version
+from seamark.connector.analysis.select_names import canonicalize_name
 from seamark.connector.analysis.table_uses import find_table_uses
 from seamark.connector.plans.quotes import quote_name
 from seamark.connector.plans.scan import Scan
 from seamark.connector.plans.splices import Replacement
 from seamark.formats.iceberg.expressions.like_patterns import is_valid_pattern
-from seamark.formats.iceberg.expressions.sql_parser import parse_statements, tokens_in
+from seamark.formats.iceberg.expressions.sql_parser import parse_statements, tokenize_sql
 
 STATEMENT_CHARACTERS_MAX = 200_000
 _TRINO = Dialect.get_or_raise("trino")
@@ -74,7 +74,7 @@ def parse_query(statement: str, parameters: Sequence[str] = ()) -> ParsedQuery:
         raise UnsupportedStatement
     inner = extract_query(statement, parameters)
     try:
-        words = tokens_in(_TRINO, inner.text)
+        words = tokenize_sql(_TRINO, inner.text)
         trees = parse_statements(_TRINO, inner.text, words)
     except (SqlglotError, RecursionError):  # sqlglot may also fail with RecursionError.
         raise UnsupportedStatement from None
@@ -94,7 +94,7 @@ def use_parsed_query(text: str, tree: exp.Expr, words: Sequence[Any]) -> ParsedQ
     Raises:
         UnsupportedStatement: The query is not fully understood.
     """
-    tokens = tokens_of(text)
+    tokens = tokenize_trino(text)
     if any(token.word == "?" for token in tokens):
         raise UnsupportedStatement
     return _check_query(QueryText(text, tokens, range(len(text) + 1)), tree, words)
@@ -132,7 +132,7 @@ def find_scans(
     utc: bool = False,
     today: date | None = None,
 ) -> tuple[Scan, ...]:
-    """Parse a statement, and return its scans as `scans_of` does.
+    """Parse a statement, and return its scans as `collect_scans` does.
 
     The result is empty if the statement is not fully understood.
     """
@@ -140,10 +140,10 @@ def find_scans(
         query = parse_query(statement, parameters)
     except UnsupportedStatement:
         return ()
-    return scans_of(query, columns_of=columns_of, utc=utc, today=today)
+    return collect_scans(query, columns_of=columns_of, utc=utc, today=today)
 
 
-def scans_of(
+def collect_scans(
     query: ParsedQuery, *, columns_of: ColumnsOf = lambda _: None, utc: bool = False, today: date | None = None
 ) -> tuple[Scan, ...]:
     """Return the scans of a query in the order of the text.
@@ -174,14 +174,14 @@ def scans_of(
     return tuple(
         replace(
             scan,
-            joins=joins_of(table, numbers.get, utc=utc),
+            joins=build_joins(table, numbers.get, utc=utc),
             query_use=uses.get(id(queries.tables[table]), scan.query_use),
         )
         for table, scan in scans
     )
 
 
-def result_types(query: ParsedQuery, columns: Sequence[str], *, columns_of: ColumnsOf) -> dict[str, str]:
+def find_result_types(query: ParsedQuery, columns: Sequence[str], *, columns_of: ColumnsOf) -> dict[str, str]:
     """Return the Iceberg types of the `columns` of a query's result that are unchanged stored columns."""
     try:
         _, result = _read(query, columns_of)
@@ -259,7 +259,7 @@ class _ReferencePositions:
 
     def scan(self, table: Table, node: exp.Table, *, utc: bool) -> Scan | None:
         """Return the scan of a table reference, or None if the name of the table cannot be replaced."""
-        names = [canonical_name(part.name) for part in node.parts]
+        names = [canonicalize_name(part.name) for part in node.parts]
         numbers = [self._number.get(part.meta.get("start", -1)) for part in node.parts]
         tokens, offsets = self._text.tokens, self._text.offsets
         if any(number is None for number in numbers):
@@ -271,7 +271,7 @@ class _ReferencePositions:
         alias = None if has_alias else f" AS {quote_name(node.name)}"
         version, span, at = node.args.get("version"), None, None
         if version is not None:
-            clause, at = tokens[last + 1 : last + 6], version_of(version)
+            clause, at = tokens[last + 1 : last + 6], parse_version(version)
             if [token.word for token in clause[:4]] != ["FOR", "VERSION", "AS", "OF"] or _parse_version(
                 clause[4]
             ) != at:
@@ -288,7 +288,7 @@ class _ReferencePositions:
             alias_needed=alias,
             snapshot_id=at if isinstance(at, int) else None,
             version_span=span,
-            condition=condition_of(table, utc=utc),
+            condition=build_condition(table, utc=utc),
             likes=likes_on([table]),
             quoted=self._text.quoted,
             renamable=has_alias or names[-1] not in self._schemas,

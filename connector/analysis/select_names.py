@@ -54,8 +54,8 @@ ParsedTree: TypeAlias = int | ParsedJoin
 """A join, or the position of a source in FROM."""
 
 
-def sources_in(tree: ParsedTree) -> frozenset[int]:
-    return frozenset({tree}) if isinstance(tree, int) else sources_in(tree.left) | sources_in(tree.right)
+def list_sources(tree: ParsedTree) -> frozenset[int]:
+    return frozenset({tree}) if isinstance(tree, int) else list_sources(tree.left) | list_sources(tree.right)
 
 
 def joins_in(tree: ParsedTree | None) -> Iterator[ParsedJoin]:
@@ -106,9 +106,9 @@ class SelectNames:
     def has(self, name: str) -> bool | None:
         answers: set[bool | None] = {False}
         for projection in self.projections:
-            star = star_qualifier(projection)
+            star = find_star_qualifier(projection)
             if star is None:
-                answers.add(output_name(projection) == name)
+                answers.add(find_output_name(projection) == name)
             elif star == "":
                 answers |= {source.relation.has(name) for source in self.sources}
             else:
@@ -116,10 +116,10 @@ class SelectNames:
         return True if True in answers else None if None in answers else False
 
     def names(self) -> tuple[str | None, ...] | None:
-        if len(self.projections) == len(self.sources) == 1 and star_qualifier(self.projections[0]) == "":
+        if len(self.projections) == len(self.sources) == 1 and find_star_qualifier(self.projections[0]) == "":
             return self.sources[0].relation.names()
-        has_star = any(star_qualifier(projection) is not None for projection in self.projections)
-        return None if has_star else output_names(self.projections)
+        has_star = any(find_star_qualifier(projection) is not None for projection in self.projections)
+        return None if has_star else find_output_names(self.projections)
 
     def reference(self, name: str) -> ColumnReference | None:
         """Return the source column whose unchanged value the output has, or None.
@@ -128,19 +128,19 @@ class SelectNames:
         """
         stars = []
         for projection in self.projections:
-            star = star_qualifier(projection)
+            star = find_star_qualifier(projection)
             if star is not None:
                 stars.append(star)
-            elif output_name(projection) == name:
+            elif find_output_name(projection) == name:
                 return self.resolve_node(projection.this if isinstance(projection, exp.Alias) else projection)
         if len(stars) != 1:
             return None
         return self._resolve_name(name) if stars[0] == "" else self._resolve_name(name, stars[0])
 
     def literal(self, name: str) -> Literal | None:
-        if any(star_qualifier(projection) is not None for projection in self.projections):
+        if any(find_star_qualifier(projection) is not None for projection in self.projections):
             return None
-        names = output_names(self.projections)
+        names = find_output_names(self.projections)
         literal = self._literal_of(self.projections[names.index(name)].unalias()) if names.count(name) == 1 else None
         return None if literal is None or literal.kind == "null" else literal
 
@@ -157,7 +157,7 @@ class SelectNames:
         parts = column.parts
         if not all(isinstance(part, exp.Identifier) for part in parts) or len(parts) > 3:
             return None
-        *qualifiers, name = (canonical_name(part.name) for part in parts)
+        *qualifiers, name = (canonicalize_name(part.name) for part in parts)
         if len(qualifiers) < 2:
             return self._resolve_name(name, *qualifiers)
         # Two qualifiers are a schema and a table, or a table and a struct column. Trino prefers the table.
@@ -204,7 +204,7 @@ class SelectNames:
         first = column.parts[0]
         if not isinstance(first, exp.Identifier) or len(column.parts) > 2:
             return False
-        name = canonical_name(first.name)
+        name = canonicalize_name(first.name)
         if self._find_sources(name) if len(column.parts) == 2 else self._has_alias(name):
             return False
         return all(source.relation.has(name) is False for source in self.sources)
@@ -215,7 +215,8 @@ class SelectNames:
         In WHERE, DuckDB resolves a name to such an alias before it looks for columns of an outer block.
         """
         return any(
-            isinstance(projection, exp.Alias) and output_name(projection) == name for projection in self.projections
+            isinstance(projection, exp.Alias) and find_output_name(projection) == name
+            for projection in self.projections
         )
 
     def _resolve_name(self, name: str, qualifier: str | None = None) -> ColumnReference | None:
@@ -235,7 +236,7 @@ class SelectNames:
         parts = column.parts
         if len(parts) < 2 or not all(isinstance(part, exp.Identifier) for part in parts):
             return None
-        names = [canonical_name(part.name) for part in parts]
+        names = [canonicalize_name(part.name) for part in parts]
         if any("." in name for name in names):
             return None
         qualified = self._find_sources(names[0])
@@ -254,7 +255,7 @@ class SelectNames:
         return [source for source in self.sources if source.name == qualifier]
 
 
-def canonical_name(name: str) -> str:
+def canonicalize_name(name: str) -> str:
     """Return the form of a name in which Trino compares names, with or without quotes (trinodb/trino#17).
 
     Raises:
@@ -274,7 +275,7 @@ def is_plain_name(name: str) -> bool:
     return "$" not in name and "." not in name
 
 
-def star_qualifier(projection: exp.Expr) -> str | None:
+def find_star_qualifier(projection: exp.Expr) -> str | None:
     """Return the qualifier of a star, or "" for a star without a qualifier.
 
     The result is None if the projection is not a star.
@@ -284,24 +285,24 @@ def star_qualifier(projection: exp.Expr) -> str | None:
     if type(projection) is exp.Column and isinstance(projection.this, exp.Star):
         qualifiers = projection.parts[:-1]
         # More than one qualifier is a table with its schema, or a struct.
-        return canonical_name(qualifiers[-1].name) if len(qualifiers) == 1 else "\0"
+        return canonicalize_name(qualifiers[-1].name) if len(qualifiers) == 1 else "\0"
     return None
 
 
-def output_name(projection: exp.Expr) -> str | None:
+def find_output_name(projection: exp.Expr) -> str | None:
     if isinstance(projection, exp.Alias):
-        return canonical_name(projection.alias)
+        return canonicalize_name(projection.alias)
     if type(projection) is exp.Column or isinstance(projection, exp.Dot):
-        return canonical_name(projection.name) or None
+        return canonicalize_name(projection.name) or None
     return None
 
 
-def output_names(projections: Sequence[exp.Expr]) -> tuple[str | None, ...]:
+def find_output_names(projections: Sequence[exp.Expr]) -> tuple[str | None, ...]:
     """Return the names of output columns. None of the columns may be a star.
 
     A literal or an extreme without an alias gets a name that no statement can contain.
     """
     return tuple(
-        output_name(projection) or (f"\0{number}" if isinstance(projection, (*_LITERALS, *_EXTREMES)) else None)
+        find_output_name(projection) or (f"\0{number}" if isinstance(projection, (*_LITERALS, *_EXTREMES)) else None)
         for number, projection in enumerate(projections)
     )

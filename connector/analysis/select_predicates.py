@@ -21,18 +21,18 @@ from seamark.connector.analysis.algebra.equivalences import (
     has_ranges,
     is_comparable,
     is_year_number,
-    partner_values,
-    period_values,
-    range_values,
+    iter_period_semi_joins,
+    iter_range_semi_joins,
+    list_partner_conditions,
     restrict_to_sources,
 )
-from seamark.connector.analysis.algebra.extremes import extreme_values, is_beyond_extreme
+from seamark.connector.analysis.algebra.extremes import is_beyond_extreme, iter_extreme_semi_joins
 from seamark.connector.analysis.algebra.relations import Relation, is_exact
 from seamark.connector.analysis.comparisons import FLIPPED
 from seamark.connector.analysis.conditions import COMPARISONS, ConditionReader, is_plain, split_conjunction
-from seamark.connector.analysis.literals import unit_of
-from seamark.connector.analysis.operands import class_of_kind, class_of_literal
-from seamark.connector.analysis.select_names import ParsedJoin, SelectNames, sources_in
+from seamark.connector.analysis.literals import parse_unit
+from seamark.connector.analysis.operands import get_kind_class, get_literal_class
+from seamark.connector.analysis.select_names import ParsedJoin, SelectNames, list_sources
 from seamark.connector.plans.conditions import DAY, HOUR, MONTH, YEAR, ColumnReference, Condition, SemiJoin, all_of
 from seamark.formats.protocol.wire import MAXIMUM, MINIMUM
 
@@ -77,7 +77,7 @@ class PredicateReader:
         """Return the condition on columns of the sources that is true for each row for which `node` is true."""
         return self._reader.read(node, self._names.resolve_stored, self._names.kind)
 
-    def condition_on(self, node: exp.Expr, columns: frozenset[ColumnReference]) -> Condition | None:
+    def build_condition_on(self, node: exp.Expr, columns: frozenset[ColumnReference]) -> Condition | None:
         """Return the condition on `columns` that is true for each row for which `node` is true."""
 
         def resolve(column: exp.Column) -> ColumnReference | None:
@@ -103,12 +103,12 @@ class PredicateReader:
         exact = [each for each in comparisons if each is not None and is_exact(self._names.kind(each.column))]
         return all_of(exact) if len(exact) == len(comparisons) else None
 
-    def predicate_on(self, join: ParsedJoin) -> Predicate:
+    def find_join_predicate(self, join: ParsedJoin) -> Predicate:
         """Return the predicate of ON or USING.
 
         It uses only the sources of the join, because any other name may refer to an outer block.
         """
-        own = sources_in(join)
+        own = list_sources(join)
         equalities = [
             (left, right) for left, right in self._find_equalities(join.on) if left[0] in own and right[0] in own
         ]
@@ -169,7 +169,7 @@ class PredicateReader:
     def _kind_of(self, reference: ColumnReference) -> str | None:
         """Return the type of a column that is stored, or an extreme of a stored column."""
         source, column = reference
-        return _kind_of_output(self._names.sources[source].relation, column)
+        return _find_output_kind(self._names.sources[source].relation, column)
 
     # Values of subqueries
 
@@ -206,12 +206,12 @@ class PredicateReader:
             reference = self._names.resolve_node(column)
             if reference is None or name is None:
                 continue
-            if is_comparable(self._names.kind(reference), _kind_of_output(query, name)):
+            if is_comparable(self._names.kind(reference), _find_output_kind(query, name)):
                 pairs.append((reference, name))
         for reference, name in pairs:
-            yield from extreme_values(reference, self._names.kind(reference), "=", query, name)
+            yield from iter_extreme_semi_joins(reference, self._names.kind(reference), "=", query, name)
         if pairs:
-            yield from partner_values(pairs, query)
+            yield from list_partner_conditions(pairs, query)
 
     def _read_values_beside(self, column: exp.Expr, op: str, query: Relation | None) -> Iterator[SemiJoin]:
         """Yield semi-joins for a column that is less or greater than the column of one row of the query."""
@@ -221,9 +221,9 @@ class PredicateReader:
         if query is None or reference is None or name is None:
             return
         kind = self._names.kind(reference)
-        yield from extreme_values(reference, kind, op, query, name)
-        if has_ranges(kind, _kind_of_output(query, name)) and not is_beyond_extreme(op, query, name):
-            yield from range_values(reference, [Limit(op, name)], query)
+        yield from iter_extreme_semi_joins(reference, kind, op, query, name)
+        if has_ranges(kind, _find_output_kind(query, name)) and not is_beyond_extreme(op, query, name):
+            yield from iter_range_semi_joins(reference, [Limit(op, name)], query)
 
     def _read_values_of_exists(self, query: Relation | None) -> Iterator[SemiJoin]:
         """Yield semi-joins for columns of this SELECT that a subquery's WHERE compares with the subquery's columns."""
@@ -265,7 +265,7 @@ class PredicateReader:
                 is_seen = visible_sources is None or {reference[0], partner[0]} <= visible_sources
                 if is_seen and period.has_values_of(self._names.kind(reference), self._names.kind(partner)):
                     relation = self._names.sources[partner[0]].relation
-                    yield from period_values(reference, period.transform, relation, partner[1])
+                    yield from iter_period_semi_joins(reference, period.transform, relation, partner[1])
 
     # Inequalities
 
@@ -290,12 +290,12 @@ class PredicateReader:
         query = self._queries.get(id(operand))
         if query is not None:
             names = query.names()
-            return None if names is None or len(names) != 1 else class_of_kind(_kind_of_output(query, str(names[0])))
+            return None if names is None or len(names) != 1 else get_kind_class(_find_output_kind(query, str(names[0])))
         reference = self._names.resolve_node(operand.unnest())
         if reference is not None:
-            return class_of_kind(self._kind_of(reference))
+            return get_kind_class(self._kind_of(reference))
         literal = self._reader.literal(operand)
-        return None if literal is None else class_of_literal(literal)
+        return None if literal is None else get_literal_class(literal)
 
     def _read_range_values(self, node: exp.Expr, visible_sources: frozenset[int] | None) -> Iterator[SemiJoin]:
         """Yield semi-joins for columns that are less or greater than columns of another source."""
@@ -308,11 +308,11 @@ class PredicateReader:
                 if visible_sources is not None and not {reference[0], partner[0]} <= visible_sources:
                     continue
                 kind, relation = self._names.kind(reference), self._names.sources[partner[0]].relation
-                yield from extreme_values(reference, kind, op, relation, partner[1])
+                yield from iter_extreme_semi_joins(reference, kind, op, relation, partner[1])
                 if has_ranges(kind, self._kind_of(partner)) and not is_beyond_extreme(op, relation, partner[1]):
                     limits.setdefault((reference, partner[0]), []).append(Limit(op, partner[1]))
         for (reference, source), each in limits.items():
-            yield from range_values(reference, each, self._names.sources[source].relation)
+            yield from iter_range_semi_joins(reference, each, self._names.sources[source].relation)
 
 
 class Period(NamedTuple):
@@ -358,8 +358,8 @@ def parse_period(node: exp.Expr) -> Period | None:
             parts = node.this, DAY, True, False
         case exp.Date() if not node.expressions and is_plain(node):
             parts = node.this, DAY, True, False
-        case exp.TimestampTrunc() | exp.DateTrunc() if unit_of(node).lower() in (DAY, MONTH, YEAR, HOUR):
-            parts = node.this, unit_of(node).lower(), False, False
+        case exp.TimestampTrunc() | exp.DateTrunc() if parse_unit(node).lower() in (DAY, MONTH, YEAR, HOUR):
+            parts = node.this, parse_unit(node).lower(), False, False
         case exp.Year() if is_plain(node):
             parts = node.this, YEAR, False, True
         case exp.Extract() if type(node.this) is exp.Var and node.name.upper() == "YEAR" and is_plain(node):
@@ -367,7 +367,7 @@ def parse_period(node: exp.Expr) -> Period | None:
     return Period(parts[0], *parts[1:]) if parts is not None and type(parts[0]) is exp.Column else None
 
 
-def extremes_of(names: SelectNames) -> dict[str, Extreme]:
+def find_extremes(names: SelectNames) -> dict[str, Extreme]:
     """Return the output columns of a SELECT that are the minimum or maximum of a column."""
     extremes: dict[int, Extreme] = {}
     for number, projection in enumerate(names.projections):
@@ -394,7 +394,7 @@ def _keep_query(node: exp.Expr, inner: exp.Expr) -> exp.Expr:
     return node if isinstance(node, exp.Subquery) else inner
 
 
-def _kind_of_output(relation: Relation, name: str) -> str | None:
+def _find_output_kind(relation: Relation, name: str) -> str | None:
     """Return the type of an output that is a stored column or an extreme of one."""
     if isinstance(relation, QueryBlock) and name in relation.extremes:
         return relation.kind_of(relation.extremes[name].column)

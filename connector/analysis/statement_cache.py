@@ -26,7 +26,7 @@ from seamark.cache.single_flight import SingleFlight
 from seamark.connector.analysis.algebra.relations import Columns
 from seamark.connector.analysis.lexer import UnsupportedStatement, find_with_position
 from seamark.connector.analysis.queries import Names
-from seamark.connector.analysis.scans import ParsedQuery, parse_query, result_types, scans_of
+from seamark.connector.analysis.scans import ParsedQuery, collect_scans, find_result_types, parse_query
 from seamark.connector.plans.async_client import KnownTable
 from seamark.connector.plans.scan import Scan
 from seamark.formats.runtime.fair_lock import FairLock
@@ -65,7 +65,7 @@ class ReadStatement:
     table_names: tuple[Names, ...] = ()
     """The tables whose columns could give more conditions."""
     kinds: Mapping[str, str] = field(default_factory=dict)
-    """The types of the columns in `StatementText.columns` (`scans.result_types`)."""
+    """The types of the columns in `StatementText.columns` (`scans.find_result_types`)."""
     with_position: tuple[int, bool] = (0, False)
     """The position for a first named subquery, and whether the query has WITH (`lexer.find_with_position`)."""
 
@@ -74,7 +74,7 @@ _CLIENT: ContextVar[tuple[str, str]] = ContextVar("client", default=("address", 
 
 
 @contextmanager
-def on_behalf_of(address: str, user: str) -> Iterator[None]:
+def set_client(address: str, user: str) -> Iterator[None]:
     """Set the client for which statements are read in the block, and in the tasks that the block starts.
 
     The reader's lock is fair between addresses, and between the users of an address. The proxy does not authenticate
@@ -183,9 +183,9 @@ def _read(
     try:
         query = query or parse_query(text.text, text.parameters)
         if text.columns:
-            column_types = result_types(query, text.columns, columns_of=columns_of)
+            column_types = find_result_types(query, text.columns, columns_of=columns_of)
             return query, ReadStatement((), tuple(table_names), column_types)
-        scans = scans_of(query, columns_of=columns_of, utc=text.utc, today=text.today)
+        scans = collect_scans(query, columns_of=columns_of, utc=text.utc, today=text.today)
         return query, ReadStatement(scans, tuple(table_names), with_position=find_with_position(query.text))
     except UnsupportedStatement:
         return None, ReadStatement(())

@@ -37,7 +37,7 @@ def find_table_uses(tree: exp.Expr) -> Mapping[int, TableUse]:
             name = table.alias_or_name.lower()
             use = _select_for_table(name, grouping, aggregates)
             if not _has_star(select, name):
-                read_names = {column.name for column in columns if _may_be_of(column, name, select)}
+                read_names = {column.name for column in columns if _may_belong_to(column, name, select)}
                 read_names |= {identifier.name for identifier in joined_names}
                 use = TableUse(use.grouping, use.aggregates, _limit_columns(read_names))
             if use != NO_USE:
@@ -63,7 +63,7 @@ def _has_star(select: exp.Select, name: str) -> bool:
     return False
 
 
-def _may_be_of(column: exp.Column, name: str, select: exp.Select) -> bool:
+def _may_belong_to(column: exp.Column, name: str, select: exp.Select) -> bool:
     """Return whether a column of a SELECT or of its subqueries may be a column of the table with this name."""
     if isinstance(column.this, exp.Star):
         return False

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from sqlglot import exp
 
-from seamark.connector.analysis.comparisons import ComparisonReader, compare_range, moment_literal
-from seamark.connector.analysis.truncations import period_of
+from seamark.connector.analysis.comparisons import ComparisonReader, compare_range, make_moment_literal
+from seamark.connector.analysis.truncations import find_period
 from seamark.connector.plans.conditions import (
     NEVER,
     ColumnComparison,
@@ -78,13 +78,13 @@ def compare_formatted(op: str, time: FormattedTime, text: str, reader: Compariso
             return None
         if start.strftime(time.format) != text:
             return NEVER if op == "=" else None
-        start, end = period_of(start, _FORMATS[time.format])
+        start, end = find_period(start, _FORMATS[time.format])
     except (ValueError, OverflowError):
         return None
     column, like = time.column, Literal("date", "")
     if op == "=":
         return compare_range(column, start, end, like, reader)
-    begins, ends = moment_literal(start, like), moment_literal(end, like)
+    begins, ends = make_moment_literal(start, like), make_moment_literal(end, like)
     match op:
         case "<>":
             return any_of([reader.column("<", column, begins), reader.column(">=", column, ends)])
@@ -119,7 +119,7 @@ def compare_formatted_prefix(node: exp.Expr, prefix: str, reader: ComparisonRead
     year, month, day = (None if part is None else int(part) for part in match.groups())
     try:
         start = datetime(year or 0, month or 1, day or 1)
-        start, end = period_of(start, "YEAR" if month is None else "MONTH" if day is None else "DAY")
+        start, end = find_period(start, "YEAR" if month is None else "MONTH" if day is None else "DAY")
     except (ValueError, OverflowError):
         return None
     return any_of(
@@ -169,7 +169,7 @@ def compare_in_case(op: str, node: exp.Lower | exp.Upper, text: str, reader: Com
     if column is None:
         return None
     pattern = "".join(f"\\{one}" if one in "%_\\" else one for one in text)
-    like = like_predicate(column.column, pattern, "\\", function_of(node), negated=op == "<>")
+    like = like_predicate(column.column, pattern, "\\", find_function(node), negated=op == "<>")
     condition = None
     if op == "=":
         spellings, is_whole = _find_spellings(text, lower=isinstance(node, exp.Lower))
@@ -205,7 +205,7 @@ def compare_pattern_in_case(
 
 
 def _compare_function_value(op: str, column: ColumnReference, node: exp.Expr, literals: Sequence[Literal]) -> Condition:
-    function = function_of(node)
+    function = find_function(node)
     assert function is not None
     return ColumnComparison(column, op, tuple(literals), function, exact=False)
 
@@ -222,7 +222,7 @@ def like_predicate(
     return Like(reference, pattern, escape, function, negated)
 
 
-def function_of(node: exp.Expr) -> str | None:
+def find_function(node: exp.Expr) -> str | None:
     """Return the name of a function that an index can be on, or None for another function."""
     return LOWER if isinstance(node, exp.Lower) else UPPER if isinstance(node, exp.Upper) else None
 

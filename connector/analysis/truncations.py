@@ -8,7 +8,7 @@ _MONTHS = {"MONTH": 1, "QUARTER": 3, "YEAR": 12}
 _CLOCK = {"HOUR": timedelta(hours=1), "MINUTE": timedelta(minutes=1), "SECOND": timedelta(seconds=1)}
 
 
-def period_of(moment: datetime, unit: str) -> tuple[datetime, datetime]:
+def find_period(moment: datetime, unit: str) -> tuple[datetime, datetime]:
     """Return the start and the end of the period that contains `moment`. The end is not in the period.
 
     Raises:
@@ -34,4 +34,4 @@ def period_of(moment: datetime, unit: str) -> tuple[datetime, datetime]:
 
 def truncate(day: date, unit: str) -> date:
     """Return the first day of the period that contains `day`, or `day` itself for a period shorter than a day."""
-    return day if unit in _CLOCK else period_of(datetime(day.year, day.month, day.day), unit)[0].date()
+    return day if unit in _CLOCK else find_period(datetime(day.year, day.month, day.day), unit)[0].date()

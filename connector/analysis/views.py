@@ -79,7 +79,7 @@ def plan_view_query(text: str, name: str, predicate: str) -> str:
     return f"{BEFORE}{text}\n) AS {quote_name(name)} WHERE {predicate}"
 
 
-def predicate_of(planned: PlannedScan) -> str:
+def get_predicate(planned: PlannedScan) -> str:
     """Return the statement's condition on a view, or TRUE without a condition.
 
     A view without a condition may still need only some rows of its tables.
@@ -216,7 +216,7 @@ class ViewPlanner:
             number, planned = left.popleft()
             opened, within = seen.views[planned.table], (*planned.within, number)
             tables_by_name = _select_tables(opened, seen.tables)
-            text = plan_view_query(opened.view.text, planned.table[-1], predicate_of(planned))
+            text = plan_view_query(opened.view.text, planned.table[-1], get_predicate(planned))
             reading = await self._reader.read(
                 StatementText(text, utc=utc, today=find_today(text)), tables_by_name, until_s
             )
@@ -312,7 +312,7 @@ class ViewPlanner:
         ]
         try:
             return await self._seamark.plan_view(
-                name, expanded.view, predicate_of(expanded.planned), references, reader
+                name, expanded.view, get_predicate(expanded.planned), references, reader
             )
         except Refused as error:
             self._known.discard(name)

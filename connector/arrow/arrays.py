@@ -10,7 +10,7 @@ Longs = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 
-def single_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+def combine_to_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     """Return a column, which may have chunks, as one array."""
     if isinstance(column, pa.Array):
         return column

@@ -24,10 +24,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from seamark.connector.arrow.arrays import Mask
-from seamark.formats.iceberg.expressions.arrow import arrow_array, to_row_type
+from seamark.formats.iceberg.expressions.arrow import build_arrow_array, to_row_type
 from seamark.formats.iceberg.files.parquet import FIELD_ID
-from seamark.formats.iceberg.types.schema import Field, ListType, MapType, Schema, StructType, Type, type_name
-from seamark.formats.iceberg.types.types import base_name
+from seamark.formats.iceberg.types.schema import Field, ListType, MapType, Schema, StructType, Type, describe_type
+from seamark.formats.iceberg.types.types import get_base_name
 from seamark.formats.iceberg.types.values import decode_json
 
 UNKNOWN = "unknown"
@@ -46,7 +46,7 @@ class Unwritable(Exception):
 # Types
 
 
-def arrow_schema(schema: Schema) -> pa.Schema:
+def build_arrow_schema(schema: Schema) -> pa.Schema:
     """Return the Arrow schema of a table's data files.
 
     Raises:
@@ -55,7 +55,7 @@ def arrow_schema(schema: Schema) -> pa.Schema:
     return pa.schema(_to_arrow_fields(schema.fields, ""))
 
 
-def arrow_type(kind: Type, path: str = "") -> pa.DataType:
+def get_arrow_type(kind: Type, path: str = "") -> pa.DataType:
     """Return the Arrow type that a column has in data files, with field ids on nested fields.
 
     Raises:
@@ -82,22 +82,22 @@ def _to_arrow_fields(fields: Iterable[Field], prefix: str) -> list[pa.Field]:
     for field in fields:
         if field.type == UNKNOWN:
             continue
-        name = file_name_of(field.name)
+        name = make_file_name(field.name)
         # Two columns could have the same name in files (`a b` and `a_x20b`), but readers match columns by id.
         if name in used_names:
             name = f"{name}_{field.id}"
         used_names.add(name)
-        kind = arrow_type(field.type, prefix + field.name)
+        kind = get_arrow_type(field.type, prefix + field.name)
         arrow_fields.append(pa.field(name, kind, not field.required, {FIELD_ID: str(field.id)}))
     return arrow_fields
 
 
 def _to_arrow_field(name: str, field_id: int, kind: Type, required: bool, path: str) -> pa.Field:
-    return pa.field(name, arrow_type(kind, f"{path}.{name}"), not required, {FIELD_ID: str(field_id)})
+    return pa.field(name, get_arrow_type(kind, f"{path}.{name}"), not required, {FIELD_ID: str(field_id)})
 
 
 @lru_cache(maxsize=4096)
-def file_name_of(name: str) -> str:
+def make_file_name(name: str) -> str:
     """Return a column's name in files, in the form that Iceberg's writers choose.
 
     Each character other than a letter, a digit or `_` is replaced by `_x<hex>`.
@@ -189,7 +189,7 @@ def _cast_fields(
 def _cast(array: pa.Array, kind: Type, within: Mask | None, path: str) -> pa.Array:
     array = _to_plain_array(array)
     if pa.types.is_null(array.type):
-        return pa.nulls(len(array), arrow_type(kind, path))
+        return pa.nulls(len(array), get_arrow_type(kind, path))
     if isinstance(kind, StructType):
         return _cast_struct(array, kind, within, path)
     if isinstance(kind, ListType):
@@ -259,7 +259,7 @@ def _cast_struct(array: pa.Array, kind: StructType, within: Mask | None, path: s
     arrays = [array.field(position) for position in range(array.type.num_fields)]
     names = [field.name for field in array.type]
     children = _cast_fields(names, arrays, kind.fields, len(array), within, f"{path}.")
-    return pa.StructArray.from_arrays(children, fields=list(arrow_type(kind, path)), mask=mask)
+    return pa.StructArray.from_arrays(children, fields=list(get_arrow_type(kind, path)), mask=mask)
 
 
 _LISTS: tuple[Callable[[pa.DataType], bool], ...] = (
@@ -277,7 +277,7 @@ def _cast_list(array: pa.Array, kind: ListType, path: str) -> pa.Array:
     lengths = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
     values = _cast_elements(pc.list_flatten(array), kind.element, kind.element_required, f"{path}.element")
     mask = array.is_null() if array.null_count else None
-    return pa.ListArray.from_arrays(_compute_offsets(lengths, path), values, type=arrow_type(kind, path), mask=mask)
+    return pa.ListArray.from_arrays(_compute_offsets(lengths, path), values, type=get_arrow_type(kind, path), mask=mask)
 
 
 def _cast_map(array: pa.Array, kind: MapType, path: str) -> pa.Array:
@@ -296,7 +296,9 @@ def _cast_map(array: pa.Array, kind: MapType, path: str) -> pa.Array:
             lengths = np.where(nulls, 0, lengths)
     keys = _cast_elements(keys, kind.key, True, f"{path}.key")
     items = _cast_elements(items, kind.value, kind.value_required, f"{path}.value")
-    return pa.MapArray.from_arrays(_compute_offsets(lengths, path), keys, items, type=arrow_type(kind, path), mask=mask)
+    return pa.MapArray.from_arrays(
+        _compute_offsets(lengths, path), keys, items, type=get_arrow_type(kind, path), mask=mask
+    )
 
 
 def _cast_elements(array: pa.Array, kind: Type, required: bool, path: str) -> pa.Array:
@@ -316,7 +318,7 @@ def _compute_offsets(lengths: npt.NDArray[Any], path: str) -> pa.Array:
 
 
 def _cast_primitive(array: pa.Array, kind: str, path: str) -> pa.Array:
-    target, name, source = arrow_type(kind, path), base_name(kind), array.type
+    target, name, source = get_arrow_type(kind, path), get_base_name(kind), array.type
     if source == target:
         return array
     accepts, cast = _CASTS[name]
@@ -351,7 +353,7 @@ def _format_range(array: pa.Array) -> str:
 
 def _make_type_error(array: pa.Array, kind: Type, path: str) -> Unwritable:
     return Unwritable(
-        f"column {path} is {type_name(kind)}; the data has {array.type}, which cannot be cast to this type"
+        f"column {path} is {describe_type(kind)}; the data has {array.type}, which cannot be cast to this type"
     )
 
 
@@ -435,7 +437,7 @@ def _build_default_column(field: Field, rows: int, path: str) -> pa.Array:
         return _repeat_default(field.type, field.write_default, rows, path)
     if field.required:
         raise Unwritable(f"column {path} is required, but the data does not have it")
-    return pa.nulls(rows, arrow_type(field.type, path))
+    return pa.nulls(rows, get_arrow_type(field.type, path))
 
 
 def _repeat_default(kind: Type, default: object, rows: int, path: str) -> pa.Array:
@@ -446,12 +448,12 @@ def _repeat_default(kind: Type, default: object, rows: int, path: str) -> pa.Arr
     """
     if isinstance(kind, StructType) and default == {}:  # The fields of a struct have their own defaults.
         children = _cast_fields([], [], kind.fields, rows, None, f"{path}.")
-        return pa.StructArray.from_arrays(children, fields=list(arrow_type(kind, path)))
+        return pa.StructArray.from_arrays(children, fields=list(get_arrow_type(kind, path)))
     if not isinstance(kind, str):
         raise Unwritable(f"column {path} has an unsupported write default; add the column to the data")
     try:
         value = decode_json(kind, default)
     except ValueError as error:
         raise Unwritable(f"column {path} has an invalid write default: {error}; add the column to the data") from None
-    repeated = pa.repeat(arrow_array(kind, [value])[0], rows)
+    repeated = pa.repeat(build_arrow_array(kind, [value])[0], rows)
     return _cast_primitive(repeated, kind, path)

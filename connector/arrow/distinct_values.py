@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from seamark.formats.iceberg.types.types import base_name
+from seamark.formats.iceberg.types.types import get_base_name
 from seamark.formats.index.keys.theta import Hashes, SketchBuilder, hash_bytes, hash_fixed
 
 _WIDTHS = {
@@ -41,7 +41,7 @@ def add_values(builder: SketchBuilder, column: pa.Array, kind: str) -> None:
 
 
 def _hash_values(values: pa.Array, kind: str) -> Hashes:
-    name = base_name(kind)
+    name = get_base_name(kind)
     if name in _WIDTHS:
         width = _WIDTHS[name]
         return hash_fixed(_read_fixed_bytes(values, width), width)

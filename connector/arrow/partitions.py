@@ -26,16 +26,16 @@ from seamark.formats.iceberg.types.transforms import (
     IDENTITY,
     UNITS_PER_DAY,
     VOID,
+    compute_result_type,
+    get_transform_name,
+    get_transform_width,
     make_function,
-    name_of,
-    result_type,
-    width_of,
 )
-from seamark.formats.iceberg.types.types import base_name
-from seamark.formats.iceberg.types.values import FLOATS, decimal_scale, encode_json
+from seamark.formats.iceberg.types.types import get_base_name
+from seamark.formats.iceberg.types.values import FLOATS, encode_json, get_decimal_scale
 from seamark.formats.index.kernels import _murmur
-from seamark.formats.index.keys.arrow_keys import keys_of
-from seamark.formats.index.keys.keys import Keys, has_codes, mask_of
+from seamark.formats.index.keys.arrow_keys import convert_to_keys
+from seamark.formats.index.keys.keys import Keys, has_codes, unpack_bits
 from seamark.formats.runtime.errors import BadRequest
 
 Partition = tuple[Any, ...]
@@ -77,15 +77,15 @@ class PartitionTerm:
     positions: tuple[int, ...]
 
     def apply(self, rows: pa.RecordBatch | pa.Table) -> Values:
-        return apply_transform(self.transform, self.kind, column_at(rows, self.positions))
+        return apply_transform(self.transform, self.kind, get_column_at(rows, self.positions))
 
     @property
     def result(self) -> str:
         """The result type of the transform."""
-        return result_type(self.transform, self.kind)
+        return compute_result_type(self.transform, self.kind)
 
 
-def term_of(transform: str, sources: Sequence[int], schema: Schema, subject: str) -> PartitionTerm:
+def build_term(transform: str, sources: Sequence[int], schema: Schema, subject: str) -> PartitionTerm:
     """Return a term for a column of the table's schema. It can be applied to batches of `casting.conform`.
 
     Args:
@@ -106,10 +106,10 @@ def term_of(transform: str, sources: Sequence[int], schema: Schema, subject: str
         make_function(transform, column.type)
     except BadRequest as error:
         raise Unwritable(f"{subject} cannot be written: {error.message}") from None
-    return PartitionTerm(transform, column.type, field_positions(column.id, schema))
+    return PartitionTerm(transform, column.type, find_field_positions(column.id, schema))
 
 
-def field_positions(column_id: int, schema: Schema) -> tuple[int, ...]:
+def find_field_positions(column_id: int, schema: Schema) -> tuple[int, ...]:
     """Return the positions of the fields on the path to a column, in batches with the table's Arrow schema."""
     path = [column_id]
     while (parent := schema.index.by_id[path[0]].parent) is not None:
@@ -123,7 +123,7 @@ def field_positions(column_id: int, schema: Schema) -> tuple[int, ...]:
     return tuple(positions)
 
 
-def column_at(rows: pa.RecordBatch | pa.Table, positions: tuple[int, ...]) -> pa.Array | pa.ChunkedArray:
+def get_column_at(rows: pa.RecordBatch | pa.Table, positions: tuple[int, ...]) -> pa.Array | pa.ChunkedArray:
     """Return the column at these positions. It is null where an enclosing struct is null.
 
     For an empty path, the column has only nulls.
@@ -144,7 +144,7 @@ class Partitioner:
     def __init__(self, spec: PartitionSpec, schema: Schema) -> None:
         self.names = [field.name for field in spec.fields]
         self.terms = [
-            term_of(field.transform, field.sources, schema, f"Partition field {field.name}") for field in spec.fields
+            build_term(field.transform, field.sources, schema, f"Partition field {field.name}") for field in spec.fields
         ]
 
     def split(self, batch: pa.RecordBatch) -> list[tuple[Partition, Longs | None]]:
@@ -190,18 +190,18 @@ def apply_transform(transform: str, kind: str, column: pa.Array | pa.ChunkedArra
     Raises:
         ValueError: The values of the column have another type.
     """
-    name = name_of(transform)
+    name = get_transform_name(transform)
     if name == VOID or pa.types.is_null(column.type):
         return Values(np.zeros(len(column), dtype=np.int64), [None])
-    base = base_name(kind)
+    base = get_base_name(kind)
     if name == "truncate" and base in ("string", "binary"):
         slice_function = pc.utf8_slice_codeunits if base == "string" else pc.binary_slice
-        return _encode_by_dictionary(IDENTITY, kind, slice_function(column, 0, width_of(transform)))
+        return _encode_by_dictionary(IDENTITY, kind, slice_function(column, 0, get_transform_width(transform)))
     if not has_codes(kind):
         if name == "bucket" and base != "decimal":
-            return _bucket_of_bytes(keys_of(column, kind), width_of(transform))
+            return _bucket_bytes(convert_to_keys(column, kind), get_transform_width(transform))
         return _encode_by_dictionary(transform, kind, column)
-    keys = keys_of(column, kind)
+    keys = convert_to_keys(column, kind)
     if base in FLOATS:
         return _encode_floats(keys)
     if name == "bucket" and base == "decimal":
@@ -234,7 +234,7 @@ def _encode_numbers(numbers: Longs, keys: Keys) -> Values:
             return Values(np.zeros(len(numbers), dtype=np.int64), [int(numbers[0])])
         distinct, codes = np.unique(numbers, return_inverse=True)
         return Values(codes, distinct.tolist())
-    present = mask_of(valid, keys.rows)
+    present = unpack_bits(valid, keys.rows)
     distinct, positions = np.unique(numbers[present], return_inverse=True)
     codes = np.full(keys.rows, len(distinct), dtype=np.int64)
     codes[present] = positions
@@ -244,7 +244,9 @@ def _encode_numbers(numbers: Longs, keys: Keys) -> Values:
 def _encode_floats(keys: Keys) -> Values:
     """Encode floats by their bits: -0.0 and 0.0 are different, and all NaN are equal."""
     assert keys.codes is not None
-    codes = keys.codes if keys.nan is None else np.where(mask_of(keys.nan, keys.rows), np.uint64(2**64 - 1), keys.codes)
+    codes = (
+        keys.codes if keys.nan is None else np.where(unpack_bits(keys.nan, keys.rows), np.uint64(2**64 - 1), keys.codes)
+    )
     distinct = _encode_numbers((codes ^ _BIAS).view(np.int64), keys)
     return Values(
         distinct.codes, [None if value is None else _decode_double(value + (1 << 63)) for value in distinct.values]
@@ -274,8 +276,8 @@ def _encode_by_dictionary(transform: str, kind: str, column: pa.Array | pa.Chunk
         array = array.storage
     encoded = array.dictionary_encode()
     values = encoded.dictionary.to_pylist()
-    if base_name(kind) == "decimal":
-        scale = decimal_scale(kind)
+    if get_base_name(kind) == "decimal":
+        scale = get_decimal_scale(kind)
         values = [int(value.scaleb(scale, _EXACTLY)) for value in values]
     codes = encoded.indices.fill_null(len(values)).to_numpy(zero_copy_only=False).astype(np.int64)
     distinct = Values(codes, [*values, *([None] if encoded.null_count else [])])
@@ -290,22 +292,22 @@ def _apply_identity(numbers: Longs, _transform: str, _kind: str) -> Longs:
 
 
 def _truncate(numbers: Longs, transform: str, kind: str) -> Longs:
-    truncated = numbers - numbers % width_of(transform)
+    truncated = numbers - numbers % get_transform_width(transform)
     return truncated.astype(np.int32).astype(np.int64) if kind == "int" else truncated
 
 
 def _apply_bucket(numbers: Longs, transform: str, kind: str) -> Longs:
     hashed = numbers // 1000 if kind.endswith("_ns") else numbers
-    return _bucket_of_hash(_murmur.hash_fixed(hashed.view(np.uint8), 8, 0, 32), width_of(transform))
+    return _bucket_hashes(_murmur.hash_fixed(hashed.view(np.uint8), 8, 0, 32), get_transform_width(transform))
 
 
-def _bucket_of_bytes(keys: Keys, width: int) -> Values:
+def _bucket_bytes(keys: Keys, width: int) -> Values:
     assert keys.starts is not None
     assert keys.heap is not None
-    return _encode_numbers(_bucket_of_hash(_murmur.hash_spans(keys.heap, keys.starts, 0, 32), width), keys)
+    return _encode_numbers(_bucket_hashes(_murmur.hash_spans(keys.heap, keys.starts, 0, 32), width), keys)
 
 
-def _bucket_of_hash(hashes: npt.NDArray[np.uint64], width: int) -> Longs:
+def _bucket_hashes(hashes: npt.NDArray[np.uint64], width: int) -> Longs:
     """Return the buckets of 32-bit hashes."""
     return (hashes & np.uint64(0x7FFFFFFF)).view(np.int64) % width
 

@@ -13,12 +13,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from seamark.connector.arrow.partitions import PartitionTerm, apply_transform, column_at, term_of
+from seamark.connector.arrow.partitions import PartitionTerm, apply_transform, build_term, get_column_at
 from seamark.formats.iceberg.metadata.sort_order import SortOrder
 from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.iceberg.types.transforms import IDENTITY, VOID
-from seamark.formats.index.keys.arrow_keys import keys_of
-from seamark.formats.index.keys.keys import has_codes, mask_of
+from seamark.formats.index.keys.arrow_keys import convert_to_keys
+from seamark.formats.index.keys.keys import has_codes, unpack_bits
 
 _NAN = np.uint64(2**64 - 1)
 
@@ -41,7 +41,7 @@ class Ordering:
         self.order_id = order.order_id
         self._fields = [
             _Field(
-                term_of(field.transform, field.sources, schema, f"Sort field {field.describe()}"),
+                build_term(field.transform, field.sources, schema, f"Sort field {field.describe()}"),
                 field.direction == "desc",
                 field.null_order == "nulls-first",
             )
@@ -75,7 +75,7 @@ def _rank_values(term: PartitionTerm, rows: pa.Table) -> tuple[npt.NDArray[np.ui
 
     The rows are bool[rows], or None if no row is null.
     """
-    column = column_at(rows, term.positions)
+    column = get_column_at(rows, term.positions)
     if term.transform != IDENTITY:
         distinct = apply_transform(term.transform, term.kind, column)
         present = sorted((value, code) for code, value in enumerate(distinct.values) if value is not None)
@@ -84,10 +84,10 @@ def _rank_values(term: PartitionTerm, rows: pa.Table) -> tuple[npt.NDArray[np.ui
         has_value = np.array([value is not None for value in distinct.values], dtype=np.bool_)
         return ranks[distinct.codes], None if has_value.all() else has_value[distinct.codes]
     if has_codes(term.kind):
-        keys = keys_of(column, term.kind)
+        keys = convert_to_keys(column, term.kind)
         assert keys.codes is not None
-        codes = keys.codes if keys.nan is None else np.where(mask_of(keys.nan, keys.rows), _NAN, keys.codes)
-        return codes, None if keys.valid is None else mask_of(keys.valid, keys.rows)
+        codes = keys.codes if keys.nan is None else np.where(unpack_bits(keys.nan, keys.rows), _NAN, keys.codes)
+        return codes, None if keys.valid is None else unpack_bits(keys.valid, keys.rows)
     storage = _to_storage(column)
     ranks = pc.rank(storage, tiebreaker="dense").to_numpy(zero_copy_only=False).astype(np.uint64)
     return ranks, storage.is_valid().to_numpy(zero_copy_only=False) if storage.null_count else None

@@ -11,7 +11,14 @@ from typing import Any
 from urllib.parse import quote
 
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.names import Name, namespace_path, split_name, split_table, standard_path, table_path
+from seamark.connector.client.names import (
+    Name,
+    make_namespace_path,
+    make_standard_path,
+    split_name,
+    split_table,
+    table_path,
+)
 from seamark.formats.protocol.wire import NAMESPACE_SEPARATOR
 
 _PAGE = 1000
@@ -103,7 +110,9 @@ def list_views(client: SeamarkClient, namespace: Name) -> Iterator[tuple[str, ..
     Raises:
         NoSuchResource: The namespace does not exist.
     """
-    for identifier in client._list_names(f"namespaces/{namespace_path(_split_levels(namespace))}/views", "identifiers"):
+    for identifier in client._list_names(
+        f"namespaces/{make_namespace_path(_split_levels(namespace))}/views", "identifiers"
+    ):
         yield (*identifier["namespace"], identifier["name"])
 
 
@@ -170,7 +179,7 @@ def drop_view(client: SeamarkClient, view: Name) -> None:
 
 
 def _make_view_route(client: SeamarkClient, view: Name) -> str:
-    return standard_path(client._get_catalog(), "views", split_table(view))
+    return make_standard_path(client._get_catalog(), "views", split_table(view))
 
 
 def list_dropped_entries(client: SeamarkClient, namespace: Name | None = None) -> Iterator[dict[str, Any]]:
@@ -248,7 +257,7 @@ def _send(
 
 
 def namespace_route(client: SeamarkClient, namespace: Name) -> str:
-    return f"{client._get_catalog()}/namespaces/{namespace_path(_split_levels(namespace))}"
+    return f"{client._get_catalog()}/namespaces/{make_namespace_path(_split_levels(namespace))}"
 
 
 def _split_levels(namespace: Name) -> Sequence[str]:

@@ -24,32 +24,32 @@ import pyarrow as pa
 import urllib3
 from urllib3.exceptions import HTTPError
 
-from seamark.connector.client.connections import ClientConnections, connection_retries, wait_s_of
+from seamark.connector.client.connections import ClientConnections, compute_wait_s, make_connection_retries
 from seamark.connector.client.errors import ServerFailed, ServerStorageFull, Unreachable, cause_text, parse_error
 from seamark.connector.client.names import (
     Name,
     check_url,
+    find_standard_root,
     hide_credentials,
-    namespace_path,
+    make_namespace_path,
+    make_standard_path,
     split_table,
-    standard_path,
-    standard_root,
     table_path,
 )
 from seamark.connector.client.row_answers import (
     FileRows,
     Keys,
     LookupAnswer,
-    file_rows_of,
+    encode_keys,
     join_pages,
-    keys_stream,
-    lookup_of,
+    parse_file_rows,
+    parse_lookup,
 )
 from seamark.connector.client.values import CURRENT, At, EngineTable, Explanation, PlanTable, TimelineInstant, omit_none
 from seamark.formats.iceberg.expressions.expression import TRUE, Expression
-from seamark.formats.iceberg.expressions.expression_json import expression_json
+from seamark.formats.iceberg.expressions.expression_json import encode_expression
 from seamark.formats.protocol.wire import AFTER_HEADER, FRESH_HEADER, NAMESPACE_SEPARATOR
-from seamark.formats.runtime.decoding import from_json, from_values
+from seamark.formats.runtime.decoding import convert_json, convert_values
 
 T = TypeVar("T")
 
@@ -250,7 +250,7 @@ class SeamarkClient:
 
     def tables(self, namespace: Sequence[str]) -> Iterator[tuple[str, ...]]:
         """Yield the names of the tables of one namespace, each with all its levels."""
-        for identifier in self._list_names(f"namespaces/{namespace_path(namespace)}/tables", "identifiers"):
+        for identifier in self._list_names(f"namespaces/{make_namespace_path(namespace)}/tables", "identifiers"):
             yield (*identifier["namespace"], identifier["name"])
 
     def load_table(self, table: Name, *, history: bool = False, known: EngineTable | None = None) -> EngineTable:
@@ -272,7 +272,7 @@ class SeamarkClient:
             return known
         answer = response.data
         try:
-            loaded = from_json(answer, _LoadTableResult)
+            loaded = convert_json(answer, _LoadTableResult)
             location = str(msgspec.json.decode(loaded.metadata)["location"])
         except (msgspec.MsgspecError, KeyError) as error:
             raise ServerFailed(f"{self._shown} sent a response that is not a table: {error}") from None
@@ -291,12 +291,12 @@ class SeamarkClient:
         root = self._roots.get(self.url)
         if root is None:
             config = self._request_json("GET", "/v1/config")
-            root = self._roots[self.url] = standard_root(config.get("defaults", {}), config.get("overrides", {}))
+            root = self._roots[self.url] = find_standard_root(config.get("defaults", {}), config.get("overrides", {}))
         return root
 
     def _make_standard_path(self, table: Name) -> str:
         """Return the path of a table in the routes of Iceberg's REST specification."""
-        return standard_path(self._get_catalog(), "tables", split_table(table))
+        return make_standard_path(self._get_catalog(), "tables", split_table(table))
 
     # Plans and other uses of a filter
 
@@ -453,10 +453,10 @@ class SeamarkClient:
         query = {**at.to_query(), "partitions": str(partitions).lower(), **omit_none({"index": index})}
         headers = {"Content-Type": ARROW_STREAM}
         body = self._request(
-            "POST", f"{table_path(table)}/lookup", query, keys_stream(keys), accept=ARROW_STREAM, headers=headers
+            "POST", f"{table_path(table)}/lookup", query, encode_keys(keys), accept=ARROW_STREAM, headers=headers
         )
         try:
-            return lookup_of(self._decode_table(body))
+            return parse_lookup(self._decode_table(body))
         except (KeyError, ValueError) as error:
             raise ServerFailed(f"{self._shown} sent a response that is not a lookup: {error}") from None
 
@@ -489,7 +489,7 @@ class SeamarkClient:
             page = self._decode_table(
                 self._request("POST", f"{table_path(table)}/bitmap", {}, body, accept=ARROW_STREAM)
             )
-            yield from file_rows_of(page)
+            yield from parse_file_rows(page)
             token = (page.schema.metadata or {}).get(b"next-page-token")
             if token is None:
                 return
@@ -513,7 +513,7 @@ class SeamarkClient:
         """
         body: dict[str, Any] = {"definition-id": definition_id, "columns": list(columns)}
         body["files"] = base64.b64encode(files).decode()
-        body |= {} if filter == TRUE else {"filter": expression_json(filter)}
+        body |= {} if filter == TRUE else {"filter": encode_expression(filter)}
         data = json.dumps(body).encode()
         answer = self._decode_table(
             self._request("POST", f"{table_path(table)}/cube-groups", {}, data, accept=ARROW_STREAM)
@@ -525,7 +525,7 @@ class SeamarkClient:
 
     def _convert(self, values: Any, kind: type[T]) -> T:
         try:
-            return from_values(values, kind)
+            return convert_values(values, kind)
         except msgspec.ValidationError as error:
             raise ServerFailed(f"{self._shown} sent a response of an unexpected form: {error}") from None
 
@@ -632,7 +632,7 @@ class SeamarkClient:
         address = f"{self.url}{path}" + (f"?{urlencode(query, quote_via=quote)}" if query else "")
         own_timeout: dict[str, Any] = {} if timeout_s is None else {"timeout": self._make_timeout(timeout_s)}
         for number in range(self._retries + 1):
-            retries = connection_retries(self._retries - number, repeatable=repeatable)
+            retries = make_connection_retries(self._retries - number, repeatable=repeatable)
             try:
                 answer = self._connections.get().request(
                     method, address, body=body, headers=headers, redirect=False, retries=retries, **own_timeout
@@ -642,7 +642,7 @@ class SeamarkClient:
             if answer.status in (200, 201, 204, HTTPStatus.NOT_MODIFIED):
                 return answer
             failure = parse_error(answer.status, answer.data, answer.headers.get("X-Request-Id", ""))
-            wait_s = wait_s_of(answer.status, answer.headers.get("Retry-After"), number, repeatable=repeatable)
+            wait_s = compute_wait_s(answer.status, answer.headers.get("Retry-After"), number, repeatable=repeatable)
             if wait_s is None or number == self._retries or isinstance(failure, ServerStorageFull):
                 raise failure
             if wait_s >= _REPORTED_WAIT_S:

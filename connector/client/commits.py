@@ -27,7 +27,7 @@ _DOUBLINGS_MAX = 10
 _log = logging.getLogger(__name__)
 
 
-def producer_json(producer: Producer | None) -> dict[str, Any] | None:
+def encode_producer(producer: Producer | None) -> dict[str, Any] | None:
     """Return the producer in the form that the body of a commit request has.
 
     Call this before other work, because it checks the producer.
@@ -64,7 +64,7 @@ class CommitClient:
         payload, left_open = json.dumps(body).encode(), False
         for number in range(tries):
             if number:
-                back_off(number - 1, first_s=_WAIT_S, max_s=_WAIT_MAX_S)
+                sleep_before_attempt(number - 1, first_s=_WAIT_S, max_s=_WAIT_MAX_S)
             try:
                 # `_request` itself repeats requests after a refused connection, and if the server is busy.
                 raw = self.client._request("POST", f"{table_path(table)}/commit", {}, payload, repeatable=False)
@@ -92,7 +92,7 @@ class CommitClient:
         return rows
 
 
-def back_off(number: int, *, first_s: float, max_s: float) -> None:
+def sleep_before_attempt(number: int, *, first_s: float, max_s: float) -> None:
     """Sleep before the next attempt.
 
     The sleep takes `first_s`, doubled `number` times, but at most `max_s`. A random part, up to a half, is subtracted,

@@ -60,8 +60,8 @@ def _open_pool(timeout: urllib3.Timeout, certificates: str) -> urllib3.PoolManag
     return urllib3.PoolManager(maxsize=_CONNECTIONS, timeout=timeout, **tls)
 
 
-def connection_retries(times: int, *, repeatable: bool) -> urllib3.Retry:
-    """Return the rules for repeats after failed connections. `wait_s_of` decides about repeats after responses."""
+def make_connection_retries(times: int, *, repeatable: bool) -> urllib3.Retry:
+    """Return the rules for repeats after failed connections. `compute_wait_s` decides about repeats after responses."""
     return urllib3.Retry(
         total=times,
         read=None if repeatable else 0,
@@ -76,7 +76,7 @@ def connection_retries(times: int, *, repeatable: bool) -> urllib3.Retry:
     )
 
 
-def wait_s_of(status: int, retry_after: str | None, number: int, *, repeatable: bool) -> float | None:
+def compute_wait_s(status: int, retry_after: str | None, number: int, *, repeatable: bool) -> float | None:
     """Return the wait before a request is repeated, or None if it is not repeated after this response.
 
     A request that is not repeatable is repeated only after a 503 or 429 with Retry-After. A 503 without this header

@@ -26,7 +26,7 @@ It is in the folder in which the engine is started.
 """
 
 
-def catalog_conf(
+def build_catalog_conf(
     name: str, uri: str, *, warehouse: str = "", token: str = "", extra: Mapping[str, str] | None = None
 ) -> dict[str, str]:
     """Return the Spark settings that make `name` a catalog served at `uri` (http://host:port).
@@ -50,7 +50,7 @@ def catalog_conf(
     return {prefix: CATALOG_CLASS} | {f"{prefix}.{key}": value for key, value in properties.items()}
 
 
-def connection_text(
+def format_connection(
     engine: str, name: str, uri: str, *, has_token: bool, on_s3: bool = False, authority: str = ""
 ) -> str:
     """Return the configuration of an engine of `ENGINES` for the catalog `name`.
@@ -92,7 +92,7 @@ def _add_authority(engine: str, text: str, authority: str) -> str:
 
 def _configure_spark(name: str, uri: str, has_token: bool) -> str:
     token = f"${TOKEN}" if has_token else ""
-    conf = {**NO_HIVE, "spark.sql.extensions": EXTENSIONS, **catalog_conf(name, uri, token=token)}
+    conf = {**NO_HIVE, "spark.sql.extensions": EXTENSIONS, **build_catalog_conf(name, uri, token=token)}
     # The text is in double quotes, so the shell inserts the token.
     flags = [
         f'--conf "{key}={value}"' if value.startswith("$") else f"--conf {shlex.quote(f'{key}={value}')}"
@@ -105,7 +105,7 @@ def _configure_pyspark(name: str, uri: str, has_token: bool) -> str:
     conf = {
         "spark.jars.packages": RUNTIME,
         "spark.sql.extensions": EXTENSIONS,
-        **catalog_conf(name, uri, token=TOKEN if has_token else ""),
+        **build_catalog_conf(name, uri, token=TOKEN if has_token else ""),
     }
     lines = [
         f"    .config({key!r}, os.environ[{TOKEN!r}])" if value == TOKEN else f"    .config({key!r}, {value!r})"
@@ -129,7 +129,7 @@ def _configure_pyiceberg(name: str, uri: str, has_token: bool) -> str:
 def _configure_trino(name: str, uri: str, has_token: bool) -> str:
     """Return the configuration of Trino for tables in local files. Trino must run on the server's machine."""
     return _format_properties(
-        name, trino_properties(uri, has_token) | {"fs.native-local.enabled": "true", "local.location": "/"}
+        name, build_trino_properties(uri, has_token) | {"fs.native-local.enabled": "true", "local.location": "/"}
     )
 
 
@@ -137,7 +137,7 @@ def _configure_trino_on_s3(name: str, uri: str, has_token: bool) -> str:
     """Return the configuration of Trino for tables in S3. Trino reads and writes S3 with its own keys."""
     return _format_properties(
         name,
-        trino_properties(uri, has_token)
+        build_trino_properties(uri, has_token)
         | {
             "fs.native-s3.enabled": "true",
             "s3.endpoint": "${ENV:S3_ENDPOINT}",
@@ -149,7 +149,7 @@ def _configure_trino_on_s3(name: str, uri: str, has_token: bool) -> str:
     )
 
 
-def trino_properties(uri: str, has_token: bool) -> dict[str, str]:
+def build_trino_properties(uri: str, has_token: bool) -> dict[str, str]:
     """Return the properties of a Trino catalog without the properties of its file system."""
     properties = {
         "connector.name": "iceberg",

@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 
 from pyarrow import fs
 
-from seamark.formats.runtime.tls import authorities_file
-from seamark.formats.storage.storages import rules_of
+from seamark.formats.runtime.tls import find_authorities_file
+from seamark.formats.storage.storages import find_rules
 
 _TOKEN_LIFETIME_S = 3600
 """The lifetime of a token of Google whose end is unknown."""
@@ -65,7 +65,7 @@ class S3Client(ClientStorage):
             scheme=endpoint.scheme if endpoint else "https",
             endpoint_override=endpoint.netloc if endpoint else None,
             force_virtual_addressing=properties.get("s3.path-style-access", "true").lower() == "false",
-            tls_ca_file_path=authorities_file(),
+            tls_ca_file_path=find_authorities_file(),
         )
 
     def has_keys(self, properties: Mapping[str, str]) -> bool:
@@ -159,13 +159,13 @@ CLIENT_STORAGES: dict[str, ClientStorage] = {"s3": S3Client(), "gs": GoogleClien
 """The storages by the scheme of normalised locations."""
 
 
-def client_storage(location: str) -> ClientStorage | None:
+def find_client_storage(location: str) -> ClientStorage | None:
     """Return the storage of a location, or None for a local file and for an unknown scheme."""
-    rules = rules_of(location.partition(":")[0])
+    rules = find_rules(location.partition(":")[0])
     return None if rules is None else CLIENT_STORAGES.get(rules.scheme)
 
 
 def list_schemes() -> list[str]:
     """Return the schemes of all these storages, and their aliases."""
-    rules = [rules_of(scheme) for scheme in CLIENT_STORAGES]
+    rules = [find_rules(scheme) for scheme in CLIENT_STORAGES]
     return [scheme for rule in rules if rule is not None for scheme in rule.schemes]

@@ -25,10 +25,10 @@ def table_path(table: Name) -> str:
         ValueError: The name has no namespace.
     """
     levels = split_table(table)
-    return f"/api/v1/tables/{namespace_path(levels[:-1])}/{quote(levels[-1], safe='')}"
+    return f"/api/v1/tables/{make_namespace_path(levels[:-1])}/{quote(levels[-1], safe='')}"
 
 
-def standard_root(defaults: Mapping[str, str], overrides: Mapping[str, str]) -> str:
+def find_standard_root(defaults: Mapping[str, str], overrides: Mapping[str, str]) -> str:
     """Return the root of the routes of Iceberg's REST specification.
 
     Args:
@@ -38,13 +38,13 @@ def standard_root(defaults: Mapping[str, str], overrides: Mapping[str, str]) -> 
     return f"/v1/{quote(prefix, safe='')}" if prefix else "/v1"
 
 
-def standard_path(root: str, kind: str, levels: Sequence[str]) -> str:
+def make_standard_path(root: str, kind: str, levels: Sequence[str]) -> str:
     """Return the path of a table or view in the routes of Iceberg's REST specification.
 
     Args:
         kind: `tables` or `views`.
     """
-    return f"{root}/namespaces/{namespace_path(levels[:-1])}/{kind}/{quote(levels[-1], safe='')}"
+    return f"{root}/namespaces/{make_namespace_path(levels[:-1])}/{kind}/{quote(levels[-1], safe='')}"
 
 
 def check_url(url: str) -> None:
@@ -69,7 +69,7 @@ def split_table(table: Name) -> tuple[str, ...]:
     return levels
 
 
-def namespace_path(namespace: Sequence[str]) -> str:
+def make_namespace_path(namespace: Sequence[str]) -> str:
     return quote(NAMESPACE_SEPARATOR.join(namespace), safe="")
 
 

@@ -149,13 +149,13 @@ def list_read_tables(client: SeamarkClient, *, days: int | None = None) -> Any:
     return client._request_json("GET", "/api/v1/history", {} if days is None else {"days": str(days)})
 
 
-def effective_properties(client: SeamarkClient, table: Name) -> dict[str, str]:
+def read_effective_properties(client: SeamarkClient, table: Name) -> dict[str, str]:
     """Return the properties of the policy that are set on the table or on one of its namespaces."""
     listed = load_policy(client, table)["properties"]
     return {entry["name"]: entry["value"] for entry in listed if entry["source"] in ("table", "namespace")}
 
 
-def service_jobs(client: SeamarkClient, table: Name | None = None) -> dict[str, Any]:
+def read_service_jobs(client: SeamarkClient, table: Name | None = None) -> dict[str, Any]:
     """Return the running `jobs` of table services on a table or on all tables, and the `waiting` jobs.
 
     docs/reference/openapi.json defines the form of the result (listRunningJobs).

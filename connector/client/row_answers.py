@@ -70,7 +70,7 @@ class FileRows:
         return np.asarray(bitmap.to_array(), dtype=np.uint32).astype(np.int64)
 
 
-def keys_stream(keys: Keys) -> bytes:
+def encode_keys(keys: Keys) -> bytes:
     """Return the body of the request for a lookup."""
     table = keys if isinstance(keys, pa.Table) else pa.table(dict(keys))
     sink = pa.BufferOutputStream()
@@ -80,7 +80,7 @@ def keys_stream(keys: Keys) -> bytes:
     return body
 
 
-def lookup_of(answer: pa.Table) -> LookupAnswer:
+def parse_lookup(answer: pa.Table) -> LookupAnswer:
     """Parse the response to a lookup.
 
     Raises:
@@ -101,7 +101,7 @@ def lookup_of(answer: pa.Table) -> LookupAnswer:
     )
 
 
-def file_rows_of(page: pa.Table) -> list[FileRows]:
+def parse_file_rows(page: pa.Table) -> list[FileRows]:
     """Parse a page of files and their matching rows.
 
     Raises:

@@ -22,8 +22,8 @@ from pathlib import Path
 import pyarrow as pa
 from pyarrow import fs
 
-from seamark.connector.client.file_systems import client_storage, list_schemes
-from seamark.formats.runtime.root_folder import RootFolder, SymbolicLinkError, descriptor_path
+from seamark.connector.client.file_systems import find_client_storage, list_schemes
+from seamark.formats.runtime.root_folder import RootFolder, SymbolicLinkError, make_descriptor_path
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def confine(folders: Iterable[str], roots: Iterable[str] | None = None) -> None:
     confined = []
     for folder in plain:
         for root in operators:
-            below = root.path_below(folder)
+            below = root.find_path_below(folder)
             if below is not None:
                 confined.append(_ConfinedFolder(root, below))
                 break
@@ -86,7 +86,7 @@ def open_confined_folders() -> Iterator[list[str]]:
             with suppress(OSError):
                 descriptor = folder.root.open(folder.below, os.O_PATH | os.O_DIRECTORY)
                 opened.callback(os.close, descriptor)
-                paths.append(descriptor_path(descriptor))
+                paths.append(make_descriptor_path(descriptor))
         yield paths
 
 
@@ -195,12 +195,12 @@ def _confine_path(path: str, local_root: str) -> LocalPath:
             raise _make_outside_error(path)
     elif _confined_to is not None:
         for folder in _confined_to:
-            below = folder.root.path_below(plain)
+            below = folder.root.find_path_below(plain)
             if below is not None and (not folder.below or below.startswith(f"{folder.below}/")):
                 return LocalPath(path, folder.root, below)
     elif local_root:
         root = _parse_root(local_root)
-        below = root.path_below(plain)
+        below = root.find_path_below(plain)
         if below is not None:
             return LocalPath(path, root, below)
     if _confined_to is not None:
@@ -208,7 +208,7 @@ def _confine_path(path: str, local_root: str) -> LocalPath:
     return LocalPath(path, None)
 
 
-def _path_of(location: str) -> str | None:
+def _find_local_path(location: str) -> str | None:
     """Return the path of a local file, or None for another storage."""
     scheme, colon, path = location.partition(":")
     if not colon or "/" in scheme:
@@ -240,7 +240,7 @@ class Storage:
         A writer of a local table could replace folders of the table by symbolic links to files of other tables.
         Therefore symbolic links are followed only on the way to the folder that contains the table's folder.
         """
-        path = _path_of(location)
+        path = _find_local_path(location)
         return Storage(properties, "" if path is None else os.path.dirname(path.rstrip("/")).rstrip("/"))
 
     def open(self, location: str) -> tuple[fs.FileSystem, str]:
@@ -250,10 +250,10 @@ class Storage:
             ValueError: The scheme is unknown.
             PermissionError: `confine` excludes the file.
         """
-        path = _path_of(location)
+        path = _find_local_path(location)
         if path is not None:
             return fs.LocalFileSystem(), self._require_local(path).path
-        storage, remote_path = client_storage(location), location.partition(":")[2]
+        storage, remote_path = find_client_storage(location), location.partition(":")[2]
         if storage is not None and remote_path.startswith("//"):
             return storage.file_system(self.properties, _lent_keys), storage.path(remote_path[2:])
         raise ValueError(
@@ -277,7 +277,7 @@ class Storage:
         local = self.local_path(location)
         if local is not None and local.root is not None:
             with _close_after(local.open_file()) as descriptor:
-                return fs.LocalFileSystem().open_input_file(descriptor_path(descriptor))
+                return fs.LocalFileSystem().open_input_file(make_descriptor_path(descriptor))
         filesystem, path = self.open(location)
         return filesystem.open_input_file(path)
 
@@ -290,13 +290,13 @@ class Storage:
         local = self.local_path(location)
         if local is not None:
             with _close_after(local.create()) as descriptor:
-                return fs.LocalFileSystem().open_output_stream(descriptor_path(descriptor))
+                return fs.LocalFileSystem().open_output_stream(make_descriptor_path(descriptor))
         filesystem, path = self.open(location)
         return filesystem.open_output_stream(path)
 
     def local_path(self, location: str) -> LocalPath | None:
         """Return the path of a local file, or None for another storage."""
-        path = _path_of(location)
+        path = _find_local_path(location)
         return None if path is None else self._require_local(path)
 
     def _require_local(self, path: str) -> LocalPath:
@@ -306,7 +306,10 @@ class Storage:
         """Return the whole object. A local file is mapped into memory, so it is read only on demand."""
         local = self.local_path(location)
         if local is not None:
-            with _close_after(local.open_file()) as descriptor, pa.memory_map(descriptor_path(descriptor)) as mapped:
+            with (
+                _close_after(local.open_file()) as descriptor,
+                pa.memory_map(make_descriptor_path(descriptor)) as mapped,
+            ):
                 return memoryview(mapped.read_buffer())
         with self.open_input_file(location) as file:
             return memoryview(file.read_buffer())

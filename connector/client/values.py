@@ -152,7 +152,7 @@ class PlanTable(msgspec.Struct, frozen=True, rename="kebab"):
     """
 
 
-def parse_as_of(text: str) -> int:
+def parse_timestamp(text: str) -> int:
     """Return a time in milliseconds since the epoch.
 
     The text is a number of milliseconds, or a time such as 2026-01-31T12:00:00. A time without an offset is in UTC.

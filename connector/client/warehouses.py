@@ -37,7 +37,7 @@ def load_warehouse(client: SeamarkClient, name: str) -> dict[str, Any]:
     Raises:
         NoSuchResource: The warehouse does not exist.
     """
-    warehouse: dict[str, Any] = client._request_json("GET", _path_of(name))
+    warehouse: dict[str, Any] = client._request_json("GET", _make_path(name))
     return warehouse
 
 
@@ -66,7 +66,7 @@ def change_warehouse(
         InvalidRequest: The definition is invalid, or the operator does not allow it.
     """
     body = {"settings": dict(settings), "credentials": None if credentials is None else dict(credentials)}
-    warehouse: dict[str, Any] = client._request_json("PUT", _path_of(name), body=body)
+    warehouse: dict[str, Any] = client._request_json("PUT", _make_path(name), body=body)
     return warehouse
 
 
@@ -77,8 +77,8 @@ def drop_warehouse(client: SeamarkClient, name: str) -> None:
         NoSuchResource: The warehouse does not exist.
         Refused: The warehouse is not empty. The status is 409.
     """
-    client._request("DELETE", _path_of(name), {}, repeatable=False)
+    client._request("DELETE", _make_path(name), {}, repeatable=False)
 
 
-def _path_of(name: str) -> str:
+def _make_path(name: str) -> str:
     return f"{_PATH}/{quote(name, safe='')}"

@@ -12,8 +12,8 @@ from types import MappingProxyType
 
 from sqlglot import exp
 
-from seamark.formats.iceberg.types.types import base_name
-from seamark.formats.iceberg.types.values import decimal_precision, decimal_scale
+from seamark.formats.iceberg.types.types import get_base_name
+from seamark.formats.iceberg.types.values import get_decimal_precision, get_decimal_scale
 from seamark.formats.index.keys.measures import (
     AVG,
     COUNT,
@@ -26,7 +26,7 @@ from seamark.formats.index.keys.measures import (
     NumberOperand,
     Operand,
     Partial,
-    decimal_digits,
+    get_decimal_digits,
 )
 
 _INTEGERS = ("int", "long")
@@ -63,11 +63,11 @@ class CubeDialect(ABC):
         Raises:
             NotFromCube: Values of the type are not used in cubes.
         """
-        if base_name(kind) == "decimal":
-            return f"DECIMAL({decimal_precision(kind)}, {decimal_scale(kind)})"
-        if base_name(kind) not in self.types:
+        if get_base_name(kind) == "decimal":
+            return f"DECIMAL({get_decimal_precision(kind)}, {get_decimal_scale(kind)})"
+        if get_base_name(kind) not in self.types:
             raise NotFromCube(f"the type {kind} is not supported in cubes of {self.name}")
-        return self.types[base_name(kind)]
+        return self.types[get_base_name(kind)]
 
     def truncate(self, unit: str, column: str, kind: str) -> str:
         """Return a time truncated to a unit, with the type of the time."""
@@ -84,7 +84,7 @@ class CubeDialect(ABC):
 
     def sum_type(self, kind: str) -> str:
         """Return the type of the partial sums of integers or decimals."""
-        return f"DECIMAL({PRECISION_MAX}, {decimal_digits(kind)[1]})"
+        return f"DECIMAL({PRECISION_MAX}, {get_decimal_digits(kind)[1]})"
 
     def adds_floats(self, measure: Measure) -> bool:
         """Return whether the last digits of an aggregate depend on the order of additions."""
@@ -124,7 +124,7 @@ class CubeDialect(ABC):
         Raises:
             NotFromCube: The type of the operand may differ.
         """
-        if not isinstance(operand, ColumnOperand) and base_name(operand.kind) == "decimal":
+        if not isinstance(operand, ColumnOperand) and get_base_name(operand.kind) == "decimal":
             raise NotFromCube(f"the type of an extreme of decimals that {self.name} computes may differ")
 
     def combine_maximum(self, column: str, operand: Operand, where: str) -> str:
@@ -206,7 +206,7 @@ class TrinoCubes(CubeDialect):
     )
 
     def adds_floats(self, measure: Measure) -> bool:
-        is_decimal = measure.operand is not None and base_name(measure.operand.kind) == "decimal"
+        is_decimal = measure.operand is not None and get_base_name(measure.operand.kind) == "decimal"
         return super().adds_floats(measure) and not is_decimal
 
     def check_extreme(self, operand: Operand) -> None:
@@ -219,13 +219,13 @@ class TrinoCubes(CubeDialect):
         return f"coalesce(max(CASE WHEN is_nan({column}) THEN NULL ELSE {column} END){where}, max({column}){where})"
 
     def combine_sum(self, column: str, operand: Operand, where: str) -> str:
-        if base_name(operand.kind) == "decimal":
+        if get_base_name(operand.kind) == "decimal":
             return f"sum({column}){where}"
         kind = "long" if operand.kind in _INTEGERS else operand.kind
         return f"CAST(sum({column}){where} AS {self.type_name(kind)})"
 
     def combine_average(self, column: str, count: str, operand: Operand, where: str) -> str:
-        if base_name(operand.kind) == "decimal":
+        if get_base_name(operand.kind) == "decimal":
             rows = f"CAST(nullif(sum({count}){where}, 0) AS DECIMAL(19, 0))"
             return f"CAST(sum({column}){where} / {rows} AS {self.type_name(operand.kind)})"
         average = super().combine_average(column, count, operand, where)
@@ -266,7 +266,7 @@ class SparkCubes(CubeDialect):
         return f"CAST(sum({column}){where} AS DECIMAL({min(PRECISION_MAX, precision + 10)}, {scale}))"
 
     def combine_average(self, column: str, count: str, operand: Operand, where: str) -> str:
-        if base_name(operand.kind) == "decimal":
+        if get_base_name(operand.kind) == "decimal":
             raise NotFromCube("an average of decimals has more digits in spark than a cube")
         return super().combine_average(column, count, operand, where)
 
@@ -283,7 +283,7 @@ def _spark_digits(operand: Operand) -> tuple[int, int]:
     match operand:
         case ColumnOperand():
             integers = {"int": 10, "long": 20}
-            return (integers[operand.kind], 0) if operand.kind in integers else decimal_digits(operand.kind)
+            return (integers[operand.kind], 0) if operand.kind in integers else get_decimal_digits(operand.kind)
         case NumberOperand():
             whole, _, fraction = operand.text.partition(".")
             return max(1, len(whole.lstrip("0")) + len(fraction)), len(fraction)

@@ -15,10 +15,10 @@ from seamark.connector.cubes.summaries import CubeSummary
 from seamark.connector.plans.async_client import CubePlanRequest, KnownTable, Seamark
 from seamark.formats.iceberg.expressions.expression import Expression
 from seamark.formats.index.definitions import read_definitions
-from seamark.formats.index.kinds.cube import entry_schema
+from seamark.formats.index.kinds.cube import build_entry_schema
 from seamark.formats.index.kinds.kinds import KINDS
 from seamark.formats.protocol.wire import CUBE_PLAN
-from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.decoding import convert_json
 
 
 class _Plan(msgspec.Struct, frozen=True, rename="kebab"):
@@ -114,7 +114,7 @@ async def scan_cube(server: Seamark, statement: CubeStatement, request: CubePlan
     raw = await server.cube_plan(request)
     try:
         groups = pa.ipc.open_stream(pa.py_buffer(raw)).read_all()
-        plan = from_json((groups.schema.metadata or {}).get(CUBE_PLAN.encode(), b""), _Plan)
+        plan = convert_json((groups.schema.metadata or {}).get(CUBE_PLAN.encode(), b""), _Plan)
     except (pa.ArrowException, OSError, msgspec.MsgspecError) as error:
         raise ServerFailed(f"{server.url} sent a response that is not a plan of a cube: {error}") from None
     cube = statement.cube
@@ -123,7 +123,7 @@ async def scan_cube(server: Seamark, statement: CubeStatement, request: CubePlan
     if table.cube_metadata is None or plan.schema_id != table.cube_metadata.current_schema_id:
         raise NotFromCube(f"{cube.name}: the columns of the table changed during planning")
     groups = groups.replace_schema_metadata(None)
-    expected = entry_schema(cube.terms, cube.measures)
+    expected = build_entry_schema(cube.terms, cube.measures)
     if groups.schema != pa.schema([expected.field(name) for name in statement.columns]):
         raise NotFromCube(f"{cube.name}: the server returned other columns")
     if plan.row_files and plan.name is None and plan.plan_snapshot_id is None:

@@ -16,7 +16,7 @@ from seamark.connector.plans.async_client import KnownTable, Name
 from seamark.connector.plans.scan import Scan
 from seamark.formats.iceberg.expressions.binding import bind
 from seamark.formats.iceberg.expressions.comparisons import resolve_literals
-from seamark.formats.iceberg.expressions.expression import TRUE, Bound, Expression, all_of
+from seamark.formats.iceberg.expressions.expression import TRUE, Bound, Expression, join_by_and
 from seamark.formats.iceberg.types.schema import Field, Schema
 from seamark.formats.index.keys.group_conditions import rename_condition
 from seamark.formats.runtime.errors import RequestError
@@ -101,7 +101,7 @@ def find_group_condition(statement: CubeStatement, scans: Sequence[StarScan]) ->
         statement: The translation of the query.
         scans: The scans of dimension tables. Their filters are true for all needed rows.
     """
-    return all_of(*(_find_condition(statement, star_scan) for star_scan in scans))
+    return join_by_and(*(_find_condition(statement, star_scan) for star_scan in scans))
 
 
 def _find_condition(statement: CubeStatement, star_scan: StarScan) -> Expression:

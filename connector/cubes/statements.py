@@ -39,7 +39,7 @@ from seamark.formats.index.keys.measures import (
     format_operand,
     list_columns,
     list_partials,
-    operation,
+    make_operation,
 )
 from seamark.formats.runtime.errors import BadRequest
 
@@ -569,7 +569,7 @@ class _Translation:
         if sign is None:
             return None
         left, right = (self._to_operand(side) for side in (node.this, node.expression))
-        return None if left is None or right is None else operation(sign, left, right)
+        return None if left is None or right is None else make_operation(sign, left, right)
 
     def _combine(self, measure: Measure, where: str) -> str:
         if not self._floats and self._dialect.adds_floats(measure):
@@ -601,7 +601,7 @@ def _list_columns(schema: Schema) -> Iterator[tuple[str, Column]]:
     """Yield the primitive columns, and the primitive fields of structs, by their path in lower case."""
     nested = {column.id for column in schema.index.by_id.values() if not is_primitive(column.type)}
     for column in schema.index.by_id.values():
-        ancestors = list(schema.ancestors(column))
+        ancestors = list(schema.list_ancestors(column))
         if column.id in nested or not all(isinstance(one.type, StructType) for one in ancestors):
             continue
         if "." in column.name.replace(".", "", len(ancestors)):

@@ -28,7 +28,7 @@ from seamark.connector.parquet.encryption.keys import EnvironmentKeys
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.table_json import decode_table
 from seamark.formats.index.definitions import of_id
-from seamark.formats.index.keys.hashing import file_ids
+from seamark.formats.index.keys.hashing import compute_file_ids
 from seamark.formats.runtime.errors import BadRequest
 
 _ATTEMPTS_MAX = 5
@@ -127,7 +127,7 @@ def verify_sample(
     rng = random.SystemRandom()
     audited_index, loaded, metadata, _ = _load(client, table, name)
     audited = _AuditedIndex(
-        client, table, audited_index, _task_of(client, table, audited_index, loaded, metadata), True, rng, {}
+        client, table, audited_index, _create_task(client, table, audited_index, loaded, metadata), True, rng, {}
     )
     pending = [index_file for index_file in audited.live if index_file["location"] not in verified]
     for number, index_file in enumerate(pending, 1):
@@ -162,7 +162,7 @@ def audit_index(
     rng = random.Random(seed)  # noqa: S311 - reproducible samples, not secrets
     audited_index, loaded, metadata, is_consistent = _load(client, table, name)
     audited = _AuditedIndex(
-        client, table, audited_index, _task_of(client, table, audited_index, loaded, metadata), report, rng, {}
+        client, table, audited_index, _create_task(client, table, audited_index, loaded, metadata), report, rng, {}
     )
     live = audited.live
     verdicts: list[VerificationResult] = []
@@ -178,7 +178,9 @@ def audit_index(
     return Audit(audited_index, tuple(verdicts), audited.states, rows, uncounted, seed)
 
 
-def _task_of(client: IndexClient, table: Name, index: Index, loaded: EngineTable, metadata: TableMetadata) -> IndexTask:
+def _create_task(
+    client: IndexClient, table: Name, index: Index, loaded: EngineTable, metadata: TableMetadata
+) -> IndexTask:
     """Return an index task without a folder. An audit writes no files."""
     definition = of_id(index.json["definition-id"], metadata.current_schema, metadata.schemas)
     if metadata.table_uuid is None:
@@ -263,4 +265,4 @@ def _collect_file_ids(page: dict[str, list[Any]]) -> npt.NDArray[np.uint64]:
         for row in zip(page["file_path"], page["file_size_in_bytes"], page["record_count"], strict=True)
         if row[2] >= 0
     ]
-    return file_ids(*zip(*rows, strict=True))[:, 0] if rows else np.empty(0, dtype=np.uint64)
+    return compute_file_ids(*zip(*rows, strict=True))[:, 0] if rows else np.empty(0, dtype=np.uint64)

@@ -31,7 +31,7 @@ from seamark.formats.iceberg.metadata.partition import PartitionSpec
 from seamark.formats.iceberg.metadata.table_json import decode_table
 from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.index.definitions import of_id
-from seamark.formats.index.keys.hashing import file_ids
+from seamark.formats.index.keys.hashing import compute_file_ids
 
 PASSES_MAX = 64
 """The maximum number of times that a build requests missing files.
@@ -279,7 +279,7 @@ class _Run:
             if not source.knows(page["files"]):
                 source = self._make_source()
             files = [source.file(listed) for listed in page["files"]]
-            ids = file_ids(*zip(*((file.path, file.size_bytes, file.records) for file in files), strict=True))
+            ids = compute_file_ids(*zip(*((file.path, file.size_bytes, file.records) for file in files), strict=True))
             for file, file_id in zip(files, ids[:, 0].tolist(), strict=True):
                 if file_id not in self._tried:
                     self._tried.add(file_id)
@@ -357,7 +357,7 @@ class BuildSource:
             Storage.of_table(loaded.storage, metadata.location),
             file_keys or EnvironmentKeys(table),
         )
-        return BuildSource(task, {spec.spec_id: _identity_columns_of(spec) for spec in metadata.partition_specs})
+        return BuildSource(task, {spec.spec_id: _list_identity_columns(spec) for spec in metadata.partition_specs})
 
     def knows(self, listed: Iterable[Mapping[str, Any]]) -> bool:
         """Return whether the table had the partition specs of all these files when it was loaded."""
@@ -377,7 +377,7 @@ class TableReplaced(Exception):
     """Raised if the name of the table now refers to another table."""
 
 
-def _identity_columns_of(spec: PartitionSpec) -> frozenset[int]:
+def _list_identity_columns(spec: PartitionSpec) -> frozenset[int]:
     return frozenset(source for field in spec.fields if field.transform == IDENTITY for source in field.sources)
 
 

@@ -25,13 +25,13 @@ from seamark.connector.parquet.encryption.keys import EnvironmentKeys
 from seamark.formats.iceberg.files.parquet import Unreadable
 from seamark.formats.iceberg.files.puffin import Part
 from seamark.formats.iceberg.types.transforms import IDENTITY, make_function
-from seamark.formats.iceberg.types.types import base_name
+from seamark.formats.iceberg.types.types import get_base_name
 from seamark.formats.index.definitions import IndexDefinition
 from seamark.formats.index.index_file import FilesTable, assemble
-from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.index.keys.arrow_keys import convert_to_keys
 from seamark.formats.index.keys.functions import INDEXED_FUNCTIONS
-from seamark.formats.index.keys.hashing import file_ids
-from seamark.formats.index.keys.keys import Bits, Key, Keys, bits_of, has_codes, key_of
+from seamark.formats.index.keys.hashing import compute_file_ids
+from seamark.formats.index.keys.keys import Bits, Key, Keys, has_codes, make_key, pack_mask
 from seamark.formats.index.keys.terms import Term
 from seamark.formats.index.kinds.kinds import KINDS
 
@@ -115,7 +115,7 @@ def write_index_file(
     return WrittenIndex(location, len(files), sum(file.records for file in files), size_bytes, tuple(skipped))
 
 
-def keys_of_file(task: IndexTask, file: DataFile) -> list[Keys]:
+def read_file_keys(task: IndexTask, file: DataFile) -> list[Keys]:
     """Return the keys of a data file for each term of the index definition.
 
     Raises:
@@ -123,7 +123,7 @@ def keys_of_file(task: IndexTask, file: DataFile) -> list[Keys]:
         ValueError: A value has no key.
     """
     columns = _read_indexed_columns(task, file)
-    return [keys_of_term(term, columns[term.column_id]) for term in task.definition.terms]
+    return [compute_term_keys(term, columns[term.column_id]) for term in task.definition.terms]
 
 
 def build_entry_of_file(task: IndexTask, file: DataFile) -> Any:
@@ -161,7 +161,7 @@ def encode_index_file(
     `entries` has a result of `build_entry` for each data file, in the order of `files`.
     """
     paths, sizes, records = zip(*((file.path, file.size_bytes, file.records) for file in files), strict=True)
-    listed = FilesTable.of(file_ids(paths, sizes, records), np.array(records), np.array(sizes), paths)
+    listed = FilesTable.of(compute_file_ids(paths, sizes, records), np.array(records), np.array(sizes), paths)
     return assemble(
         definition.id,
         definition.kind,
@@ -189,20 +189,22 @@ def build_entry(
     if kind.aggregates:
         attributes = look_up(definition.terms, columns, dimensions)
         return kind.build_aggregates(definition.terms, definition.measures, columns, definition.parameters, attributes)
-    return kind.build([keys_of_term(term, columns[term.column_id]) for term in definition.terms], definition.parameters)
+    return kind.build(
+        [compute_term_keys(term, columns[term.column_id]) for term in definition.terms], definition.parameters
+    )
 
 
-def keys_of_term(term: Term, column: pa.ChunkedArray) -> Keys:
+def compute_term_keys(term: Term, column: pa.ChunkedArray) -> Keys:
     """Return the keys of the values of a term, given a column of `read_columns`.
 
     Raises:
         ValueError: A value has no key.
     """
     if term.transform == IDENTITY:
-        return keys_of(column, term.kind)
+        return convert_to_keys(column, term.kind)
     if function := INDEXED_FUNCTIONS.get(term.transform):
-        return keys_of(function.values(column), term.kind)
-    return _transform_keys(keys_of(column, term.source), term)
+        return convert_to_keys(function.values(column), term.kind)
+    return _transform_keys(convert_to_keys(column, term.source), term)
 
 
 def _transform_keys(source: Keys, term: Term) -> Keys:
@@ -214,12 +216,12 @@ def _transform_keys(source: Keys, term: Term) -> Keys:
     present = source.present
     rows = np.arange(source.rows) if present is None else np.flatnonzero(present)
     distinct, key_ordinals = _find_distinct(source, rows)
-    results = [apply(_value_of_key(key, term.source)) for key in distinct]
+    results = [apply(_decode_key(key, term.source)) for key in distinct]
     has_value = np.array([result is not None for result in results], dtype=np.bool_)
     valid = np.zeros(source.rows, dtype=np.bool_)
     valid[rows] = has_value[key_ordinals] if len(results) else False
-    keys = [key_of(result, term.kind) if result is not None else None for result in results]
-    bits: Bits | None = None if valid.all() else bits_of(valid)
+    keys = [make_key(result, term.kind) if result is not None else None for result in results]
+    bits: Bits | None = None if valid.all() else pack_mask(valid)
     if has_codes(term.kind):
         codes = np.zeros(source.rows, dtype=np.uint64)
         if keys:
@@ -249,9 +251,9 @@ def _find_distinct(keys: Keys, rows: Any) -> tuple[list[Key], Any]:
     return list(ordinal_of), ordinals
 
 
-def _value_of_key(key: Key, kind: str) -> Any:
+def _decode_key(key: Key, kind: str) -> Any:
     """Return the value of a key in the form that transform functions accept."""
-    name = base_name(kind)
+    name = get_base_name(kind)
     if isinstance(key, int):
         return key - _CODE_BIAS
     if name == "decimal":

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from seamark.connector.index.files import DataFile, IndexTask, build_entry_of_file, keys_of_file
+from seamark.connector.index.files import DataFile, IndexTask, build_entry_of_file, read_file_keys
 from seamark.formats.iceberg.files.parquet import Unreadable
 from seamark.formats.index.index_file import FilesTable, UnknownVersion, open_index_file
 from seamark.formats.index.keys.keys import Keys
@@ -99,7 +99,7 @@ def _compare_file(index: OpenedBlob, number: int, task: IndexTask, file: DataFil
     kind = KINDS[task.definition.kind]
     if kind.aggregates:
         return kind.compare_aggregates(index, number, build_entry_of_file(task, file))
-    columns = keys_of_file(task, file)
+    columns = read_file_keys(task, file)
     return kind.compare(index, number, columns, _sample_rows(columns[0], rng))
 
 

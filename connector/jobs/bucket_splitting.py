@@ -11,7 +11,7 @@ from functools import partial
 
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.names import Name
-from seamark.connector.client.policies import effective_properties
+from seamark.connector.client.policies import read_effective_properties
 from seamark.connector.read.settled_files import now_ms, settle
 from seamark.connector.read.tables import ScanTask, plan
 from seamark.connector.write.compaction import CompactionPolicy, divide_tasks, group_by_partition, rewrite_batch
@@ -22,7 +22,7 @@ from seamark.connector.write.replacements import (
     open_rewritable,
     replace_batches,
 )
-from seamark.formats.iceberg.metadata.bucket_counts import coarser_specs
+from seamark.formats.iceberg.metadata.bucket_counts import list_coarser_specs
 from seamark.formats.iceberg.metadata.snapshot import MAIN
 
 SPLIT_BY = "split-by"
@@ -49,7 +49,7 @@ def split_buckets(
         Refused: The server refuses a commit.
     """
     opened = open_rewritable(client, table, branch, history=settled)
-    coarse = coarser_specs(opened.metadata)
+    coarse = list_coarser_specs(opened.metadata)
     began_ms = now_ms()
     tasks = list(plan(client, opened, sequence_numbers=settled)) if coarse else []
     due: Sequence[ScanTask] = [task for task in tasks if task.spec_id in coarse and is_rewritable(task)]
@@ -59,7 +59,7 @@ def split_buckets(
     # The files are split partition by partition, so each commit writes to few of the new buckets.
     ordered = (task for members in group_by_partition(due) for task in members)
     batches = divide_tasks(ordered, BATCH_BYTES, BATCH_FILES)
-    policy = CompactionPolicy.of(opened.metadata, effective_properties(client, table))
+    policy = CompactionPolicy.of(opened.metadata, read_effective_properties(client, table))
     return replace_batches(
         client,
         opened,

@@ -35,10 +35,10 @@ from seamark.connector.arrow.arrays import Longs
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.names import Name
-from seamark.connector.client.policies import effective_properties
+from seamark.connector.client.policies import read_effective_properties
 from seamark.connector.client.progress import advance
 from seamark.connector.parquet.copy.protection import PUBLISHES_LAYOUT, FileProtection, SourceCheck
-from seamark.connector.parquet.encryption.keys import EncryptionScheme, ParquetKeys, keys_of_table
+from seamark.connector.parquet.encryption.keys import EncryptionScheme, ParquetKeys, read_table_keys
 from seamark.connector.read.lineage import NAMES, has_lineage
 from seamark.connector.read.read_plan import ReadPlan, plan_read
 from seamark.connector.read.scans import TaskReader
@@ -76,7 +76,7 @@ from seamark.connector.write.replacements import (
 )
 from seamark.connector.write.row_origins import OriginLog
 from seamark.connector.write.table_writer import TableWriter, WrittenFiles, discard_on_error
-from seamark.connector.write.target import target_of, with_lineage
+from seamark.connector.write.target import create_target, with_lineage
 from seamark.formats.iceberg.expressions.expression import TRUE
 from seamark.formats.iceberg.metadata.clustering import (
     CLUSTERED_BY,
@@ -84,8 +84,8 @@ from seamark.formats.iceberg.metadata.clustering import (
     LAYER_BYTES,
     LAYER_FILES,
     ClusteringLayout,
-    joins_of,
-    layer_of,
+    parse_joins,
+    parse_layer,
 )
 from seamark.formats.iceberg.metadata.snapshot import MAIN
 
@@ -137,12 +137,12 @@ def cluster_incrementally(
         Refused: The server refuses a commit.
     """
     opened = open_rewritable(client, table, branch, history=settled)
-    inherited = effective_properties(client, table)
+    inherited = read_effective_properties(client, table)
     layout = ClusteringLayout.of({**inherited, **opened.metadata.properties})
     if layout is None:
         raise InvalidRequest(f"The table has no clustering columns; set the property {COLUMNS}")
     names = [field.name for field in opened.schema.fields]
-    joins = joins_of({**inherited, **opened.metadata.properties})
+    joins = parse_joins({**inherited, **opened.metadata.properties})
     tables = {name: JoinedTable(join.table, join.on) for name, join in joins.items()}
     joined = read_joined_tables(client, layout.columns, tables, rows_max=JOINED_ROWS)
     attributes = Attributes(layout.columns, joined, plan_read(opened, names, TRUE).arrow)
@@ -187,15 +187,15 @@ def _build_new_layers(
         loose, due = list[ScanTask](), full
         layers: defaultdict[str, Layer] = defaultdict(list)
         for task in members:
-            placed = layer_of(task.path)
+            placed = parse_layer(task.path)
             is_dirty = has_many_deletes(task, shared)
             due |= is_dirty
             if placed is None or (full and placed[0] != layout.digest) or is_dirty:
                 loose.append(task)
             else:
                 layers[placed[1]].append(task)
-        if due or len(loose) >= policy.min_files or _size_of(loose) >= policy.target_bytes:
-            yield from _form_layers(loose, sorted(layers.values(), key=_size_of))
+        if due or len(loose) >= policy.min_files or _sum_sizes(loose) >= policy.target_bytes:
+            yield from _form_layers(loose, sorted(layers.values(), key=_sum_sizes))
 
 
 def _form_layers(loose: Sequence[ScanTask], layers: list[Layer]) -> Iterator[Layer]:
@@ -206,8 +206,8 @@ def _form_layers(loose: Sequence[ScanTask], layers: list[Layer]) -> Iterator[Lay
         layers: The layers, in ascending order of size.
     """
     for part in divide_tasks(loose, LAYER_BYTES, LAYER_FILES):
-        merged, size_bytes = list(part), _size_of(part)
-        while layers and (layer_bytes := _size_of(layers[0])) <= min(size_bytes, LAYER_BYTES - size_bytes):
+        merged, size_bytes = list(part), _sum_sizes(part)
+        while layers and (layer_bytes := _sum_sizes(layers[0])) <= min(size_bytes, LAYER_BYTES - size_bytes):
             if len(merged) + len(layers[0]) > LAYER_FILES:
                 break
             merged += layers.pop(0)
@@ -215,7 +215,7 @@ def _form_layers(loose: Sequence[ScanTask], layers: list[Layer]) -> Iterator[Lay
         yield merged
 
 
-def _size_of(tasks: Sequence[ScanTask]) -> int:
+def _sum_sizes(tasks: Sequence[ScanTask]) -> int:
     return sum(task.size_bytes for task in tasks)
 
 
@@ -230,9 +230,9 @@ def _rewrite(
     policy: CompactionPolicy,
 ) -> RewrittenFiles:
     target, origins, keys = (
-        target_of(opened.metadata, opened.storage, opened.name),
+        create_target(opened.metadata, opened.storage, opened.name),
         OriginLog(),
-        keys_of_table(opened.name),
+        read_table_keys(opened.name),
     )
     names = [field.name for field in opened.schema.fields]
     if has_lineage(opened.metadata):
@@ -296,7 +296,7 @@ class _LayerWork:
         rows, sample = self.sample
         if not rows:
             return 0
-        size_bytes = _size_of(self.tasks)
+        size_bytes = _sum_sizes(self.tasks)
         clustering = Clustering.of(self.attributes, sample, self.layout.curve)
         ranges = max(-(-size_bytes // RANGE_BYTES), -(-rows // RANGE_ROWS))
         sampled = to_sortable_keys(clustering.keys(sample))

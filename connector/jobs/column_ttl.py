@@ -9,7 +9,7 @@ from dataclasses import fields
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.names import Name
-from seamark.connector.client.policies import effective_properties
+from seamark.connector.client.policies import read_effective_properties
 from seamark.connector.client.values import At
 from seamark.connector.jobs.file_merges import drop_columns
 from seamark.connector.read.tables import open_table
@@ -42,7 +42,7 @@ def expire_columns(
     opened = open_table(client, table, At(ref=MAIN))
     now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     try:
-        policy = TtlPolicy.of({**effective_properties(client, table), **opened.metadata.properties})
+        policy = TtlPolicy.of({**read_effective_properties(client, table), **opened.metadata.properties})
         rules = [] if policy is None else policy.rules(opened.metadata, now_ms)
     except errors.BadRequest as error:
         raise InvalidRequest(error.message) from None

@@ -19,9 +19,9 @@ from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.names import Name
 from seamark.connector.parquet.copy.source import SourceFile
-from seamark.connector.parquet.encryption.keys import ParquetKeys, keys_of_table
-from seamark.connector.parquet.metrics import find_float_columns, leaves_of
-from seamark.connector.read.file_rows import partition_of, spec_of
+from seamark.connector.parquet.encryption.keys import ParquetKeys, read_table_keys
+from seamark.connector.parquet.metrics import find_float_columns, list_leaves
+from seamark.connector.read.file_rows import find_spec, read_partition
 from seamark.connector.read.read_plan import plan_read
 from seamark.connector.read.scans import bind_filter
 from seamark.connector.read.tables import OpenTable, ScanTask, plan
@@ -39,8 +39,8 @@ from seamark.connector.write.replacements import (
     replace_batches,
     run_here,
 )
-from seamark.connector.write.target import WriteTarget, target_of
-from seamark.formats.iceberg.expressions.expression import FALSE, TRUE, predicates_of
+from seamark.connector.write.target import WriteTarget, create_target
+from seamark.formats.iceberg.expressions.expression import FALSE, TRUE, collect_predicates
 from seamark.formats.iceberg.expressions.residuals import Residuals
 from seamark.formats.iceberg.metadata.column_ttl import DROPPED_COLUMNS, why_kept
 from seamark.formats.iceberg.metadata.properties import TARGET_FILE_BYTES
@@ -136,7 +136,7 @@ def drop_columns(
     dropped = _DroppedColumns.of(opened.schema, frozenset(ids))
     sorted_policy = replace(CopyPolicy.of(target.properties), least_bytes=1, keep_order=True)
     policy = CopyPolicy.of(target.properties) if target.ordering is None else sorted_policy
-    keys = keys_of_table(opened.name)
+    keys = read_table_keys(opened.name)
     select = partial(_select_tasks, opened, where=where, utc=utc, whole_partitions=whole_partitions)
     if whole_partitions:  # Most runs of a policy find no files to rewrite.
         bound = bind_filter(where, opened)
@@ -236,7 +236,7 @@ class _DroppedColumns(NamedTuple):
                 "These are all columns of the table or of a struct; drop the struct or the table instead"
             )
         dropped_leaves = [
-            leaf for leaf in leaves_of(schema) if leaf.id not in {leaf.id for leaf in leaves_of(remaining)}
+            leaf for leaf in list_leaves(schema) if leaf.id not in {leaf.id for leaf in list_leaves(remaining)}
         ]
         counted = frozenset(leaf.id for leaf in dropped_leaves if not leaf.repeated)
         columns = schema.index.by_id
@@ -265,7 +265,7 @@ class _DroppedColumns(NamedTuple):
 
 def _open(client: SeamarkClient, table: Name, branch: str) -> tuple[OpenTable, WriteTarget]:
     opened = open_rewritable(client, table, branch)
-    return opened, target_of(opened.metadata, opened.storage, opened.name)
+    return opened, create_target(opened.metadata, opened.storage, opened.name)
 
 
 def _select_tasks(
@@ -285,7 +285,7 @@ def _select_tasks(
         InvalidRequest: The condition selects a part of a partition, and `whole_partitions` is False.
     """
     bound = bind_filter(where, opened)
-    if not utc and any(predicate.kind.startswith("timestamp") for predicate in predicates_of(bound)):
+    if not utc and any(predicate.kind.startswith("timestamp") for predicate in collect_predicates(bound)):
         raise InvalidRequest(
             "The session's time zone is not UTC, so times in the condition are ambiguous; set it to UTC, or compare "
             "dates"
@@ -293,10 +293,10 @@ def _select_tasks(
     read_plan = plan_read(opened, [], TRUE)
     residuals: dict[int, Residuals] = {}
     for task in tasks:
-        spec = spec_of(opened.metadata, task)
+        spec = find_spec(opened.metadata, task)
         if task.spec_id not in residuals:
             residuals[task.spec_id] = Residuals(bound, spec)
-        residual = residuals[task.spec_id](partition_of(read_plan, task))
+        residual = residuals[task.spec_id](read_partition(read_plan, task))
         if residual == TRUE:
             yield task
         elif residual != FALSE and not whole_partitions:
@@ -350,7 +350,7 @@ def _find_column(schema: Schema, name: str) -> Column | None:
     Raises:
         InvalidRequest: Several names differ from it only in case.
     """
-    if (column := schema.column_named(name)) is not None:
+    if (column := schema.find_column_by_name(name)) is not None:
         return column
     matching_ids = {number for other, number in schema.index.by_name.items() if other.lower() == name.lower()}
     if len(matching_ids) > 1:

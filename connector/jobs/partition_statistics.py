@@ -17,11 +17,11 @@ import pyarrow.parquet as pq
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.values import At
 from seamark.connector.read.tables import OpenTable
-from seamark.formats.iceberg.expressions.arrow import arrow_array
+from seamark.formats.iceberg.expressions.arrow import build_arrow_array
 from seamark.formats.iceberg.files.parquet import FIELD_ID
 from seamark.formats.iceberg.manifests.content_file import UNKNOWN, partition_types
 from seamark.formats.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
-from seamark.formats.iceberg.types.types import base_name
+from seamark.formats.iceberg.types.types import get_base_name
 from seamark.formats.iceberg.types.values import Value, decode_json
 
 _COLUMNS: tuple[tuple[int, str, pa.DataType, str | None], ...] = (
@@ -73,7 +73,7 @@ def write_partition_statistics(
     listed.sort(key=lambda row: [_sort_key(row["values"].get(field_id)) for field_id in unified])
     fields, arrays = [], []
     parts = [
-        pa.field(name, arrow_array(kind, ()).type, True, {FIELD_ID: str(field_id)})
+        pa.field(name, build_arrow_array(kind, ()).type, True, {FIELD_ID: str(field_id)})
         for field_id, (name, kind) in unified.items()
     ]
     values = [
@@ -99,13 +99,13 @@ def _make_partition_array(kind: str, values: Sequence[Value | None]) -> pa.Array
 
     Truncation adds a digit: the truncated value of -999.99 for a width of 10 is -1000.00. Manifests and Parquet can
     store such a decimal, because both store the unscaled number in whole bytes. For other values, the function returns
-    the result of `arrow_array`.
+    the result of `build_arrow_array`.
     """
-    if base_name(kind) != "decimal":
-        return arrow_array(kind, values)
+    if get_base_name(kind) != "decimal":
+        return build_arrow_array(kind, values)
     numbers = b"".join(int(value or 0).to_bytes(_DECIMAL_BYTES, "little", signed=True) for value in values)
     valid = pa.array([value is not None for value in values], pa.bool_()).buffers()[1]
-    return pa.Array.from_buffers(arrow_array(kind, ()).type, len(values), [valid, pa.py_buffer(numbers)])
+    return pa.Array.from_buffers(build_arrow_array(kind, ()).type, len(values), [valid, pa.py_buffer(numbers)])
 
 
 def _unify_fields(metadata: TableMetadata) -> dict[int, tuple[str, str]]:

@@ -64,7 +64,7 @@ def _find_newest_id(client: SeamarkClient, table: Name, branch: str) -> int:
     snapshot = metadata.current_snapshot if ref is None else metadata.snapshot(ref.snapshot_id)
     undone: set[str] = set()
     while snapshot is not None:
-        summary = snapshot.summary_map()
+        summary = snapshot.build_summary_map()
         undone.update(filter(None, summary.get(REPLACEMENTS_UNDONE, "").split(",")))
         if UNDONE in summary:
             undone.add(summary[UNDONE])

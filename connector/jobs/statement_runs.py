@@ -27,7 +27,7 @@ from seamark.connector.jobs.statements import (
     TableStatement,
 )
 from seamark.connector.write.replacements import BatchRunner, RewriteReport, run_here
-from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.decoding import convert_json
 
 _NICE = 10
 _MESSAGE_MAX = 2000
@@ -69,10 +69,10 @@ def _run(client: SeamarkClient, statement: TableStatement, *, utc: bool, runner:
         )
     else:
         report = drop_columns(client, statement.table, statement.columns, where=statement.where, utc=utc, runner=runner)
-    return _result_of(report)
+    return _convert_report(report)
 
 
-def _result_of(report: RewriteReport) -> StatementResult:
+def _convert_report(report: RewriteReport) -> StatementResult:
     if report.errors:
         raise InvalidRequest(
             f"{len(report.errors):,} parts of the table were not rewritten, but {report.files_before:,} files were; "
@@ -90,7 +90,7 @@ def _result_of(report: RewriteReport) -> StatementResult:
     )
 
 
-def answer_of(job: StatementJob) -> StatementAnswer:
+def run_and_catch_errors(job: StatementJob) -> StatementAnswer:
     """Run a statement, and return its answer. An error of any kind becomes an answer with a one-line message."""
     client = SeamarkClient(job.url, token=job.token)
     try:
@@ -109,8 +109,8 @@ def main(source: Any = None) -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     os.nice(_NICE)
-    job = from_json((source or sys.stdin.buffer).read(), StatementJob)
-    answers.write(msgspec.json.encode(answer_of(job)))
+    job = convert_json((source or sys.stdin.buffer).read(), StatementJob)
+    answers.write(msgspec.json.encode(run_and_catch_errors(job)))
     answers.flush()
 
 

@@ -24,7 +24,7 @@ from seamark.connector.arrow.distinct_values import add_values
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import ClientError, InvalidRequest, Refused
 from seamark.connector.client.names import Name
-from seamark.connector.client.policies import effective_properties
+from seamark.connector.client.policies import read_effective_properties
 from seamark.connector.client.progress import advance, expect
 from seamark.connector.client.storage import Storage
 from seamark.connector.client.updates import update_table
@@ -35,9 +35,9 @@ from seamark.connector.read.read_plan import plan_read
 from seamark.connector.read.scans import join_small_batches
 from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan
 from seamark.formats.iceberg.expressions.expression import TRUE
-from seamark.formats.iceberg.files.puffin import Blob, footer_size_bytes, read_footer, write_puffin
+from seamark.formats.iceberg.files.puffin import Blob, read_footer, read_footer_size, write_puffin
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.formats.iceberg.metadata.properties import count_of, metadata_folder
+from seamark.formats.iceberg.metadata.properties import get_metadata_folder, parse_count
 from seamark.formats.iceberg.metadata.snapshot import BlobMetadata, PartitionStatisticsFile, StatisticsFile
 from seamark.formats.iceberg.metadata.statistics import (
     NDV,
@@ -94,7 +94,7 @@ def compute_statistics(
     """
     loaded = client.load_table(table, history=True)
     metadata = decode_table(loaded.metadata, loaded.location)
-    policy = StatisticsPolicy.of({**effective_properties(client, table), **metadata.properties})
+    policy = StatisticsPolicy.of({**read_effective_properties(client, table), **metadata.properties})
     snapshot = metadata.current_snapshot
     if snapshot is None:
         return StatisticsReport()
@@ -115,7 +115,7 @@ class _Computation:
         opened: OpenTable,
     ) -> None:
         self._client, self._metadata, self._newest, self._opened = client, metadata, newest, opened
-        self._types = policy.column_types(opened.schema)
+        self._types = policy.list_column_types(opened.schema)
         if not self._types:
             raise InvalidRequest("The table has none of the columns for which statistics are requested")
         self._snapshot_id = newest.snapshot.snapshot_id
@@ -161,7 +161,7 @@ class _Computation:
             # The file was deleted or is damaged, so the data files are read again.
             return {}
         for column, sketch in sketches.items():
-            removed = newest.removed + count_of(blobs[column].properties or {}, REMOVED, 0)
+            removed = newest.removed + parse_count(blobs[column].properties or {}, REMOVED, 0)
             if removed * 100 < self._percent * max(1, newest.rows):
                 usable[column] = sketch, removed
         return usable
@@ -193,7 +193,7 @@ class _Computation:
     def _commit(
         self, sketches: Mapping[int, ThetaSketch], removed: Mapping[int, int], report: StatisticsReport
     ) -> None:
-        storage, folder = self._opened.storage, metadata_folder(self._metadata.location, self._metadata.properties)
+        storage, folder = self._opened.storage, get_metadata_folder(self._metadata.location, self._metadata.properties)
         sequence_number = self._newest.snapshot.sequence_number
         location = f"{folder}/{self._snapshot_id}-{uuid.uuid4()}.stats"
         blobs = []
@@ -208,7 +208,7 @@ class _Computation:
             self._snapshot_id,
             location,
             len(data),
-            footer_size_bytes(data, location),
+            read_footer_size(data, location),
             tuple(BlobMetadata(THETA, self._snapshot_id, sequence_number, b.fields, dict(b.properties)) for b in blobs),
         )
         updates = [{"action": "set-statistics", "statistics": msgspec.to_builtins(file)}]

@@ -26,8 +26,8 @@ from requests.adapters import HTTPAdapter
 from urllib3.util.retry import Retry
 
 from seamark.connector.moving.source import CatalogRefusal, CatalogUnavailable, EntryMissing, Levels
-from seamark.formats.runtime.decoding import from_json
-from seamark.formats.runtime.tls import CA_VARIABLE, authorities_file
+from seamark.formats.runtime.decoding import convert_json
+from seamark.formats.runtime.tls import CA_VARIABLE, find_authorities_file
 
 _CONNECT_S, _ANSWER_S = 10.0, 60.0
 _TRIES_MAX = 5
@@ -107,7 +107,7 @@ class RestConnection(RestCatalog):
     def _create_session(self) -> requests.Session:
         session = super()._create_session()
         if session.verify is True and os.environ.get(CA_VARIABLE):
-            session.verify = authorities_file() or True
+            session.verify = find_authorities_file() or True
         for scheme in ("http://", "https://"):
             session.mount(scheme, self._adapter)
         return session
@@ -294,14 +294,14 @@ def _check_status(answer: requests.Response) -> None:
 
 def _decode(answer: requests.Response, type_: type[T]) -> T:
     try:
-        return from_json(answer.content, type_)
+        return convert_json(answer.content, type_)
     except msgspec.MsgspecError as error:
         raise CatalogRefusal(f"The other catalog sent an invalid answer: {error}") from None
 
 
 def read_message(response: requests.Response) -> str:
     try:
-        return _shorten(from_json(response.content, _ErrorAnswer).error.message)
+        return _shorten(convert_json(response.content, _ErrorAnswer).error.message)
     except msgspec.MsgspecError:
         return _shorten(response.text)
 

@@ -24,7 +24,7 @@ from seamark.connector.parquet.copy.source import SourceFile
 from seamark.connector.parquet.encryption.footers import SIGNATURE_BYTES, FileKeys, is_signed
 from seamark.formats.iceberg.files.budget import create_decoding_budget
 from seamark.formats.iceberg.files.footer import ENCRYPTED_MAGIC, END_BYTES, MAGIC
-from seamark.formats.iceberg.files.parquet import AmbiguousColumn, Unreadable, find_columns, with_mapped_ids
+from seamark.formats.iceberg.files.parquet import AmbiguousColumn, Unreadable, apply_name_mapping, find_columns
 from seamark.formats.iceberg.files.parquet_reading import FOOTER_LIMIT_BYTES, BoundedParquet
 from seamark.formats.iceberg.metadata.name_mapping import NameMapping
 from seamark.formats.iceberg.types.schema import Schema
@@ -97,7 +97,7 @@ def _read(
     file = BoundedParquet(source, path, create_decoding_budget(DECODED_BYTES_MAX))
     if file.rows != rows:
         raise Unreadable(path, f"the file has {file.rows} rows; the manifest entry says {rows}")
-    return file.read_plain_columns(find_columns(with_mapped_ids(list(file.schema), projection.mapping), column_ids))
+    return file.read_plain_columns(find_columns(apply_name_mapping(list(file.schema), projection.mapping), column_ids))
 
 
 def _is_encrypted(source: pa.NativeFile) -> bool:

@@ -21,15 +21,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from seamark.connector.arrow.casting import UNKNOWN, file_name_of
-from seamark.connector.arrow.partitions import column_at
+from seamark.connector.arrow.casting import UNKNOWN, make_file_name
+from seamark.connector.arrow.partitions import get_column_at
 from seamark.formats.iceberg.expressions.ranges import end_of_prefix
-from seamark.formats.iceberg.metadata.properties import as_int
+from seamark.formats.iceberg.metadata.properties import parse_int
 from seamark.formats.iceberg.metadata.sort_order import SortOrder
 from seamark.formats.iceberg.types.reserved import LAST_UPDATED_SEQUENCE_NUMBER, ROW_ID
 from seamark.formats.iceberg.types.schema import Field, ListType, MapType, Schema, StructType, Type, is_primitive
-from seamark.formats.iceberg.types.transforms import name_of
-from seamark.formats.iceberg.types.types import base_name
+from seamark.formats.iceberg.types.transforms import get_transform_name
+from seamark.formats.iceberg.types.types import get_base_name
 from seamark.formats.iceberg.types.values import FLOATS, encode
 
 DEFAULT_MODE = "write.metadata.metrics.default"
@@ -82,7 +82,7 @@ _NONE, _COUNTS, _FULL, _DEFAULT = Mode(False, False, None), Mode(True, False, No
 _TRUNCATED = Mode(True, True, _DEFAULT)
 
 
-def leaves_of(schema: Schema) -> list[LeafColumn]:
+def list_leaves(schema: Schema) -> list[LeafColumn]:
     """Return the leaf columns in the order of a Parquet file."""
     return list(_list_leaves(schema.fields, (), False, ""))
 
@@ -93,7 +93,7 @@ def _list_leaves(
     written = [field for field in fields if field.type != UNKNOWN]
     for position, field in enumerate(written):
         yield from _list_leaves_within(
-            field.id, field.type, (*positions, position), repeated, path + file_name_of(field.name)
+            field.id, field.type, (*positions, position), repeated, path + make_file_name(field.name)
         )
 
 
@@ -111,7 +111,7 @@ def _list_leaves_within(
         yield LeafColumn(field_id, kind, positions, repeated, path)
 
 
-def modes_of(schema: Schema, properties: Mapping[str, str], order: SortOrder) -> dict[int, Mode]:
+def list_modes(schema: Schema, properties: Mapping[str, str], order: SortOrder) -> dict[int, Mode]:
     """Return the modes by column id. A column without an entry has no metrics.
 
     Raises:
@@ -123,15 +123,15 @@ def modes_of(schema: Schema, properties: Mapping[str, str], order: SortOrder) ->
         fallback = _parse_mode(default, _TRUNCATED)
         modes = dict.fromkeys(columns, fallback)
     else:
-        limit = as_int(properties, INFERRED_MAX, INFERRED_MAX_DEFAULT)
+        limit = parse_int(properties, INFERRED_MAX, INFERRED_MAX_DEFAULT)
         all_columns = len(columns.keys() - _LINEAGE) <= limit
         fallback = _TRUNCATED if all_columns else _NONE
         modes = dict.fromkeys(columns if all_columns else _select_first_columns(schema, limit), _TRUNCATED)
     for field in order.fields:
-        if name_of(field.transform) in _ORDER_PRESERVING:
+        if get_transform_name(field.transform) in _ORDER_PRESERVING:
             modes |= dict.fromkeys(field.sources, fallback if fallback.bounds else _TRUNCATED)
     for name, text in properties.items():
-        column = schema.column_named(name.removeprefix(COLUMN_MODE)) if name.startswith(COLUMN_MODE) else None
+        column = schema.find_column_by_name(name.removeprefix(COLUMN_MODE)) if name.startswith(COLUMN_MODE) else None
         if column is not None:
             modes[column.id] = _parse_mode(text, fallback)
     return modes
@@ -174,7 +174,7 @@ def find_float_columns(schema: Schema) -> list[str]:
     For copied row groups, these counts come from the manifest.
     """
     columns = schema.index.by_id
-    floats = [leaf for leaf in leaves_of(schema) if base_name(leaf.kind) in FLOATS and not leaf.repeated]
+    floats = [leaf for leaf in list_leaves(schema) if get_base_name(leaf.kind) in FLOATS and not leaf.repeated]
     return [columns[leaf.id].name for leaf in floats[:_FLOATS_MAX]]
 
 
@@ -214,12 +214,12 @@ class Metrics:
             rows: A row group with the file's Arrow schema.
         """
         for leaf in self._leaves:
-            mode, name = self._modes[leaf.id], base_name(leaf.kind)
+            mode, name = self._modes[leaf.id], get_base_name(leaf.kind)
             if mode.counts and name in FLOATS:
-                nans = pc.sum(pc.is_nan(column_at(rows, leaf.positions))).as_py()
+                nans = pc.sum(pc.is_nan(get_column_at(rows, leaf.positions))).as_py()
                 self._nans[self._groups, leaf.id] = nans or 0
             elif mode.bounds and name in ("string", "binary"):
-                column = column_at(rows, leaf.positions)
+                column = get_column_at(rows, leaf.positions)
                 if (pc.max(pc.binary_length(column)).as_py() or 0) > FOOTER_BYTES_MAX:
                     min_max = pc.min_max(column.cast(pa.large_binary()))
                     self._long_values[self._groups, leaf.id] = (min_max["min"].as_py(), min_max["max"].as_py())
@@ -248,7 +248,7 @@ class Metrics:
             values[leaf.id] = sum(chunk.num_values for chunk in chunks)
             if all(chunk.is_stats_set and chunk.statistics.has_null_count for chunk in chunks):
                 nulls[leaf.id] = sum(chunk.statistics.null_count for chunk in chunks)
-            if base_name(leaf.kind) in FLOATS:
+            if get_base_name(leaf.kind) in FLOATS:
                 counted = [self._nans.get((group, leaf.id)) for group in range(len(chunks))]
                 if None not in counted:
                     nans[leaf.id] = sum(filter(None, counted))
@@ -287,7 +287,7 @@ class Metrics:
 
 def _decode_bound(kind: str, raw: Any) -> Any:
     """Return the Python value of a bound in the footer, or None if it is not a value of the type."""
-    name = base_name(kind)
+    name = get_base_name(kind)
     if name == "decimal" and isinstance(raw, bytes):
         return int.from_bytes(raw, "big", signed=True)
     if name == "string" and isinstance(raw, bytes):
@@ -306,7 +306,7 @@ def compute_lower_bound(kind: str, value: Any, length: int | None) -> Any:
         value: The minimum.
         length: The maximum length in code points or bytes, or None if the bound is not truncated.
     """
-    name = base_name(kind)
+    name = get_base_name(kind)
     if name in FLOATS and value == 0:
         return -0.0
     return value[:length] if name in _TRUNCATABLE else value
@@ -314,7 +314,7 @@ def compute_lower_bound(kind: str, value: Any, length: int | None) -> Any:
 
 def compute_upper_bound(kind: str, value: Any, length: int | None) -> Any:
     """Return an upper bound of a column whose maximum is `value`, or None if there is no upper bound of this length."""
-    name = base_name(kind)
+    name = get_base_name(kind)
     if name in FLOATS and value == 0:
         return 0.0
     if name not in _TRUNCATABLE or length is None or len(value) <= length:

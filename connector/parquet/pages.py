@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from seamark.connector.arrow.arrays import Longs, single_array
+from seamark.connector.arrow.arrays import Longs, combine_to_array
 from seamark.formats.iceberg.files import thrift
 from seamark.formats.iceberg.files.thrift import I64, Fields
 
@@ -227,7 +227,7 @@ class Pages:
         page = np.searchsorted(first, wanted_rows, "right") - 1
         positions = (np.cumsum(last - first) - (last - first))[page] + wanted_rows - first[page]
         selected = table.take(pa.array(positions)).combine_chunks()
-        return {chunk.name: single_array(selected.column(chunk.name)) for chunk in chunks}
+        return {chunk.name: combine_to_array(selected.column(chunk.name)) for chunk in chunks}
 
     def _assemble_file(self, number: int, sources: Sequence[tuple[_Chunk, bytes, list[bytes]]], rows: int) -> bytes:
         """Return a Parquet file of one row group with these chunks.

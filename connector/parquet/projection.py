@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from seamark.formats.iceberg.expressions.arrow import arrow_array, to_row_type
-from seamark.formats.iceberg.files.parquet import AmbiguousColumn, id_of
+from seamark.formats.iceberg.expressions.arrow import build_arrow_array, to_row_type
+from seamark.formats.iceberg.files.parquet import AmbiguousColumn, get_field_id
 from seamark.formats.iceberg.types.schema import Field, ListType, MapType, StructType, Type
 from seamark.formats.iceberg.types.values import Value, decode_json
 
@@ -41,7 +41,7 @@ class FileProjection:
         Raises:
             AmbiguousColumn: No unique column matches a field, or its type cannot be promoted.
         """
-        names, ids = [column.name for column in file], [id_of(column) for column in file]
+        names, ids = [column.name for column in file], [get_field_id(column) for column in file]
         self._sources: dict[int, tuple[str, Convert] | pa.Scalar] = {}
         for field in fields:
             position = _find_position(ids, field.id)
@@ -86,9 +86,9 @@ def _find_position(ids: Sequence[int | None], field_id: int) -> int | None:
 
 def _read_default(field: Field, partition: Mapping[int, Value | None]) -> pa.Scalar:
     if isinstance(field.type, str) and field.id in partition:
-        return arrow_array(field.type, [partition[field.id]])[0]
+        return build_arrow_array(field.type, [partition[field.id]])[0]
     if isinstance(field.type, str) and field.initial_default is not None:
-        return arrow_array(field.type, [decode_json(field.type, field.initial_default)])[0]
+        return build_arrow_array(field.type, [decode_json(field.type, field.initial_default)])[0]
     return pa.scalar(None, to_row_type(field.type))
 
 
@@ -113,7 +113,7 @@ def _make_converter(kind: pa.DataType, target: Type, name: str, partition: Mappi
             return lambda array: _convert_map(array, key, value, arrow_type)
         case str() if kind.equals(arrow_type):
             return lambda array: array
-        case str() if _can_widen(_storage_type_of(kind), arrow_type):
+        case str() if _can_widen(_get_storage_type(kind), arrow_type):
             return lambda array: _cast_exactly(array, arrow_type, name)
     raise AmbiguousColumn(f"the column for {name} is of type {kind}, which cannot be read as {arrow_type}")
 
@@ -123,7 +123,7 @@ def _make_struct_converter(
 ) -> Convert:
     sources: list[tuple[int, Convert] | pa.Scalar] = []
     for field in target.fields:
-        position = _find_position([id_of(inner) for inner in kind], field.id)
+        position = _find_position([get_field_id(inner) for inner in kind], field.id)
         if position is None:
             sources.append(_read_default(field, partition))
         else:
@@ -146,8 +146,10 @@ def _make_struct_converter(
 
 
 def _check_id(field: pa.Field, field_id: int, name: str) -> None:
-    if id_of(field) not in (None, field_id):
-        raise AmbiguousColumn(f"an inner field of its column for {name} has the id {id_of(field)}, not {field_id}")
+    if get_field_id(field) not in (None, field_id):
+        raise AmbiguousColumn(
+            f"an inner field of its column for {name} has the id {get_field_id(field)}, not {field_id}"
+        )
 
 
 def _convert_list(array: pa.Array, element: Convert, arrow_type: pa.DataType) -> pa.Array:
@@ -168,9 +170,9 @@ def _read_offsets(array: pa.Array) -> tuple[pa.Array, int, int]:
     return pa.array((offsets - offsets[0]).astype(np.int32)), int(offsets[0]), int(offsets[-1])
 
 
-def _storage_type_of(kind: pa.DataType) -> pa.DataType:
+def _get_storage_type(kind: pa.DataType) -> pa.DataType:
     if isinstance(kind, pa.BaseExtensionType):
-        return _storage_type_of(kind.storage_type)
+        return _get_storage_type(kind.storage_type)
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 

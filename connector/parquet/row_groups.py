@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from seamark.formats.iceberg.expressions.arrow import to_row_type
 from seamark.formats.iceberg.expressions.evaluation import NULL_MATCHES
-from seamark.formats.iceberg.expressions.expression import Always, And, Bound, Expression, Op, Or, predicates_of
+from seamark.formats.iceberg.expressions.expression import Always, And, Bound, Expression, Op, Or, collect_predicates
 from seamark.formats.iceberg.files.parquet import AmbiguousColumn, find_columns
 from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.iceberg.types.values import FLOATS
@@ -36,7 +36,7 @@ class RowGroups:
         """
         self._file = file
         self._expression = expression
-        self._chunks = _map_comparable_chunks(file, list(fields), predicates_of(expression))
+        self._chunks = _map_comparable_chunks(file, list(fields), collect_predicates(expression))
 
     def may_match(self, number: int) -> bool:
         return self._expression_may_match(self._expression, self._file.row_group(number))
@@ -50,7 +50,7 @@ class RowGroups:
             case Always(value):
                 return value
             case Bound(transform=transform) if transform == IDENTITY and expression.column_id in self._chunks:
-                return _predicate_may_match(expression, group.column(self._chunks[expression.column_id]))
+                return _can_predicate_match(expression, group.column(self._chunks[expression.column_id]))
         return True
 
 
@@ -96,7 +96,7 @@ def _is_comparable(kind: pa.DataType, target: str) -> bool:
     return bool(kind.equals(target_type)) or (target == "string" and kind == pa.large_string())
 
 
-def _predicate_may_match(predicate: Bound, chunk: pq.ColumnChunkMetaData) -> bool:
+def _can_predicate_match(predicate: Bound, chunk: pq.ColumnChunkMetaData) -> bool:
     statistics = chunk.statistics
     if statistics is None:
         return True
@@ -111,7 +111,7 @@ def _predicate_may_match(predicate: Bound, chunk: pq.ColumnChunkMetaData) -> boo
         return False
     if not statistics.has_min_max or op in (Op.NOT_NULL, Op.IS_NAN):
         return True
-    return _range_may_match(predicate, *_read_min_max(predicate.kind, statistics))
+    return _can_range_match(predicate, *_read_min_max(predicate.kind, statistics))
 
 
 def _read_min_max(kind: str, statistics: Any) -> tuple[Any, Any]:
@@ -121,7 +121,7 @@ def _read_min_max(kind: str, statistics: Any) -> tuple[Any, Any]:
     return tuple(bound.encode() if isinstance(bound, str) else bytes(bound) for bound in (low, high))  # type: ignore[return-value]
 
 
-def _range_may_match(predicate: Bound, low: Any, high: Any) -> bool:
+def _can_range_match(predicate: Bound, low: Any, high: Any) -> bool:
     if low != low or high != high:  # Writers must not use NaN as a bound.
         return True
     values: list[Any] = [value.encode() if isinstance(value, str) else value for value in predicate.values]

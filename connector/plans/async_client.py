@@ -22,18 +22,24 @@ from yarl import URL
 
 from seamark.cache.memory import MemoryCache
 from seamark.connector.client.errors import NoSuchResource, ServerFailed, Unreachable, parse_error
-from seamark.connector.client.names import check_url, hide_credentials, standard_path, standard_root, table_path
+from seamark.connector.client.names import (
+    check_url,
+    find_standard_root,
+    hide_credentials,
+    make_standard_path,
+    table_path,
+)
 from seamark.connector.plans.column_types import list_column_types, read_column_type
 from seamark.connector.plans.conditions import Like
 from seamark.connector.plans.scan import NO_USE, TableUse
 from seamark.formats.iceberg.expressions.expression import TRUE, Expression
-from seamark.formats.iceberg.expressions.expression_json import expression_json
+from seamark.formats.iceberg.expressions.expression_json import encode_expression
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.formats.iceberg.metadata.properties import count_of
+from seamark.formats.iceberg.metadata.properties import parse_count
 from seamark.formats.iceberg.metadata.table_json import decode_table
 from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.protocol.wire import FRESH_HEADER, PROXY_ENGINE
-from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.decoding import convert_json
 from seamark.formats.runtime.errors import SeamarkError
 from seamark.formats.runtime.tls import build_seamark_context, trust_only
 
@@ -128,7 +134,7 @@ class JoinRequest:
         pairs = self.on[:1] if self.ops else self.on
         body: dict[str, Any] = {"table": list(self.table), "on": dict(pairs), "snapshot-id": self.snapshot_id}
         if self.filter is not None:
-            body["filter"] = expression_json(self.filter)
+            body["filter"] = encode_expression(self.filter)
         if self.transform != IDENTITY:
             body["transform"] = self.transform
         if self.ops:
@@ -140,7 +146,7 @@ class JoinRequest:
         if self.any_of is not None:
             body["any-of"] = self.any_of
         if self.exempt_condition is not None:
-            body["unless"] = expression_json(self.exempt_condition)
+            body["unless"] = encode_expression(self.exempt_condition)
         if self.likes:
             body["likes"] = [[_encode_like(one) for one in either] for either in self.likes]
         if self.joins:
@@ -406,7 +412,7 @@ class Seamark:
         """
         body: dict[str, Any] = {"kept-max": request.max_kept_fraction, "lease-s": self._lease_s, **self._holder}
         if request.filter is not None:
-            body |= {"filter": expression_json(request.filter), "case-sensitive": False}
+            body |= {"filter": encode_expression(request.filter), "case-sensitive": False}
         body |= {} if request.snapshot_id is None else {"snapshot-id": request.snapshot_id}
         body |= {} if request.ref is None else {"ref": request.ref}
         body |= {"use-snapshot-schema": True} if request.past else {}
@@ -437,10 +443,10 @@ class Seamark:
             **self._holder,
         }
         if request.filter is not None:
-            body |= {"filter": expression_json(request.filter)}
+            body |= {"filter": encode_expression(request.filter)}
         if request.unless is not None:
-            body |= {"unless": expression_json(request.unless)}
-        body |= {} if request.group_filter == TRUE else {"group-filter": expression_json(request.group_filter)}
+            body |= {"unless": encode_expression(request.unless)}
+        body |= {} if request.group_filter == TRUE else {"group-filter": encode_expression(request.group_filter)}
         body |= {} if request.snapshot_id is None else {"snapshot-id": request.snapshot_id}
         body |= {} if request.ref is None else {"ref": request.ref}
         body |= {"hide-partitions": True} if request.hide_partitions else {}
@@ -486,7 +492,7 @@ class Seamark:
         except NoSuchResource:
             return None
         try:
-            loaded = from_json(raw, _LoadedView)
+            loaded = convert_json(raw, _LoadedView)
             metadata = loaded.metadata
             version = next(one for one in metadata.versions if one.version_id == metadata.current_version_id)
             schema = next(one for one in metadata.schemas if one.schema_id == version.schema_id)
@@ -545,7 +551,7 @@ class Seamark:
         if cached is not None and not raw:
             return cached
         try:
-            metadata = from_json(raw, _Loaded).metadata
+            metadata = convert_json(raw, _Loaded).metadata
             schema = next(one for one in metadata.schemas if one.schema_id == metadata.current_schema_id)
         except (msgspec.MsgspecError, StopIteration) as error:
             raise ServerFailed(f"{self._shown} sent a response that is not a table: {error!r}") from None
@@ -570,7 +576,7 @@ class Seamark:
 
     def _decode_metadata(self, raw: bytes) -> TableMetadata:
         try:
-            return decode_table(bytes(from_json(raw, _RawLoaded).metadata), self._shown)
+            return decode_table(bytes(convert_json(raw, _RawLoaded).metadata), self._shown)
         except (msgspec.MsgspecError, SeamarkError) as error:
             raise ServerFailed(f"{self._shown} sent a response that is not a table: {error}") from None
 
@@ -579,13 +585,13 @@ class Seamark:
         if self._root is None:
             _, raw = await self._ask("GET", "/v1/config")
             config = self._decode(raw, _Config, "a configuration")
-            self._root = standard_root(config.defaults, config.overrides)
-        return standard_path(self._root, kind, name)
+            self._root = find_standard_root(config.defaults, config.overrides)
+        return make_standard_path(self._root, kind, name)
 
     def _decode(self, raw: bytes, kind: type[T], description: str) -> T:
         """Decode a response. `description` names the expected content in the error message."""
         try:
-            return from_json(raw, kind)
+            return convert_json(raw, kind)
         except msgspec.MsgspecError as error:
             raise ServerFailed(f"{self._shown} sent a response that is not {description}: {error}") from None
 
@@ -622,7 +628,7 @@ class Seamark:
 
 
 def _read_total(snapshot: _Snapshot | None, name: str) -> int:
-    return 0 if snapshot is None else count_of(snapshot.summary, name, 0)
+    return 0 if snapshot is None else parse_count(snapshot.summary, name, 0)
 
 
 def check_audience(value: str) -> None:

@@ -344,9 +344,9 @@ def expression_of(condition: Condition) -> Expression:
     """
     match condition:
         case AllOf(parts):
-            return iceberg.all_of(*map(expression_of, parts))
+            return iceberg.join_by_and(*map(expression_of, parts))
         case AnyOf(parts):
-            return iceberg.any_of(*map(expression_of, parts))
+            return iceberg.join_by_or(*map(expression_of, parts))
         case SemiJoin() | Like():
             raise ValueError("a semi-join or LIKE cannot be written as an expression")
     return _convert_comparison(condition)
@@ -382,20 +382,20 @@ def _convert_comparison(comparison: ColumnComparison) -> Expression:
                 return iceberg.FALSE
             if (op == "=") != negated:
                 return predicate(Op.EQ, *literals)
-            return iceberg.all_of(not_null, predicate(Op.NOT_EQ, *literals))
+            return iceberg.join_by_and(not_null, predicate(Op.NOT_EQ, *literals))
         case "IN":
             present_literals = [one for one in literals if one.kind != "null"]
             if negated:
-                return iceberg.FALSE if null else iceberg.all_of(not_null, predicate(Op.NOT_IN, *present_literals))
+                return iceberg.FALSE if null else iceberg.join_by_and(not_null, predicate(Op.NOT_IN, *present_literals))
             return predicate(Op.IN, *present_literals) if present_literals else iceberg.FALSE
         case "BETWEEN":
             bounds = compare(Op.GT_EQ, literals[0]), compare(Op.LT_EQ, literals[1])
-            return iceberg.any_of(*bounds) if negated else iceberg.all_of(*bounds)
+            return iceberg.join_by_or(*bounds) if negated else iceberg.join_by_and(*bounds)
         case "STARTS WITH":
             if not literals[0].value:
                 return iceberg.FALSE if negated else not_null
             if negated:
-                return iceberg.all_of(not_null, predicate(Op.NOT_STARTS_WITH, *literals))
+                return iceberg.join_by_and(not_null, predicate(Op.NOT_STARTS_WITH, *literals))
             return predicate(Op.STARTS_WITH, *literals)
     return compare(_ORDERED[comparison.op], literals[0])
 

@@ -15,13 +15,13 @@ import numpy as np
 import pyarrow as pa
 
 from seamark.cache.memory import MemoryCache
-from seamark.cache.sizes import object_bytes
+from seamark.cache.sizes import measure_object_bytes
 from seamark.connector.arrow.arrays import Mask
 from seamark.connector.client.storage import Storage
 from seamark.formats.iceberg.files.parquet import Unreadable
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.types.transforms import IDENTITY
-from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.index.keys.arrow_keys import convert_to_keys
 from seamark.formats.index.keys.delete_files import (
     EQUALITY,
     Columns,
@@ -81,7 +81,7 @@ class DeletedRowSet:
         for columns_of_keys, keys in self.keys:
             if columns_of_keys not in hashes_by_columns:
                 hashes_by_columns[columns_of_keys] = hash_halves(
-                    [keys_of(columns[column_id], kind) for column_id, kind in columns_of_keys]
+                    [convert_to_keys(columns[column_id], kind) for column_id, kind in columns_of_keys]
                 )
             mask |= keys.exact.has(*hashes_by_columns[columns_of_keys])
         return mask
@@ -157,7 +157,7 @@ class Deletes:
         content = self._cache.get(key)
         if content is None:
             content = decode_delete_content(self._read_bytes(file), file, columns, limit_bytes=DECODED_BYTES_MAX)
-            self._cache.put(key, content, object_bytes(content))
+            self._cache.put(key, content, measure_object_bytes(content))
         return content
 
     def _read_bytes(self, file: DeleteFile) -> memoryview:

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.fs
 import pyarrow.parquet as pq
 
-from seamark.connector.arrow.arrays import Longs, Mask, single_array
+from seamark.connector.arrow.arrays import Longs, Mask, combine_to_array
 from seamark.connector.parquet.coded_strings import decode_strings, is_selective, select_coded_columns
 from seamark.connector.parquet.pages import Pages
 from seamark.connector.parquet.projection import FileProjection
@@ -22,12 +22,12 @@ from seamark.connector.read.lineage import InheritedLineage
 from seamark.connector.read.read_plan import BATCH_ROWS, FILE, POSITION, ReadCounts, ReadPlan
 from seamark.connector.read.tables import ScanTask
 from seamark.formats.iceberg.expressions.arrow_filters import evaluate_filter
-from seamark.formats.iceberg.expressions.expression import Expression, predicates_of
-from seamark.formats.iceberg.files.parquet import with_mapped_ids
+from seamark.formats.iceberg.expressions.expression import Expression, collect_predicates
+from seamark.formats.iceberg.files.parquet import apply_name_mapping
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.partition import PartitionSpec
 from seamark.formats.iceberg.types.schema import Field, Schema, StructType
-from seamark.formats.iceberg.types.transforms import IDENTITY, canonical, result_type
+from seamark.formats.iceberg.types.transforms import IDENTITY, canonicalize_transform, compute_result_type
 from seamark.formats.iceberg.types.values import Value, decode_json
 
 _ColumnPath = tuple[int, tuple[int, ...]]
@@ -53,7 +53,7 @@ class FileRowReader:
         task, read_plan = self.task, self.read_plan
         self._deleted = self.deletes.load(task.path, task.deletes)
         self._removed = None if task.removed_by is None else self.deletes.load(task.path, task.removed_by)
-        tested_columns = {predicate.column_id for predicate in predicates_of(self.where)}
+        tested_columns = {predicate.column_id for predicate in collect_predicates(self.where)}
         for row_set in (self._deleted, self._removed):
             tested_columns |= set() if row_set is None else row_set.column_ids
         tested: dict[int, Field] = {}
@@ -63,9 +63,9 @@ class FileRowReader:
             self._column_paths[column_id] = (root.id, steps)
         self._inherited = InheritedLineage.of(task.file) if read_plan.lineage else None
         outputs = read_plan.fields if self._inherited is None else [*read_plan.fields, *read_plan.lineage]
-        fields = with_mapped_ids(list(self.file.schema_arrow), self.mapping)
+        fields = apply_name_mapping(list(self.file.schema_arrow), self.mapping)
         needed = {field.id: field for field in (*outputs, *tested.values())}
-        self._projected = FileProjection(fields, needed.values(), _identity_values_of(read_plan, task))
+        self._projected = FileProjection(fields, needed.values(), _read_identity_values(read_plan, task))
         self._tested_ids = list(tested)
         self._tested_outputs = [field.id for field in outputs if field.id in tested]
         self._other_outputs = [field.id for field in outputs if field.id not in tested]
@@ -142,7 +142,7 @@ class FileRowReader:
             counts.row_groups_by_pages += 1
             columns = self._projected.columns(from_pages, self._other_outputs, from_pages.num_rows)
             assembled = self._assemble(
-                columns | {column_id: single_array(parts) for column_id, parts in tested_values.items()},
+                columns | {column_id: combine_to_array(parts) for column_id, parts in tested_values.items()},
                 first,
                 rows,
                 mask,
@@ -159,7 +159,8 @@ class FileRowReader:
                 batch = None if batch is None else decode_strings(batch, self.file.schema_arrow)
                 columns = self._projected.columns(batch, self._other_outputs, count)
                 columns |= {
-                    column_id: single_array(parts.slice(matched, count)) for column_id, parts in tested_values.items()
+                    column_id: combine_to_array(parts.slice(matched, count))
+                    for column_id, parts in tested_values.items()
                 }
                 yield self._assemble(columns, first + start, size, mask_slice)
             start, matched = start + size, matched + count
@@ -271,20 +272,20 @@ def _extract_nested(column: pa.Array, steps: Iterable[int]) -> pa.Array:
     return column
 
 
-def spec_of(metadata: TableMetadata, task: ScanTask) -> PartitionSpec:
+def find_spec(metadata: TableMetadata, task: ScanTask) -> PartitionSpec:
     spec = metadata.spec(task.spec_id)
     if spec is None:
         raise ValueError(f"the partition spec {task.spec_id} is not in the table's metadata")
     return spec
 
 
-def partition_of(read_plan: ReadPlan, task: ScanTask) -> dict[int, Value | None]:
+def read_partition(read_plan: ReadPlan, task: ScanTask) -> dict[int, Value | None]:
     """Return the file's partition values by field id, for columns of the schema.
 
     Raises:
         ValueError: The values are invalid.
     """
-    spec, partition = spec_of(read_plan.metadata, task), task.file.get("partition") or ()
+    spec, partition = find_spec(read_plan.metadata, task), task.file.get("partition") or ()
     if len(partition) != len(spec.fields):
         raise ValueError(
             f"the plan has {len(partition)} partition values, but the partition spec has {len(spec.fields)} fields"
@@ -293,12 +294,18 @@ def partition_of(read_plan: ReadPlan, task: ScanTask) -> dict[int, Value | None]
     for spec_field, json in zip(spec.fields, partition, strict=True):
         column = read_plan.schema.column(spec_field.sources[0]) if len(spec_field.sources) == 1 else None
         if column is not None and isinstance(column.type, str) and spec_field.field_id is not None:
-            values[spec_field.field_id] = decode_json(result_type(canonical(spec_field.transform), column.type), json)
+            values[spec_field.field_id] = decode_json(
+                compute_result_type(canonicalize_transform(spec_field.transform), column.type), json
+            )
     return values
 
 
-def _identity_values_of(read_plan: ReadPlan, task: ScanTask) -> dict[int, Value | None]:
+def _read_identity_values(read_plan: ReadPlan, task: ScanTask) -> dict[int, Value | None]:
     """Return the values of identity partition fields, by column id."""
-    values = partition_of(read_plan, task)
-    fields = [field for field in spec_of(read_plan.metadata, task).fields if field.field_id in values]
-    return {field.sources[0]: values[field.field_id or 0] for field in fields if canonical(field.transform) == IDENTITY}
+    values = read_partition(read_plan, task)
+    fields = [field for field in find_spec(read_plan.metadata, task).fields if field.field_id in values]
+    return {
+        field.sources[0]: values[field.field_id or 0]
+        for field in fields
+        if canonicalize_transform(field.transform) == IDENTITY
+    }

@@ -37,7 +37,7 @@ from seamark.connector.parquet.copy.source import FOOTER_BYTES_MAX, SourceFile
 from seamark.connector.parquet.encryption.keys import ParquetKeys
 from seamark.connector.parquet.pages import Pages
 from seamark.connector.read.deleted_rows import Deletes
-from seamark.connector.read.file_rows import FileRowReader, partition_of, spec_of
+from seamark.connector.read.file_rows import FileRowReader, find_spec, read_partition
 from seamark.connector.read.read_plan import BATCH_ROWS, ReadCounts, ReadPlan, plan_read
 from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan, restrict_to_rows
 from seamark.formats.iceberg.expressions.expression import FALSE, TRUE, Expression
@@ -253,8 +253,8 @@ class TaskReader:
         if task.exact or read_plan.where == TRUE:
             return TRUE
         if spec_id not in self._residuals:
-            self._residuals[spec_id] = Residuals(read_plan.where, spec_of(read_plan.metadata, task))
-        return self._residuals[spec_id](partition_of(read_plan, task))
+            self._residuals[spec_id] = Residuals(read_plan.where, find_spec(read_plan.metadata, task))
+        return self._residuals[spec_id](read_partition(read_plan, task))
 
 
 def _decode_positions(task: ScanTask) -> Longs | None:
@@ -297,11 +297,11 @@ def _open_file(
                 )
             )
 
-        checked = b"" if decryption is None else _footer_of(source)
+        checked = b"" if decryption is None else _read_footer(source)
         check(task, source)
         metadata = _read_plain_metadata(source, task.path) if decryption is None else None
         file = parquet(metadata)
-        if checked and _footer_of(source) != checked:
+        if checked and _read_footer(source) != checked:
             raise Unreadable(task.path, "the file was replaced while it was read")
         if file.metadata.num_rows != task.records:
             raise Unreadable(
@@ -312,7 +312,7 @@ def _open_file(
         yield file, pages, partial(parquet, metadata)
 
 
-def _footer_of(source: pa.NativeFile) -> bytes:
+def _read_footer(source: pa.NativeFile) -> bytes:
     """Return the bytes from the start of the footer to the end of the file.
 
     The file states the length of its footer.

@@ -58,7 +58,7 @@ def select_settled(opened: OpenTable, tasks: Sequence[ScanTask], age_ms: int, at
     """
     snapshots = sorted(opened.history, key=lambda snapshot: snapshot.sequence_number)
     young = [snapshot for snapshot in snapshots if snapshot.timestamp_ms > at_ms - age_ms]
-    if not any(snapshot.summary_map().get("operation") in _CHANGES for snapshot in young):
+    if not any(snapshot.build_summary_map().get("operation") in _CHANGES for snapshot in young):
         return list(tasks)
     first = young[0].sequence_number
     return [task for task in tasks if int(task.file.get(SEQUENCE_NUMBER, first)) < first]

@@ -25,9 +25,9 @@ from seamark.formats.iceberg.expressions.expression import (
     FALSE,
     TRUE,
     Expression,
-    predicates_of,
+    collect_predicates,
 )
-from seamark.formats.iceberg.expressions.expression_json import expression_json
+from seamark.formats.iceberg.expressions.expression_json import encode_expression
 from seamark.formats.iceberg.expressions.residuals import add_nan
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.snapshot import MAIN, Snapshot
@@ -160,18 +160,18 @@ def _resolve_snapshot(metadata: TableMetadata, at: At) -> tuple[int | None, Sche
             refs_text = ", ".join(sorted({MAIN, *metadata.refs})[:20])
             raise InvalidRequest(f"Cannot find the branch or tag {at.ref[:100]!r}; the table has {refs_text}")
         snapshot_id = ref.snapshot_id
-        return snapshot_id, metadata.current_schema if ref.is_branch else _schema_of(metadata, snapshot_id)
+        return snapshot_id, metadata.current_schema if ref.is_branch else _find_schema(metadata, snapshot_id)
     if at.as_of_ms is not None:
         earlier = [entry for entry in metadata.snapshot_log if entry.timestamp_ms <= at.as_of_ms]
         if not earlier:
             raise InvalidRequest(f"The table has no snapshot at or before as-of={at.as_of_ms}")
-        return earlier[-1].snapshot_id, _schema_of(metadata, earlier[-1].snapshot_id)
+        return earlier[-1].snapshot_id, _find_schema(metadata, earlier[-1].snapshot_id)
     if at.snapshot_id is not None:
-        return at.snapshot_id, _schema_of(metadata, at.snapshot_id)
+        return at.snapshot_id, _find_schema(metadata, at.snapshot_id)
     return metadata.current_snapshot_id, metadata.current_schema
 
 
-def _schema_of(metadata: TableMetadata, snapshot_id: int) -> Schema:
+def _find_schema(metadata: TableMetadata, snapshot_id: int) -> Schema:
     snapshot = metadata.snapshot(snapshot_id)
     if snapshot is None:
         raise InvalidRequest(f"Cannot find snapshot {snapshot_id}: it is not in the table's metadata, or has expired")
@@ -206,11 +206,11 @@ def plan(
     if table.snapshot_id is None or where == FALSE:
         return iter(())
     body: dict[str, Any] = {"snapshot-id": table.snapshot_id, "use-snapshot-schema": not table.is_current_schema}
-    body |= {} if where == TRUE else {"filter": expression_json(add_nan(where))}
+    body |= {} if where == TRUE else {"filter": encode_expression(add_nan(where))}
     body |= {} if least_rows is None else {"min-rows-requested": least_rows}
     body |= {"stats-fields": list(stats)} if stats else {}
     body |= {} if columns is None else {"select": list(columns)}
-    functions = any(is_function(predicate.transform) for predicate in predicates_of(where))
+    functions = any(is_function(predicate.transform) for predicate in collect_predicates(where))
     return _plan_tasks(
         client,
         table,
@@ -228,7 +228,7 @@ def plan_appends(
     """Yield tasks for the files that append snapshots have added after `start`, up to and including `end`."""
     body: dict[str, Any] = {"end-snapshot-id": end, "use-snapshot-schema": not table.is_current_schema}
     body |= {} if start is None else {"start-snapshot-id": start}
-    body |= {} if where == TRUE else {"filter": expression_json(add_nan(where))}
+    body |= {} if where == TRUE else {"filter": encode_expression(add_nan(where))}
     return _plan_tasks(client, table, body)
 
 
@@ -276,7 +276,7 @@ def restrict_to_rows(
 def _with_rows(
     client: SeamarkClient, table: OpenTable, where: Expression, tasks: Iterator[ScanTask]
 ) -> Iterator[ScanTask]:
-    at, filter_json = At(snapshot_id=table.snapshot_id), expression_json(add_nan(where))
+    at, filter_json = At(snapshot_id=table.snapshot_id), encode_expression(add_nan(where))
     schema_id = table.metadata.current_schema_id
     bitmap_rows = client.bitmap(table.name, filter=filter_json, meaning="sql", schema_id=schema_id, at=at)
     rows_by_path = {file_rows.file_path: file_rows for file_rows in bitmap_rows}
@@ -290,7 +290,7 @@ def _has_bitmaps(table: OpenTable, where: Expression) -> bool:
     # The server resolves column names in the current schema. In another schema, the names may belong to other columns.
     if where == TRUE or not table.is_current_schema or table.snapshot_id is None:
         return False
-    filter_terms = {(predicate.column_id, predicate.transform) for predicate in predicates_of(where)}
+    filter_terms = {(predicate.column_id, predicate.transform) for predicate in collect_predicates(where)}
     return any(
         KINDS[definition.kind].answers_rows
         and (definition.terms[0].column_id, definition.terms[0].transform) in filter_terms

@@ -14,7 +14,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.engines import EXTENSIONS, catalog_conf
+from seamark.connector.client.engines import EXTENSIONS, build_catalog_conf
 from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.names import join_name, split_name
 from seamark.connector.client.values import CURRENT, At
@@ -24,9 +24,9 @@ from seamark.connector.read.scans import bind_filter
 from seamark.connector.read.tables import OpenTable, open_table
 from seamark.connector.spark.reader_choice import estimate_remaining_rows
 from seamark.connector.spark.source.source import register
-from seamark.formats.iceberg.expressions.expression import predicates_of
+from seamark.formats.iceberg.expressions.expression import collect_predicates
 from seamark.formats.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION
-from seamark.formats.iceberg.metadata.properties import as_bool
+from seamark.formats.iceberg.metadata.properties import parse_bool
 from seamark.formats.protocol.wire import STREAM_ENABLED
 
 SHUFFLE_FREE = {
@@ -94,7 +94,7 @@ def open_session(name: str, conf: Mapping[str, str]) -> SparkSession:
 
 
 def add_catalog(spark: SparkSession, conf: Mapping[str, str]) -> None:
-    """Add the catalog of `catalog_conf` to a running session.
+    """Add the catalog of `build_catalog_conf` to a running session.
 
     A name that is already in use keeps its catalog.
     """
@@ -107,9 +107,9 @@ def connect(
 ) -> None:
     """Add the catalog `name` to a running session. The server plans its scans, and joins by bucket need no exchange.
 
-    The function also registers `format("seamark")`. The docstring of `catalog_conf` describes the parameters.
+    The function also registers `format("seamark")`. The docstring of `build_catalog_conf` describes the parameters.
     """
-    add_catalog(spark, {**catalog_conf(name, uri, token=token, extra=extra), **SHUFFLE_FREE})
+    add_catalog(spark, {**build_catalog_conf(name, uri, token=token, extra=extra), **SHUFFLE_FREE})
     register(spark)
 
 
@@ -155,7 +155,7 @@ def read(
 def _misses_rows(opened: OpenTable) -> bool:
     """Return whether Iceberg's reader misses rows that wait for a flush: Spark plans tables of version 3 itself."""
     metadata = opened.metadata
-    is_stream = as_bool(metadata.properties, STREAM_ENABLED, False)
+    is_stream = parse_bool(metadata.properties, STREAM_ENABLED, False)
     return is_stream and metadata.format_version >= ROW_LINEAGE_MIN_FORMAT_VERSION
 
 
@@ -179,7 +179,7 @@ def _suits_seamark_reader(spark: SparkSession, client: SeamarkClient, opened: Op
     except InvalidRequest:  # Spark may still support the predicate.
         return False
     in_utc = is_utc(spark.conf.get("spark.sql.session.timeZone") or "")
-    if not in_utc and any(predicate.kind.startswith("timestamp") for predicate in predicates_of(bound)):
+    if not in_utc and any(predicate.kind.startswith("timestamp") for predicate in collect_predicates(bound)):
         return False  # In a predicate, Spark interprets strings as times in the session's zone.
     return estimate_remaining_rows(client, opened, bound).suits_seamark
 

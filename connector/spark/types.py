@@ -16,9 +16,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from seamark.connector.arrow.casting import conform
 from seamark.connector.write.target import WriteTarget
-from seamark.formats.iceberg.types.schema import ListType, MapType, StructType, Type, type_name
-from seamark.formats.iceberg.types.types import base_name
-from seamark.formats.iceberg.types.values import decimal_precision, decimal_scale
+from seamark.formats.iceberg.types.schema import ListType, MapType, StructType, Type, describe_type
+from seamark.formats.iceberg.types.types import get_base_name
+from seamark.formats.iceberg.types.values import get_decimal_precision, get_decimal_scale
 
 _PLAIN: dict[str, spark.DataType] = {
     "boolean": spark.BooleanType(),
@@ -53,11 +53,11 @@ def spark_type(kind: Type) -> spark.DataType:
             return spark.ArrayType(spark_type(kind.element))
         case MapType():
             return spark.MapType(spark_type(kind.key), spark_type(kind.value))
-    name = base_name(kind)
+    name = get_base_name(kind)
     if name == "decimal":
-        return spark.DecimalType(decimal_precision(kind), decimal_scale(kind))
+        return spark.DecimalType(get_decimal_precision(kind), get_decimal_scale(kind))
     if name not in _PLAIN:
-        raise ValueError(f"Spark has no type for {type_name(kind)}")
+        raise ValueError(f"Spark has no type for {describe_type(kind)}")
     return _PLAIN[name]
 
 
@@ -78,7 +78,7 @@ def for_spark(kind: Type) -> Convert | None:
                 return lambda array: _convert_map(array, key, value)
         case str() if kind == "uuid":
             return _convert_uuids
-        case str() if base_name(kind) == "fixed":
+        case str() if get_base_name(kind) == "fixed":
             return lambda array: array.cast(pa.binary())
     return None
 

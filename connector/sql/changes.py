@@ -14,7 +14,7 @@ from datetime import datetime
 
 from sqlglot import exp
 
-from seamark.connector.analysis.lexer import TrinoToken, UnsupportedStatement, tokens_of
+from seamark.connector.analysis.lexer import TrinoToken, UnsupportedStatement, tokenize_trino
 from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.plans.async_client import Name
 from seamark.connector.plans.quotes import quote_name
@@ -219,7 +219,7 @@ def divide_row_change(text: str) -> RowChangeTexts:
         UnsupportedInDuckDB: The statement has another form.
     """
     try:
-        tokens = [token for token in tokens_of(text) if token.word != ";"]
+        tokens = [token for token in tokenize_trino(text) if token.word != ";"]
     except UnsupportedStatement:
         raise UnsupportedInDuckDB("Trino does not support the form of its text") from None
     words = [token.word for token in tokens]

@@ -16,8 +16,8 @@ from datetime import date
 from sqlglot import exp
 
 from seamark.connector.analysis.lexer import UnsupportedStatement
-from seamark.connector.analysis.queries import version_of
-from seamark.connector.analysis.scans import scans_of, use_parsed_query
+from seamark.connector.analysis.queries import parse_version
+from seamark.connector.analysis.scans import collect_scans, use_parsed_query
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import ClientError, InvalidRequest, NoSuchResource
 from seamark.connector.client.values import CURRENT, At, EngineTable
@@ -37,11 +37,11 @@ from seamark.formats.iceberg.expressions.expression import (
     TRUE,
     And,
     Expression,
-    all_of,
-    predicates_of,
+    collect_predicates,
+    join_by_and,
     replace_predicates,
 )
-from seamark.formats.iceberg.metadata.properties import count_of
+from seamark.formats.iceberg.metadata.properties import parse_count
 from seamark.formats.iceberg.types.functions import is_function
 from seamark.formats.iceberg.types.values import FLOATS
 from seamark.formats.protocol.wire import PLAN_MARK
@@ -312,7 +312,7 @@ def row_filter(where: Expression) -> Expression:
     evaluates them.
     """
     parts = where.children if isinstance(where, And) else (where,)
-    return all_of(*(one for one in parts if not any(each.result in FLOATS for each in predicates_of(one))))
+    return join_by_and(*(one for one in parts if not any(each.result in FLOATS for each in collect_predicates(one))))
 
 
 def _to_named_table(name: Name, opened: OpenTable, loaded: EngineTable | None = None) -> NamedTable:
@@ -320,8 +320,8 @@ def _to_named_table(name: Name, opened: OpenTable, loaded: EngineTable | None = 
     if len({one.lower() for one in columns}) != len(columns):
         raise UnsupportedInDuckDB(f"{'.'.join(name)} has columns whose names differ only in case")
     snapshot = next((one for one in opened.history if one.snapshot_id == opened.snapshot_id), None)
-    summary = {} if snapshot is None else snapshot.summary_map()
-    files, size = (count_of(summary, key, 0) for key in ("total-data-files", "total-files-size"))
+    summary = {} if snapshot is None else snapshot.build_summary_map()
+    files, size = (parse_count(summary, key, 0) for key in ("total-data-files", "total-files-size"))
     return NamedTable(name, opened, columns, files, size, loaded)
 
 
@@ -329,7 +329,7 @@ def _read_version(node: exp.Table) -> int | str | None:
     version = node.args.get("version")
     if version is None:
         return None
-    parsed = version_of(version)
+    parsed = parse_version(version)
     if parsed is None:
         raise UnsupportedInDuckDB("Time travel supports only FOR VERSION AS OF a snapshot's number, a branch or a tag")
     return parsed
@@ -380,7 +380,7 @@ def _find_scans(
         parsed = use_parsed_query(query.text, query.tree, query.words)
     except UnsupportedStatement:
         return [None for _ in tables]
-    query_scans = scans_of(
+    query_scans = collect_scans(
         parsed,
         columns_of=lambda names: kinds.get(tuple(part for part in names if part is not None)),
         utc=True,

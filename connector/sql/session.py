@@ -23,7 +23,7 @@ import pyarrow as pa
 from sqlglot import exp
 
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.engines import catalog_conf
+from seamark.connector.client.engines import build_catalog_conf
 from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.names import join_name
 from seamark.connector.duckdb.session import connect
@@ -232,7 +232,7 @@ class SqlSession:
             case "spark":
                 if self._spark is None:
                     name = self._engines.spark_catalog
-                    conf = catalog_conf(name, self._client.url, token=self._client.token or "")
+                    conf = build_catalog_conf(name, self._client.url, token=self._client.token or "")
                     self._spark = SparkStatements(self._engines.spark or "", name, conf)
                 self._spark.run(planned.text)
                 return _report_rows(planned, None)

@@ -11,9 +11,9 @@ from typing import Any
 from sqlglot import Dialect, TokenType, exp
 from sqlglot.errors import SqlglotError
 
-from seamark.connector.analysis.lexer import TrinoToken, UnsupportedStatement, normalize_numerals, tokens_of
+from seamark.connector.analysis.lexer import TrinoToken, UnsupportedStatement, normalize_numerals, tokenize_trino
 from seamark.connector.client.errors import InvalidRequest
-from seamark.formats.iceberg.expressions.sql_parser import parse_statements, tokens_in
+from seamark.formats.iceberg.expressions.sql_parser import parse_statements, tokenize_sql
 
 CHARACTERS_MAX = 100_000
 TOKENS_MAX = 20_000
@@ -68,7 +68,7 @@ class SqlStatement:
         if self.kind is not Kind.INSERT:
             return self
         try:
-            start = _find_source_start(tokens_of(self.text), has_columns=isinstance(self.tree.this, exp.Schema))
+            start = _find_source_start(tokenize_trino(self.text), has_columns=isinstance(self.tree.this, exp.Schema))
         except UnsupportedStatement:
             return self
         words = [word for word in self.words if word.start >= start]
@@ -88,7 +88,7 @@ def parse(text: str) -> SqlStatement:
     except UnsupportedStatement as error:
         raise InvalidRequest(f"{str(error)!r} is not a number, and a name must not begin with a digit") from None
     try:
-        words = tokens_in(_TRINO, text)
+        words = tokenize_sql(_TRINO, text)
         if len(words) > TOKENS_MAX:
             raise InvalidRequest(f"The statement has {len(words):,} words; the limit is {TOKENS_MAX:,}")
         longest = max((len(word.text) for word in words if word.token_type is TokenType.NUMBER), default=0)

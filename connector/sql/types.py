@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from seamark.formats.iceberg.types.types import base_name
-from seamark.formats.iceberg.types.values import decimal_precision, decimal_scale
+from seamark.formats.iceberg.types.types import get_base_name
+from seamark.formats.iceberg.types.values import get_decimal_precision, get_decimal_scale
 
 PRECISION_MAX = 38
 _INTEGER_DIGITS = {"integer": 10, "bigint": 19}
@@ -92,9 +92,9 @@ def decimal(precision: int, scale: int) -> SqlType:
 def from_iceberg(iceberg_type: object) -> SqlType:
     if not isinstance(iceberg_type, str):
         return NESTED
-    name = base_name(iceberg_type)
+    name = get_base_name(iceberg_type)
     if name == "decimal":
-        return decimal(decimal_precision(iceberg_type), decimal_scale(iceberg_type))
+        return decimal(get_decimal_precision(iceberg_type), get_decimal_scale(iceberg_type))
     return _OF_ICEBERG.get(name, UNREADABLE)
 
 

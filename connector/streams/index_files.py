@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from seamark.connector.streams.stored_files import MemoryStorage
 from seamark.connector.write.table_writer import IndexBuilder
-from seamark.connector.write.target import target_of
+from seamark.connector.write.target import create_target
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 
 
@@ -50,7 +50,7 @@ def encode_index_files(files: Sequence[_EncodedFile], metadata: TableMetadata) -
         metadata: The table's metadata.
     """
     storage = _EncodedStorage(encoded={file.location: file.data for file in files})
-    target = target_of(metadata, storage)
+    target = create_target(metadata, storage)
     if not target.indexes:
         return []
     builder = IndexBuilder([replace(task, storage=storage) for task in target.indexes])

@@ -16,7 +16,7 @@ from seamark.connector.read.read_plan import plan_read
 from seamark.connector.read.scans import TaskReader
 from seamark.connector.read.tables import OpenTable
 from seamark.connector.streams.stored_files import ServedStorage, ServerFiles, StoredRowsPort
-from seamark.connector.write.latest_rows import KeyedBatch, batch_of, column_of
+from seamark.connector.write.latest_rows import KeyedBatch, find_latest_rows, read_column
 from seamark.connector.write.row_locations import MatchedRows, locate
 from seamark.formats.iceberg.expressions.expression import TRUE
 from seamark.formats.iceberg.files.parquet import EncryptedFile, Unreadable
@@ -70,7 +70,7 @@ def get_keyed_rows(
     """
     names = keys.schema.names
     try:
-        distinct = batch_of([keys], metadata.current_schema, names)
+        distinct = find_latest_rows([keys], metadata.current_schema, names)
         server = _LimitedFiles(stored, names, files_max)
         storage = ServedStorage({}, "", stored, server.sizes_bytes)
         opened = OpenTable("db.t", metadata, metadata.current_schema, metadata.current_snapshot_id, storage, ())
@@ -117,7 +117,7 @@ def _read_rows(opened: OpenTable, columns: Sequence[str], located: Sequence[Matc
 def _find_first_numbers(keys: pa.RecordBatch, distinct: KeyedBatch) -> Longs:
     """Return the number of the first key of the request that is equal to each distinct key: int64[distinct keys]."""
     table = pa.Table.from_batches([keys])
-    ordinals = distinct.keys.match([column_of(table, field) for field in distinct.keys.fields])
+    ordinals = distinct.keys.match([read_column(table, field) for field in distinct.keys.fields])
     numbers = np.zeros(distinct.keys.count, np.int64)
     numbers[ordinals[::-1]] = np.arange(len(ordinals))[::-1]
     return numbers

@@ -17,35 +17,35 @@ import numpy as np
 import pyarrow as pa
 
 from seamark.connector.arrow.arrays import Longs, Mask
-from seamark.connector.arrow.casting import Unwritable, arrow_type
+from seamark.connector.arrow.casting import Unwritable, get_arrow_type
 from seamark.connector.read.deleted_rows import Deletes, union_positions
 from seamark.connector.read.tables import OpenTable
 from seamark.connector.streams.packed_rows import RowKey, UnpackedRows, find_column
 from seamark.connector.streams.stored_files import MemoryStorage, ServedStorage, ServerFiles, StoredRowsPort
 from seamark.connector.write.delete_files import BY_FILE, GRANULARITY, DeletedRows, write_deletes
-from seamark.connector.write.latest_rows import Rank, column_of, select_latest
+from seamark.connector.write.latest_rows import Rank, read_column, select_latest
 from seamark.connector.write.row_locations import (
     RANGES_MAX,
     SCAN,
     BatchKeys,
     MatchedRows,
     find_key_fields,
-    hashes_of,
+    hash_key_columns,
     locate,
 )
-from seamark.connector.write.target import target_of
+from seamark.connector.write.target import create_target
 from seamark.connector.write.upserts import read_scope
-from seamark.formats.iceberg.expressions.arrow import arrow_array
-from seamark.formats.iceberg.expressions.expression import TRUE, Expression, any_of
-from seamark.formats.iceberg.expressions.expression_json import expression_json
+from seamark.formats.iceberg.expressions.arrow import build_arrow_array
+from seamark.formats.iceberg.expressions.expression import TRUE, Expression, join_by_or
+from seamark.formats.iceberg.expressions.expression_json import encode_expression
 from seamark.formats.iceberg.expressions.residuals import add_nan
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.partition import PartitionSpec
 from seamark.formats.iceberg.types.schema import Field, Schema
-from seamark.formats.iceberg.types.types import base_name
-from seamark.formats.iceberg.types.values import decimal_precision, decode_json
+from seamark.formats.iceberg.types.types import get_base_name
+from seamark.formats.iceberg.types.values import decode_json, get_decimal_precision
 from seamark.formats.index.keys.hashing import Hashes
-from seamark.formats.index.keys.keys import family_of, has_keys
+from seamark.formats.index.keys.keys import get_family, has_keys
 from seamark.formats.runtime.errors import BadRequest
 
 DELETE = 2
@@ -167,7 +167,7 @@ def _repeat_default(key_field: Field, rows: int) -> pa.Array:
     kind = str(key_field.type)
     if key_field.initial_default is None:
         return pa.nulls(rows)
-    return pa.repeat(arrow_array(kind, [decode_json(kind, key_field.initial_default)])[0], rows)
+    return pa.repeat(build_arrow_array(kind, [decode_json(kind, key_field.initial_default)])[0], rows)
 
 
 def _cast_key(column: pa.Array | pa.ChunkedArray, key_field: Field) -> pa.Array:
@@ -176,17 +176,17 @@ def _cast_key(column: pa.Array | pa.ChunkedArray, key_field: Field) -> pa.Array:
     Raises:
         Unwritable: A value does not fit the type.
     """
-    target = arrow_type(str(key_field.type), key_field.name)
+    target = get_arrow_type(str(key_field.type), key_field.name)
     if pa.types.is_date(column.type) and pa.types.is_timestamp(target):
         try:
             column = column.cast(target)
         except pa.ArrowInvalid as error:
             raise Unwritable(f"column {key_field.name} is {key_field.type}: {error}") from None
-    return column_of(pa.table({key_field.name: column}), key_field)
+    return read_column(pa.table({key_field.name: column}), key_field)
 
 
 def hash_keys(fields: Sequence[Field], columns: Sequence[pa.Array]) -> KeyHashes:
-    return KeyHashes(*hashes_of(fields, columns))
+    return KeyHashes(*hash_key_columns(fields, columns))
 
 
 def are_complete(columns: Sequence[pa.Array]) -> Mask:
@@ -279,14 +279,16 @@ def _hash_fields(key: RowKey, rows: Sequence[UnpackedRows], metadata: TableMetad
 
 def _is_wider_of_family(field: Field, other: Field) -> bool:
     kinds = [each.type for each in (field, other) if isinstance(each.type, str) and has_keys(each.type)]
-    return len(kinds) == 2 and family_of(kinds[0]) == family_of(kinds[1]) and _width_of(kinds[0]) >= _width_of(kinds[1])
+    return (
+        len(kinds) == 2 and get_family(kinds[0]) == get_family(kinds[1]) and _width_of(kinds[0]) >= _width_of(kinds[1])
+    )
 
 
 def _width_of(kind: str) -> int:
     """Return a number that grows with the promotions of a type."""
-    name = base_name(kind)
+    name = get_base_name(kind)
     if name == "decimal":
-        return decimal_precision(kind)
+        return get_decimal_precision(kind)
     return _PROMOTIONS.index(name) if name in _PROMOTIONS else 0
 
 
@@ -310,7 +312,7 @@ def encode_deletes(
     storage = ServedStorage({}, "", stored, server.sizes_bytes)
     opened = OpenTable("db.t", metadata, metadata.current_schema, metadata.current_snapshot_id, storage, ())
     deleted = [*_delete_stored(parts, opened, server, is_commit=folder is None), *_delete_fresh(parts)]
-    target = replace(target_of(metadata, memory := MemoryStorage()), indexes=())
+    target = replace(create_target(metadata, memory := MemoryStorage()), indexes=())
     if folder is not None and len(deleted) <= _FILES_BY_FILE_MAX:
         target = replace(target, properties={**target.properties, GRANULARITY: BY_FILE})
     written = write_deletes(target, deleted, Deletes(storage, metadata))
@@ -326,7 +328,7 @@ def encode_deletes(
 def _encode_scope(keys: Iterable[BatchKeys], opened: OpenTable) -> bytes:
     """Return the filter of the rows that a commit of these keys has read, as JSON; empty without keys."""
     scopes = [read_scope(_resolve(each, opened.metadata).keys, opened) for each in keys if each.count]
-    return msgspec.json.encode(expression_json(add_nan(any_of(*scopes)))) if scopes else b""
+    return msgspec.json.encode(encode_expression(add_nan(join_by_or(*scopes)))) if scopes else b""
 
 
 def _move(path: str, folder: str) -> str:

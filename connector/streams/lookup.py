@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from seamark.connector.client.client import ARROW_STREAM, SeamarkClient
-from seamark.connector.client.commits import back_off
+from seamark.connector.client.commits import sleep_before_attempt
 from seamark.connector.client.errors import ClientError, InvalidRequest, NoSuchResource, Refused
 from seamark.connector.client.names import Name, table_path
 from seamark.connector.read.scans import scan
@@ -116,13 +116,13 @@ class LookupTable:
                     self._fail(error)
                     return
                 if self._restarts:  # A busy table may have changed while it was read again.
-                    back_off(self._restarts, first_s=0.1, max_s=2.0)
+                    sleep_before_attempt(self._restarts, first_s=0.1, max_s=2.0)
                 self._restarts += 1
             except Refused as error:
                 self._fail(error)
                 return
             except ClientError:
-                back_off(self._failures, first_s=0.2, max_s=5.0)
+                sleep_before_attempt(self._failures, first_s=0.2, max_s=5.0)
                 self._failures += 1
             except Exception as error:  # noqa: BLE001  the callers of `get` must receive it
                 self._fail(error)

@@ -17,7 +17,7 @@ import pyarrow as pa
 from seamark.formats.iceberg.files.parquet import FIELD_ID
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.types.schema import Schema
-from seamark.formats.index.keys.keys import family_of
+from seamark.formats.index.keys.keys import get_family
 from seamark.formats.runtime.errors import BadRequest
 
 SCHEMA_ID = b"seamark.schema-id"
@@ -35,7 +35,7 @@ _HEADERS_MAX = 256
 RowKey: TypeAlias = tuple[tuple[int, str], ...]
 """The ids of the key columns, and the families of their types when the rows were packed; empty for rows without a key.
 
-The shard of a row depends on the family, because hashes do (`family_of`).
+The shard of a row depends on the family, because hashes do (`get_family`).
 """
 
 
@@ -176,12 +176,12 @@ def schema_of(metadata: TableMetadata, schema_id: int) -> Schema:
 def key_of_names(schema: Schema, names: Sequence[str]) -> RowKey:
     """Return the key with these column names in a schema."""
     by_name = {field.name: field for field in schema.fields}
-    return tuple((by_name[name].id, family_of(str(by_name[name].type))) for name in names)
+    return tuple((by_name[name].id, get_family(str(by_name[name].type))) for name in names)
 
 
 def _find_key(header: PackedHeader, schema: Schema) -> RowKey:
     types = {field.id: str(field.type) for field in schema.fields}
-    return tuple((column_id, family_of(types[column_id])) for column_id in header.key_ids)
+    return tuple((column_id, get_family(types[column_id])) for column_id in header.key_ids)
 
 
 def _read_header(payload: bytes) -> PackedHeader:

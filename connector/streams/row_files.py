@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from seamark.connector.arrow.casting import UNKNOWN, Unwritable, arrow_schema, conform
+from seamark.connector.arrow.casting import UNKNOWN, Unwritable, build_arrow_schema, conform
 from seamark.connector.parquet.projection import FileProjection
 from seamark.connector.streams.index_files import encode_index_files as encode_index_files
 from seamark.connector.streams.keyed_reads import get_keyed_rows as get_keyed_rows
@@ -44,7 +44,7 @@ from seamark.connector.streams.packed_rows import list_keys as list_keys
 from seamark.connector.streams.packed_rows import pack_rows as pack_rows
 from seamark.connector.streams.stored_files import MemoryStorage, StoredRowsPort
 from seamark.connector.write.data_files import finish_data_file, open_data_file_writer
-from seamark.connector.write.target import WriteTarget, check_unencrypted, target_of
+from seamark.connector.write.target import WriteTarget, check_unencrypted, create_target
 from seamark.formats.iceberg.expressions.arrow import to_row_type
 from seamark.formats.iceberg.files.parquet import FIELD_ID, AmbiguousColumn, Unreadable
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
@@ -100,7 +100,7 @@ def _conform_with_deletes(rows: pa.RecordBatch, schema: Schema, kinds: bytes, ke
         field if field.name in key else msgspec.structs.replace(field, required=False) for field in schema.fields
     )
     relaxed = Schema(fields, schema.id)
-    conformed = conform(rows, relaxed, arrow_schema(relaxed))
+    conformed = conform(rows, relaxed, build_arrow_schema(relaxed))
     written = np.frombuffer(kinds, dtype=np.uint8) != DELETE
     stored = [field for field in schema.fields if field.type != UNKNOWN]  # Rows have no columns of this type.
     for field, column in zip(stored, conformed.columns, strict=True):
@@ -128,13 +128,13 @@ class _SameSchema:
 
 
 def _arrow_schema_of(schema: Schema) -> pa.Schema:
-    """Return `arrow_schema(schema)`, which the requests of a table share."""
+    """Return `build_arrow_schema(schema)`, which the requests of a table share."""
     return _cache_arrow_schema(_SameSchema(schema))
 
 
 @lru_cache(_ARROW_SCHEMAS_MAX)
 def _cache_arrow_schema(key: _SameSchema) -> pa.Schema:
-    return arrow_schema(key.schema)
+    return build_arrow_schema(key.schema)
 
 
 def shard_rows(rows: pa.RecordBatch, metadata: TableMetadata, key: Sequence[str], shards: int) -> list[int]:
@@ -285,7 +285,7 @@ def _encode_batch(
 
 def _target_of(metadata: TableMetadata, schema: Schema) -> WriteTarget:
     """Return the target for files with a schema of the table, and the newest partition spec whose columns it has."""
-    target = replace(target_of(metadata, MemoryStorage()), indexes=())
+    target = replace(create_target(metadata, MemoryStorage()), indexes=())
     if schema.id == metadata.current_schema_id:
         return target
     columns = schema.index.by_id

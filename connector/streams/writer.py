@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.commits import back_off
+from seamark.connector.client.commits import sleep_before_attempt
 from seamark.connector.client.errors import ClientError, Refused, ServerFailed, Unavailable, Unreachable
 from seamark.connector.client.names import Name, table_path
 
@@ -252,7 +252,7 @@ def send_rows(
         except (Unavailable, ServerFailed, Unreachable) as error:
             if time.monotonic() >= until_s or not _may_pass(error):
                 raise
-            back_off(number, first_s=0.1, max_s=2.0)
+            sleep_before_attempt(number, first_s=0.1, max_s=2.0)
             number += 1
         else:
             decoded: dict[str, Any] = json.loads(answer)

@@ -43,7 +43,7 @@ from seamark.connector.analysis.statement_cache import (
     ReadStatement,
     StatementReader,
     StatementText,
-    on_behalf_of,
+    set_client,
 )
 from seamark.connector.analysis.views import ExpandedView, ViewDefinitions, ViewPlanner
 from seamark.connector.client.errors import ClientError
@@ -229,7 +229,7 @@ class Rewriter:
             is_accepted: See `rewrite`.
         """
         until_s = asyncio.get_running_loop().time() + self._limits.budget_s
-        with on_behalf_of(address or "", headers.get("X-Trino-User", "")):
+        with set_client(address or "", headers.get("X-Trino-User", "")):
             try:
                 characters = count_prepared_characters(headers)
                 session = await self._reader.run(characters, partial(session_of, headers), until_s)

@@ -22,7 +22,7 @@ from seamark.formats.runtime.connections import (
     Answers,
     ConnectionLimits,
     Connections,
-    connections_max,
+    compute_connections_max,
     raise_descriptor_limit,
 )
 from seamark.formats.runtime.tls import Certificate
@@ -68,7 +68,7 @@ def limits_of(settings: ProxySettings) -> ConnectionLimits:
     A limit that is not set is derived from the number of files that the process may open, because each client needs a
     second connection to a coordinator. Behind another proxy, all clients have the same address.
     """
-    limit = connections_max(settings.connections, files_each=2, minimum=0)
+    limit = compute_connections_max(settings.connections, files_each=2, minimum=0)
     share = limit if settings.trust_forwarded else max(1, limit // 2)
     return ConnectionLimits(
         connections=limit,

@@ -22,13 +22,13 @@ import pyarrow as pa
 from seamark.connector.arrow.casting import Unwritable
 from seamark.connector.arrow.predicates import bind_exactly
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.commits import CommitClient, Producer, producer_json
+from seamark.connector.client.commits import CommitClient, Producer, encode_producer
 from seamark.connector.client.errors import Refused
 from seamark.connector.client.names import Name
 from seamark.connector.client.storage import Storage
 from seamark.connector.write.table_writer import WrittenFiles, write_batches
-from seamark.connector.write.target import WriteTarget, target_of
-from seamark.formats.iceberg.expressions.expression_json import expression_json
+from seamark.connector.write.target import WriteTarget, create_target
+from seamark.formats.iceberg.expressions.expression_json import encode_expression
 from seamark.formats.iceberg.metadata.snapshot import MAIN
 from seamark.formats.iceberg.metadata.table_json import decode_table
 
@@ -72,7 +72,7 @@ class Destination:
         The result is None if there is nothing to commit and no producer number to record. The docstring of `commit`
         describes the state after an error.
         """
-        producer_value = producer_json(producer)
+        producer_value = encode_producer(producer)
         is_empty = not written.files and "filter" not in self.change.get("replace", {})
         if is_empty and producer_value is None:
             return None
@@ -118,12 +118,12 @@ def open_destination(
     if mode != APPEND:
         head = metadata.refs.get(branch)
         if isinstance(where, str):
-            where = expression_json(bind_exactly(where, metadata.current_schema))
+            where = encode_expression(bind_exactly(where, metadata.current_schema))
         change = {"replace": {"filter": where} if mode == OVERWRITE else {"partitions": "written"}}
         change["schema-id"] = metadata.current_schema_id
         change["read-snapshot-id"] = None if head is None else head.snapshot_id
     storage = Storage.of_table(loaded.storage, metadata.location)
-    return Destination(table, target_of(metadata, storage, table), branch, change)
+    return Destination(table, create_target(metadata, storage, table), branch, change)
 
 
 def append(
@@ -201,7 +201,7 @@ def _write_and_commit(
     producer: Producer | None,
     summary: Mapping[str, str] | None,
 ) -> dict[str, Any] | None:
-    producer_json(producer)
+    encode_producer(producer)
     written = write_batches(into.target, to_batches(rows))
     return into.commit(client, written, producer=producer, summary=summary)
 

@@ -27,17 +27,17 @@ import numpy as np
 
 from seamark.connector.arrow.arrays import Longs
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.commits import back_off
+from seamark.connector.client.commits import sleep_before_attempt
 from seamark.connector.client.errors import Conflict, InvalidRequest
 from seamark.connector.client.names import Name
 from seamark.connector.client.updates import update_table
 from seamark.connector.client.values import CURRENT, At
 from seamark.connector.read.tables import open_table
-from seamark.formats.iceberg.metadata.bucket_counts import BUCKET, bucket_fields
+from seamark.formats.iceberg.metadata.bucket_counts import BUCKET, list_bucket_fields
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.partition import PartitionField, PartitionSpec
 from seamark.formats.iceberg.metadata.table_json import decode_table
-from seamark.formats.iceberg.types.transforms import VOID, canonical, width_of
+from seamark.formats.iceberg.types.transforms import VOID, canonicalize_transform, get_transform_width
 
 TARGET_BYTES = 3_000_000_000
 """The target size of a bucket.
@@ -45,7 +45,7 @@ TARGET_BYTES = 3_000_000_000
 It is large enough for files of the usual size, and small enough for one task to rewrite the bucket.
 """
 BUCKETS_MAX = 1 << 20
-"""The maximum number of buckets for `bucket_sizes`.
+"""The maximum number of buckets for `compute_bucket_sizes`.
 
 A spec may have 2,000 times as many buckets, but their sizes would need too much memory.
 """
@@ -118,7 +118,7 @@ class ResizeResult:
 # Bucket sizes
 
 
-def bucket_sizes(
+def compute_bucket_sizes(
     client: SeamarkClient, table: Name, *, target_bytes: int = TARGET_BYTES, at: At = CURRENT
 ) -> list[BucketSizes]:
     """Return the bucket sizes of each bucket field of the current spec, computed from the files of a snapshot.
@@ -133,9 +133,9 @@ def bucket_sizes(
         raise ValueError(f"target_bytes is {target_bytes}; it must be at least 1")
     opened = open_table(client, table, at)
     metadata = opened.metadata
-    fields = bucket_fields(metadata.default_spec)
+    fields = list_bucket_fields(metadata.default_spec)
     for field in fields:
-        if (count := width_of(canonical(field.transform))) > BUCKETS_MAX:
+        if (count := get_transform_width(canonicalize_transform(field.transform))) > BUCKETS_MAX:
             raise InvalidRequest(
                 f"{field.name} has {count:,} buckets; sizes are reported for at most {BUCKETS_MAX:,} buckets"
             )
@@ -147,7 +147,7 @@ def bucket_sizes(
         partitions = [
             _PartitionTotals(spec_id, json.loads(partition), *counts) for spec_id, partition, *counts in partition_rows
         ]
-    return [_sizes_of(field, metadata, partitions, target_bytes) for field in fields]
+    return [_compute_sizes(field, metadata, partitions, target_bytes) for field in fields]
 
 
 @dataclass(frozen=True)
@@ -161,10 +161,10 @@ class _PartitionTotals:
     bytes: int
 
 
-def _sizes_of(
+def _compute_sizes(
     field: PartitionField, metadata: TableMetadata, partitions: Sequence[_PartitionTotals], target_bytes: int
 ) -> BucketSizes:
-    count = width_of(canonical(field.transform))
+    count = get_transform_width(canonicalize_transform(field.transform))
     sums: Longs = np.zeros((3, count), dtype=np.int64)
     all_buckets = np.arange(count)
     shared_files = shared_bytes = 0
@@ -173,7 +173,7 @@ def _sizes_of(
     other_fields = [partition_field for partition_field in metadata.default_spec.fields if partition_field is not field]
     for partition in partitions:
         spec = specs.get(partition.spec_id, PartitionSpec(partition.spec_id, ()))
-        bucket_slice = _buckets_of(field, count, spec, partition)
+        bucket_slice = _find_buckets(field, count, spec, partition)
         if bucket_slice is None or not partition.files:
             continue
         members = all_buckets[bucket_slice]
@@ -188,7 +188,7 @@ def _sizes_of(
         partition_bytes[json.dumps([_find_value(other, spec, partition) for other in other_fields])] += partition.bytes
     return BucketSizes(
         field=field.name,
-        column=_column_of(field, metadata),
+        column=_find_column(field, metadata),
         buckets=count,
         files=sums[0],
         rows=sums[1],
@@ -200,16 +200,19 @@ def _sizes_of(
     )
 
 
-def _buckets_of(field: PartitionField, count: int, spec: PartitionSpec, partition: _PartitionTotals) -> slice | None:
+def _find_buckets(field: PartitionField, count: int, spec: PartitionSpec, partition: _PartitionTotals) -> slice | None:
     """Return the field's buckets that may contain rows of the partition, or None if the key is null."""
-    candidates = [candidate for candidate in bucket_fields(spec) if candidate.sources == field.sources]
+    candidates = [candidate for candidate in list_bucket_fields(spec) if candidate.sources == field.sources]
     if not candidates:
         return slice(None)
-    finest = max(candidates, key=lambda candidate: math.gcd(width_of(canonical(candidate.transform)), count))
+    finest = max(
+        candidates,
+        key=lambda candidate: math.gcd(get_transform_width(canonicalize_transform(candidate.transform)), count),
+    )
     value = partition.values.get(finest.name)
     if value is None:
         return None
-    step = math.gcd(width_of(canonical(finest.transform)), count)
+    step = math.gcd(get_transform_width(canonicalize_transform(finest.transform)), count)
     return slice(value % step, count, step)
 
 
@@ -235,7 +238,7 @@ def _compute_weighted_median(sizes: Sequence[int]) -> int:
     return int(ordered[np.searchsorted(total, total[-1] / 2)])
 
 
-def _column_of(field: PartitionField, metadata: TableMetadata) -> str:
+def _find_column(field: PartitionField, metadata: TableMetadata) -> str:
     column = metadata.current_schema.column(field.sources[0])
     if column is None:
         raise InvalidRequest(
@@ -264,7 +267,10 @@ def resize(client: SeamarkClient, table: Name, *, buckets: int, column: str | No
         loaded = client.load_table(table)
         metadata = decode_table(loaded.metadata, loaded.location)
         field = _choose_field(metadata, column)
-        before, column_name = width_of(canonical(field.transform)), _column_of(field, metadata)
+        before, column_name = (
+            get_transform_width(canonicalize_transform(field.transform)),
+            _find_column(field, metadata),
+        )
         if buckets == before:
             return ResizeResult(column_name, before, buckets, metadata.default_spec_id)
         _check_doubling(before, buckets, column_name)
@@ -273,14 +279,14 @@ def resize(client: SeamarkClient, table: Name, *, buckets: int, column: str | No
         except Conflict:
             if attempt == _ATTEMPTS_MAX:
                 raise
-            back_off(attempt, first_s=_WAIT_S, max_s=_WAIT_MAX_S)
+            sleep_before_attempt(attempt, first_s=_WAIT_S, max_s=_WAIT_MAX_S)
         else:
             return ResizeResult(column_name, before, buckets, spec_id)
     raise AssertionError("the loop returns or raises")
 
 
 def _choose_field(metadata: TableMetadata, column: str | None) -> PartitionField:
-    by_column = {_column_of(field, metadata): field for field in bucket_fields(metadata.default_spec)}
+    by_column = {_find_column(field, metadata): field for field in list_bucket_fields(metadata.default_spec)}
     if not by_column:
         raise InvalidRequest(
             "The table's partition spec has no buckets; add them first: ADD PARTITION FIELD bucket(8, id)"
@@ -339,22 +345,26 @@ def _choose_name(metadata: TableMetadata, field: PartitionField, transform: str,
     """
     fields = [other for spec in metadata.partition_specs for other in spec.fields]
     for other in fields:
-        if other.sources == field.sources and canonical(other.transform) == transform and other.name not in kept_names:
+        if (
+            other.sources == field.sources
+            and canonicalize_transform(other.transform) == transform
+            and other.name not in kept_names
+        ):
             return other.name
     used_names = {other.name for other in fields}
     return next(
         name
-        for name in _propose_names(_column_of(field, metadata), transform)
-        if name not in used_names | _column_names_of(metadata)
+        for name in _propose_names(_find_column(field, metadata), transform)
+        if name not in used_names | _list_column_names(metadata)
     )
 
 
-def _column_names_of(metadata: TableMetadata) -> set[str]:
+def _list_column_names(metadata: TableMetadata) -> set[str]:
     return {column.name for schema in metadata.schemas for column in schema.index.by_id.values()}
 
 
 def _propose_names(column: str, transform: str) -> Iterator[str]:
-    first = f"{column}_{BUCKET}_{width_of(transform)}"
+    first = f"{column}_{BUCKET}_{get_transform_width(transform)}"
     yield first
     number = 2
     while True:

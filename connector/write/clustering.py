@@ -26,7 +26,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from seamark.connector.arrow.arrays import Longs, single_array
+from seamark.connector.arrow.arrays import Longs, combine_to_array
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.names import Name
@@ -193,10 +193,10 @@ class Attributes:
         The number is -1 if there is no joined row.
         """
         columns, lookup = self._lookups[name]
-        return lookup.rows([single_array(batch[column]) for column in columns])
+        return lookup.rows([combine_to_array(batch[column]) for column in columns])
 
     def table_values(self, name: str, column: str) -> pa.Array:
-        return single_array(self._tables[name][column])
+        return combine_to_array(self._tables[name][column])
 
     def _add_join(self, name: str, join: JoinedRows, schema: pa.Schema) -> None:
         table = self._tables[name]
@@ -204,7 +204,7 @@ class Attributes:
             raise InvalidRequest(f"{name!r} is joined on no columns; set `on`")
         for column in join.on.values():
             _check_column(column, table.schema, f"{name}.{column}")
-        lookup = KeyMatcher([single_array(table[column]) for column in join.on.values()])
+        lookup = KeyMatcher([combine_to_array(table[column]) for column in join.on.values()])
         sources = [self._resolve_column(text, schema) for text in join.on]
         tables = {source for source, _ in sources}
         if len(tables) > 1:
@@ -227,7 +227,7 @@ class Attributes:
             self._lookups[name] = columns, lookup
             return
         self._merged_into[name] = source
-        rows = lookup.rows([single_array(self._tables[source][column]) for column in columns])
+        rows = lookup.rows([combine_to_array(self._tables[source][column]) for column in columns])
         joined_table = table.take(pa.array(rows, mask=rows < 0))
         for column in table.column_names:
             self._tables[source] = self._tables[source].append_column(f"{name}.{column}", joined_table[column])
@@ -345,7 +345,7 @@ class Clustering:
         joined: dict[int, npt.NDArray[np.uint64]] = {}
         for number, (name, column) in enumerate(attributes.by):
             if not name:
-                own[number] = Ranks.of(single_array(sample[column]))
+                own[number] = Ranks.of(combine_to_array(sample[column]))
                 continue
             values = attributes.table_values(name, column)
             table_rows = attributes.rows(name, sample)
@@ -393,7 +393,7 @@ class Clustering:
         points: Points = np.empty((rows.num_rows, len(self.attributes.by)), dtype=np.uint64)
         for number, (name, column) in enumerate(self.attributes.by):
             if not name:
-                points[:, number] = self.own[number].places(single_array(rows[column]))
+                points[:, number] = self.own[number].places(combine_to_array(rows[column]))
                 continue
             if name not in rows_by_table:
                 rows_by_table[name] = self.attributes.rows(name, rows)

@@ -29,10 +29,10 @@ from seamark.connector.arrow.arrays import Longs
 from seamark.connector.arrow.partitions import Partition
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.names import Name
-from seamark.connector.client.policies import effective_properties
+from seamark.connector.client.policies import read_effective_properties
 from seamark.connector.client.progress import advance
 from seamark.connector.groups import divide
-from seamark.connector.parquet.encryption.keys import ParquetKeys, keys_of_table
+from seamark.connector.parquet.encryption.keys import ParquetKeys, read_table_keys
 from seamark.connector.parquet.metrics import find_float_columns
 from seamark.connector.read.lineage import NAMES, has_lineage
 from seamark.connector.read.read_ahead import read_tasks
@@ -52,7 +52,7 @@ from seamark.connector.write.replacements import (
 )
 from seamark.connector.write.row_origins import OriginLog
 from seamark.connector.write.table_writer import IndexBuilder, TableWriter, WrittenFiles, discard_on_error
-from seamark.connector.write.target import WriteTarget, keeps_lineage, target_of, with_lineage
+from seamark.connector.write.target import WriteTarget, create_target, keeps_lineage, with_lineage
 from seamark.formats.iceberg.expressions.expression import TRUE
 from seamark.formats.iceberg.metadata.compaction import (
     COMPACTED_BY,
@@ -60,14 +60,14 @@ from seamark.formats.iceberg.metadata.compaction import (
     MIN_FILES,
     MIN_FILES_DEFAULT,
     SMALL,
-    small_below,
+    get_small_file_fraction,
 )
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.properties import (
     TARGET_FILE_BYTES,
     TARGET_FILE_BYTES_DEFAULT,
-    as_int,
-    as_long,
+    parse_int,
+    parse_long,
 )
 from seamark.formats.iceberg.metadata.snapshot import MAIN
 
@@ -116,9 +116,9 @@ class CompactionPolicy:
         """
         properties = {**inherited, **metadata.properties}
         return CompactionPolicy(
-            max(1, as_long(properties, TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT)),
-            max(2, as_int(properties, MIN_FILES, MIN_FILES_DEFAULT)),
-            small_below(metadata),
+            max(1, parse_long(properties, TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT)),
+            max(2, parse_int(properties, MIN_FILES, MIN_FILES_DEFAULT)),
+            get_small_file_fraction(metadata),
         )
 
 
@@ -147,7 +147,7 @@ def compact(
     """
     opened = open_rewritable(client, table, branch, history=settled)
     if policy is None:
-        policy = CompactionPolicy.of(opened.metadata, effective_properties(client, table))
+        policy = CompactionPolicy.of(opened.metadata, read_effective_properties(client, table))
     began_ms = now_ms()
     tasks = list(plan(client, opened, stats=find_float_columns(opened.schema), sequence_numbers=settled))
     candidates: Sequence[ScanTask] = [task for task in tasks if is_rewritable(task)]
@@ -197,10 +197,10 @@ def group_by_partition(tasks: Iterable[ScanTask]) -> Iterable[list[ScanTask]]:
 
 def count_deletes(tasks: Iterable[ScanTask]) -> Counter[DeleteKey]:
     """Return the number of data files to which each delete applies."""
-    return Counter(_delete_key_of(delete) for task in tasks for delete in task.deletes)
+    return Counter(_make_delete_key(delete) for task in tasks for delete in task.deletes)
 
 
-def _delete_key_of(delete: Mapping[str, Any]) -> DeleteKey:
+def _make_delete_key(delete: Mapping[str, Any]) -> DeleteKey:
     """Return the identity of a delete file: its path and, for a deletion vector, its offset in the Puffin file."""
     return delete["file-path"], delete.get("content-offset")
 
@@ -241,7 +241,7 @@ def has_many_deletes(task: ScanTask, shared: Counter[DeleteKey]) -> bool:
 
     For the estimate, the rows of a delete file are divided among the data files to which it applies.
     """
-    deleted = sum(delete.get("record-count", 0) / shared[_delete_key_of(delete)] for delete in task.deletes)
+    deleted = sum(delete.get("record-count", 0) / shared[_make_delete_key(delete)] for delete in task.deletes)
     return len(task.deletes) >= REWRITE_DELETE_FILES_MIN or deleted >= DELETED_ROWS_MIN_FRACTION * max(1, task.records)
 
 
@@ -266,7 +266,7 @@ def rewrite_batch(opened: OpenTable, batch: Sequence[ScanTask]) -> RewrittenFile
         Unreadable: A file cannot be read.
         Unwritable: The rows cannot be written.
     """
-    target = target_of(opened.metadata, opened.storage, opened.name)
+    target = create_target(opened.metadata, opened.storage, opened.name)
     # In a table with a sort order, the rows of several files are sorted together.
     policy = CopyPolicy.of(target.properties) if target.ordering is None else None
     return rewrite_rows(opened, target, batch, policy)
@@ -296,7 +296,7 @@ def rewrite_rows(
     if published and has_lineage(opened.metadata):
         target = with_lineage(target)
     firsts = dict(zip([task.path for task in batch], accumulate([0, *(task.records for task in batch)]), strict=False))
-    to_encode, parts, counts, keys = list(batch), list[WrittenFiles](), CopyCounts(), keys_of_table(opened.name)
+    to_encode, parts, counts, keys = list(batch), list[WrittenFiles](), CopyCounts(), read_table_keys(opened.name)
     if policy is None and keys is not None and target.ordering is not None:
         policy = replace(CopyPolicy.of(target.properties), sorts=True)
     with discard_on_error(parts, target.storage):

@@ -42,16 +42,16 @@ from seamark.connector.parquet.copy.leaves import Leaf, LeafMatch, find_required
 from seamark.connector.parquet.copy.protection import (
     PUBLISHES_ORDER,
     FileProtection,
+    find_protection,
     hide_values,
-    protection_of,
     require_same_scheme,
 )
 from seamark.connector.parquet.copy.sinks import open_sink
 from seamark.connector.parquet.copy.source import SourceFile
 from seamark.connector.parquet.encryption.keys import EncryptionScheme, ParquetKeys
-from seamark.connector.parquet.metrics import Metrics, leaves_of, modes_of
+from seamark.connector.parquet.metrics import Metrics, list_leaves, list_modes
 from seamark.connector.read.deleted_rows import DeletedRowSet, Deletes
-from seamark.connector.read.file_rows import partition_of
+from seamark.connector.read.file_rows import read_partition
 from seamark.connector.read.lineage import NAMES
 from seamark.connector.read.read_plan import plan_read
 from seamark.connector.read.scans import TaskReader
@@ -59,10 +59,10 @@ from seamark.connector.read.tables import OpenTable, ScanTask
 from seamark.connector.write.data_files import (
     ROW_GROUP_BYTES,
     ROW_GROUP_BYTES_DEFAULT,
+    build_writer_options,
     encode_row_group,
-    file_without_rows,
+    make_empty_file,
     parse_footer,
-    writer_options_of,
 )
 from seamark.connector.write.row_origins import OriginLog
 from seamark.connector.write.table_writer import IndexBuilder, WrittenFiles
@@ -70,7 +70,12 @@ from seamark.connector.write.target import WriteTarget, keeps_lineage
 from seamark.formats.iceberg.expressions.expression import TRUE
 from seamark.formats.iceberg.files.footer import ParquetFooter
 from seamark.formats.iceberg.files.parquet import Unreadable
-from seamark.formats.iceberg.metadata.properties import TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT, as_int, as_long
+from seamark.formats.iceberg.metadata.properties import (
+    TARGET_FILE_BYTES,
+    TARGET_FILE_BYTES_DEFAULT,
+    parse_int,
+    parse_long,
+)
 from seamark.formats.iceberg.types.reserved import LAST_UPDATED_SEQUENCE_NUMBER, ROW_ID
 
 SMALL_ROW_GROUP_DIVISOR = 8
@@ -106,8 +111,8 @@ class CopyPolicy:
 
     @staticmethod
     def of(properties: Mapping[str, str]) -> CopyPolicy:
-        target_bytes = max(1, as_long(properties, TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT))
-        row_group = min(target_bytes, max(1, as_int(properties, ROW_GROUP_BYTES, ROW_GROUP_BYTES_DEFAULT)))
+        target_bytes = max(1, parse_long(properties, TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT))
+        row_group = min(target_bytes, max(1, parse_int(properties, ROW_GROUP_BYTES, ROW_GROUP_BYTES_DEFAULT)))
         return CopyPolicy(max(1, row_group // SMALL_ROW_GROUP_DIVISOR), target_bytes, row_group)
 
 
@@ -161,8 +166,8 @@ class CopyWriter:
         self._deletes = Deletes(opened.storage, opened.metadata)
         self._inspected: dict[str, _Inspected] = {}
         self._layouts: dict[frozenset[int], _Layout] = {}
-        self._layout = self._layout_of(frozenset())
-        self._check = None if keys is None else require_same_scheme(self._scheme_of, self._layout.leaves, keys)
+        self._layout = self._find_layout(frozenset())
+        self._check = None if keys is None else require_same_scheme(self._find_scheme, self._layout.leaves, keys)
         self._reader = TaskReader(self._read_plan, opened.storage, threads=False, keys=keys, check=self._check)
         narrow = plan_read(opened, NAMES if self._lineage else [], TRUE, positions=True)
         self._lineage_reader = TaskReader(replace(narrow), opened.storage, threads=False, keys=keys, check=self._check)
@@ -195,7 +200,7 @@ class CopyWriter:
         if any(task.spec_id != self._target.spec.spec_id for task in tasks):
             return None
         try:
-            values = partition_of(self._read_plan, tasks[0])
+            values = read_partition(self._read_plan, tasks[0])
         except ValueError:
             return None
         partition = tuple(values.get(spec_field.field_id or 0) for spec_field in self._target.spec.fields)
@@ -214,7 +219,7 @@ class CopyWriter:
         inspected = self._inspected.get(task.path)
         if inspected is None:
             with SourceFile(task.path, self._opened.storage, keys=self._keys) as source:
-                inspected = _Inspected(find_required_columns(source.leaves), self._protection_of(source))
+                inspected = _Inspected(find_required_columns(source.leaves), self._find_protection(source))
             self._inspected[task.path] = inspected
         return inspected
 
@@ -236,10 +241,10 @@ class CopyWriter:
                 self._protection.refuse(self._target.sort_order.column_ids, PUBLISHES_ORDER)
             self._sort_order = self._target.sort_order.order_id if self._policy.sorts else 0
             if not self._policy.keep_order:
-                self._layout = self._layout_of(self._find_required([task for task, _ in members]))
+                self._layout = self._find_layout(self._find_required([task for task, _ in members]))
             for task, first in members:
                 if self._policy.keep_order:
-                    self._layout = self._layout_of(self._find_required([task]))
+                    self._layout = self._find_layout(self._find_required([task]))
                 if self._policy.keep_order:
                     self._sort_order = int(task.file.get("sort-order-id") or 0)
                 self._write_file(task, first)
@@ -260,7 +265,7 @@ class CopyWriter:
             schemes.setdefault(self._inspect(task).scheme, []).append((task, first))
         return schemes.values()
 
-    def _scheme_of(self, path: str) -> EncryptionScheme | None:
+    def _find_scheme(self, path: str) -> EncryptionScheme | None:
         """Return the encryption that a file had when the encryption of the new file was chosen."""
         return self._inspected[path].scheme
 
@@ -276,9 +281,9 @@ class CopyWriter:
             common = required if common is None else common & required
             if not common:
                 break
-        return (common or frozenset()) - find_required_columns(self._layout_of(frozenset()).leaves)
+        return (common or frozenset()) - find_required_columns(self._find_layout(frozenset()).leaves)
 
-    def _layout_of(self, required: frozenset[int]) -> _Layout:
+    def _find_layout(self, required: frozenset[int]) -> _Layout:
         layout = self._layouts.get(required)
         if layout is None:
             layout = self._layouts[required] = _Layout.of(self._target, required)
@@ -313,13 +318,13 @@ class CopyWriter:
             if encoded:
                 self._encode(task, np.concatenate(encoded), origin)
 
-    def _protection_of(self, source: SourceFile) -> FileProtection | None:
+    def _find_protection(self, source: SourceFile) -> FileProtection | None:
         """Return the encryption of a new file with these rows.
 
         Raises:
             Unreadable: The encryption of the new file is uncertain.
         """
-        return None if self._keys is None else protection_of(source, self._layout.leaves, self._keys)
+        return None if self._keys is None else find_protection(source, self._layout.leaves, self._keys)
 
     def _match(self, source: SourceFile) -> LeafMatch:
         creator = _WRITER.match(source.footer.created_by or b"")
@@ -364,7 +369,7 @@ class CopyWriter:
                 picks = picks[1:]
         file = self._open_file(sum(pick.size_bytes for pick in picks))
         self._origins.add_run(file.location, file.assembler.rows, origin + first, group.rows)
-        file.metrics.add_copied(_nans_of(task, source))
+        file.metrics.add_copied(_count_nans(task, source))
         file.assembler.add(picks)
         self.counts.copied += 1
         self.counts.copied_bytes += group.size_bytes
@@ -379,7 +384,7 @@ class CopyWriter:
         columns = [
             lineage.get(field.name, pa.nulls(rows, kind.type)) for field, kind in zip(fields, arrow, strict=True)
         ]
-        options = writer_options_of(self._target.properties)
+        options = build_writer_options(self._target.properties)
         options["use_dictionary"] = [name for name in arrow.names if name != NAMES[0]]
         if NAMES[0] in lineage:
             options["column_encoding"] = {NAMES[0]: "DELTA_BINARY_PACKED"}
@@ -447,8 +452,8 @@ class CopyWriter:
             location = self._target.generate_location(self._partition[0])
             encryption = None if self._protection is None else self._protection.create_encryption(location)
             assembler = FileAssembler(open_sink(location, self._target.storage), self._layout.footer, encryption)
-            modes = modes_of(self._target.schema, self._target.properties, self._target.sort_order)
-            self._file = _OpenFile(location, assembler, Metrics(leaves_of(self._target.schema), modes))
+            modes = list_modes(self._target.schema, self._target.properties, self._target.sort_order)
+            self._file = _OpenFile(location, assembler, Metrics(list_leaves(self._target.schema), modes))
         return self._file
 
     def _finish_file(self) -> None:
@@ -528,7 +533,7 @@ class _Layout:
                 for field, kind in zip(_select_written_fields(target), target.arrow, strict=True)
             ]
         )
-        source = file_without_rows(arrow, target.schema)
+        source = make_empty_file(arrow, target.schema)
         return _Layout(arrow, source.footer, source.leaves)
 
 
@@ -539,7 +544,7 @@ class _OpenFile:
     metrics: Metrics
 
 
-def _nans_of(task: ScanTask, source: SourceFile) -> dict[int, int]:
+def _count_nans(task: ScanTask, source: SourceFile) -> dict[int, int]:
     """Return the NaN counts of each row group of a file, if they follow from the counts of the whole file."""
     counts = task.file.get("nan-value-counts") or {"keys": [], "values": []}
     is_single = sum(group.rows > 0 for group in source.footer.groups) == 1

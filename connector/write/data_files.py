@@ -30,17 +30,17 @@ from seamark.connector.parquet.copy.assembly import FileAssembler, Pick
 from seamark.connector.parquet.copy.protection import (
     FileProtection,
     SourceCheck,
-    protection_of_file,
+    read_protection,
     require_same_scheme,
 )
 from seamark.connector.parquet.copy.sinks import open_sink
 from seamark.connector.parquet.copy.source import SourceFile
 from seamark.connector.parquet.encryption.keys import EncryptionScheme, ParquetKeys
-from seamark.connector.parquet.metrics import LeafColumn, Metrics, Mode, leaves_of, modes_of
+from seamark.connector.parquet.metrics import LeafColumn, Metrics, Mode, list_leaves, list_modes
 from seamark.connector.read.tables import ScanTask
 from seamark.connector.write.target import WriteTarget
 from seamark.formats.iceberg.files.footer import END_BYTES, MAGIC
-from seamark.formats.iceberg.metadata.properties import as_bool, as_int
+from seamark.formats.iceberg.metadata.properties import parse_bool, parse_int
 from seamark.formats.iceberg.types.schema import Schema
 
 ROW_GROUP_BYTES = "write.parquet.row-group-size-bytes"
@@ -83,7 +83,7 @@ class FileWriter:
         self.location = new.location
         self.rows = 0
         self._new = new
-        self._leaves = leaves_of(new.schema)
+        self._leaves = list_leaves(new.schema)
         self._bloom_fpps = _select_bloom_columns(new.schema, new.properties, self._leaves)
         self._metrics = Metrics(self._leaves, new.modes)
         self._stream: Any = None
@@ -134,7 +134,7 @@ class FileWriter:
             "file-size-in-bytes": size_bytes,
             "record-count": footer.num_rows,
             **self._metrics.collect(footer),
-            "split-offsets": [_start_offset_of(footer.row_group(group)) for group in range(footer.num_row_groups)],
+            "split-offsets": [_get_start_offset(footer.row_group(group)) for group in range(footer.num_row_groups)],
         }
 
     def abort(self) -> None:
@@ -169,7 +169,7 @@ class EncryptedFileWriter(FileWriter):
         """
         super().__init__(new)
         self._protection = protection
-        skeleton = file_without_rows(new.arrow, new.schema)
+        skeleton = make_empty_file(new.arrow, new.schema)
         encryption = protection.create_encryption(new.location)
         self._assembler = FileAssembler(open_sink(new.location, new.storage), skeleton.footer, encryption)
 
@@ -216,10 +216,10 @@ def divide_by_protection(
     """
     if keys is None:
         return [(None, list(tasks))]
-    empty = file_without_rows(target.arrow, target.schema)
+    empty = make_empty_file(target.arrow, target.schema)
     by_scheme: dict[EncryptionScheme | None, tuple[FileProtection | None, list[ScanTask]]] = {}
     for task in tasks:
-        protection = protection_of_file(task.path, target.storage, empty.leaves, keys)
+        protection = read_protection(task.path, target.storage, empty.leaves, keys)
         scheme = None if protection is None else protection.scheme
         by_scheme.setdefault(scheme, (protection, []))[1].append(task)
     return list(by_scheme.values())
@@ -234,10 +234,10 @@ def require_unchanged_scheme(
     """
     if keys is None:
         return None
-    return require_same_scheme(lambda _: scheme, file_without_rows(target.arrow, target.schema).leaves, keys)
+    return require_same_scheme(lambda _: scheme, make_empty_file(target.arrow, target.schema).leaves, keys)
 
 
-def file_without_rows(arrow: pa.Schema, schema: Schema) -> SourceFile:
+def make_empty_file(arrow: pa.Schema, schema: Schema) -> SourceFile:
     """Return a Parquet file in memory that has the columns and no rows."""
     rows = pa.Table.from_batches([], arrow)  # `empty_table()` fails for a uuid inside a struct, list or map.
     return SourceFile("a file without rows", None, encode_row_group(rows, schema, {}))
@@ -249,7 +249,7 @@ def encode_row_group(rows: pa.Table, schema: Schema, properties: Mapping[str, st
     Raises:
         Unwritable: A property is invalid.
     """
-    leaves = leaves_of(schema)
+    leaves = list_leaves(schema)
     options = _choose_options(rows, leaves, _select_bloom_columns(schema, properties, leaves), properties)
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(sink, rows.schema, **options) as writer:
@@ -266,7 +266,7 @@ def _choose_options(
     Args:
         rows: The rows of the first row group, or None if there are no rows.
     """
-    options = writer_options_of(properties)
+    options = build_writer_options(properties)
     options["use_dictionary"] = [leaf.path for leaf in leaves if rows is None or _has_repeats(rows, leaf)]
     if bloom_fpps:
         options["bloom_filter_options"] = _choose_bloom_options(
@@ -276,7 +276,7 @@ def _choose_options(
 
 
 def open_data_file_writer(target: WriteTarget, location: str, protection: FileProtection | None = None) -> FileWriter:
-    modes = modes_of(target.schema, target.properties, target.sort_order)
+    modes = list_modes(target.schema, target.properties, target.sort_order)
     new = NewFile(location, target.storage, target.schema, target.arrow, target.properties, modes)
     return FileWriter(new) if protection is None else EncryptedFileWriter(new, protection)
 
@@ -295,7 +295,7 @@ def finish_data_file(writer: FileWriter, target: WriteTarget, partition: Partiti
     }
 
 
-def writer_options_of(properties: Mapping[str, str]) -> dict[str, Any]:
+def build_writer_options(properties: Mapping[str, str]) -> dict[str, Any]:
     """Return the arguments of pyarrow's ParquetWriter for the properties of a table.
 
     Raises:
@@ -305,13 +305,13 @@ def writer_options_of(properties: Mapping[str, str]) -> dict[str, Any]:
     codec = properties.get(_CODEC, "zstd").lower()
     if codec not in _CODECS:
         raise Unwritable(f"The table's {_CODEC} is {codec!r}; the supported codecs are {', '.join(_CODECS)}")
-    level = as_int(properties, _LEVEL, 0) if properties.get(_LEVEL) else None
+    level = parse_int(properties, _LEVEL, 0) if properties.get(_LEVEL) else None
     return {
         "compression": _CODECS[codec],
         "compression_level": level if codec in ("zstd", "gzip", "brotli") else None,
-        "data_page_size": as_int(properties, _PAGE_BYTES, 1 << 20),
-        "max_rows_per_page": as_int(properties, _PAGE_ROWS, 20_000),
-        "dictionary_pagesize_limit": as_int(properties, _DICTIONARY_BYTES, 2 << 20),
+        "data_page_size": parse_int(properties, _PAGE_BYTES, 1 << 20),
+        "max_rows_per_page": parse_int(properties, _PAGE_ROWS, 20_000),
+        "dictionary_pagesize_limit": parse_int(properties, _DICTIONARY_BYTES, 2 << 20),
         "store_decimal_as_integer": True,
         "store_schema": False,
         "write_page_index": True,
@@ -362,10 +362,10 @@ def _select_bloom_columns(schema: Schema, properties: Mapping[str, str], leaves:
     paths = {leaf.id: leaf.path for leaf in leaves if leaf.kind != "boolean"}
     fpps: dict[str, float] = {}
     for name in properties:
-        if not name.startswith(_BLOOM) or not as_bool(properties, name, False):
+        if not name.startswith(_BLOOM) or not parse_bool(properties, name, False):
             continue
         column = name.removeprefix(_BLOOM)
-        field = schema.column_named(column)
+        field = schema.find_column_by_name(column)
         if field is None or field.id not in paths:
             continue
         text = properties.get(_BLOOM_FPP + column, str(_FPP_DEFAULT))
@@ -381,12 +381,12 @@ def _select_bloom_columns(schema: Schema, properties: Mapping[str, str], leaves:
 
 def _choose_bloom_options(columns: Mapping[str, float], properties: Mapping[str, str], rows: int) -> dict[str, Any]:
     """Return the Bloom filter options for row groups of `rows` rows, within the table's maximum size of a filter."""
-    bits = as_int(properties, _BLOOM_BYTES, 1 << 20) * 8
+    bits = parse_int(properties, _BLOOM_BYTES, 1 << 20) * 8
     # A split-block filter sets 8 bits for each value: fpp = (1 - exp(-8 n / bits)) ** 8.
     fitting = {path: int(-bits / 8 * math.log(1 - fpp ** (1 / 8))) for path, fpp in columns.items()}
     return {path: {"ndv": max(1, min(rows, fitting[path])), "fpp": fpp} for path, fpp in columns.items()}
 
 
-def _start_offset_of(group: Any) -> int:
+def _get_start_offset(group: Any) -> int:
     first = group.column(0)
     return int(first.dictionary_page_offset if first.has_dictionary_page else first.data_page_offset)

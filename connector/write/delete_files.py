@@ -28,13 +28,13 @@ import pyarrow as pa
 import pyroaring
 
 from seamark.connector.arrow.arrays import Longs
-from seamark.connector.arrow.casting import Unwritable, arrow_schema, conform
+from seamark.connector.arrow.casting import Unwritable, build_arrow_schema, conform
 from seamark.connector.arrow.partitions import Partitioner
 from seamark.connector.client.storage import Storage
-from seamark.connector.parquet.metrics import Mode, modes_of
+from seamark.connector.parquet.metrics import Mode, list_modes
 from seamark.connector.read.deleted_rows import Deletes, union_positions
 from seamark.connector.write.data_files import FileWriter, NewFile
-from seamark.connector.write.locations import data_location
+from seamark.connector.write.locations import make_data_location
 from seamark.connector.write.table_writer import discard_on_error
 from seamark.connector.write.target import WriteTarget
 from seamark.formats.iceberg.files.puffin import MAGIC, Blob, write_puffin
@@ -182,7 +182,9 @@ def _write_deletion_vectors(target: WriteTarget, rows: Iterable[DeletedRows], re
             }
         )
         offset += len(blob)
-        removed.extend(entry for file in deleted.positional if (entry := _removal_of(file, deleted.path)) is not None)
+        removed.extend(
+            entry for file in deleted.positional if (entry := _build_removal(file, deleted.path)) is not None
+        )
     if not files:
         return WrittenDeletes()
     size_bytes = target.storage.write(location, write_puffin(blobs, {"created-by": "Seamark"}))
@@ -193,7 +195,7 @@ def _write_deletion_vectors(target: WriteTarget, rows: Iterable[DeletedRows], re
     return WrittenDeletes(described, tuple(removed))
 
 
-def _removal_of(file: Mapping[str, Any], path: str) -> dict[str, Any] | None:
+def _build_removal(file: Mapping[str, Any], path: str) -> dict[str, Any] | None:
     """Return the entry that removes a delete file which the new vector includes.
 
     The result is None if the delete file also applies to other data files.
@@ -263,17 +265,17 @@ def _write_position_deletes(target: WriteTarget, rows: Iterable[DeletedRows]) ->
     """
     _check_version(target, "position deletes")
     by_file = target.properties.get(GRANULARITY, "").lower() == BY_FILE
-    ordered = sorted(rows, key=lambda deleted: (_partition_key_of(deleted), deleted.path.encode()))
+    ordered = sorted(rows, key=lambda deleted: (_make_partition_key(deleted), deleted.path.encode()))
     parts: list[WrittenDeletes] = []
     with discard_on_error(parts, target.storage):
         for _, group in groupby(
-            ordered, key=lambda deleted: (_partition_key_of(deleted), deleted.path if by_file else "")
+            ordered, key=lambda deleted: (_make_partition_key(deleted), deleted.path if by_file else "")
         ):
             parts.append(WrittenDeletes((_write_position_file(target, list(group)),)))
     return WrittenDeletes.join(parts)
 
 
-def _partition_key_of(deleted: DeletedRows) -> tuple[int, str]:
+def _make_partition_key(deleted: DeletedRows) -> tuple[int, str]:
     return deleted.spec_id, json.dumps(list(deleted.partition))
 
 
@@ -295,7 +297,7 @@ def _write_position_file(target: WriteTarget, rows: Sequence[DeletedRows]) -> di
     try:
         for start in range(0, len(codes), _ROW_GROUP_ROWS):
             path_column = paths.slice(start, _ROW_GROUP_ROWS).dictionary_decode()
-            schema = arrow_schema(_POSITION_DELETES)
+            schema = build_arrow_schema(_POSITION_DELETES)
             writer.write(pa.Table.from_arrays([path_column, spots.slice(start, _ROW_GROUP_ROWS)], schema=schema))
         file = writer.close()
     except BaseException:
@@ -340,7 +342,7 @@ def write_equality_deletes(
             f"the table is partitioned by {', '.join(partition_columns) or 'dropped columns'}, not in the key "
             f"{', '.join(columns)}: the partitions of the stored rows are unknown; use a spec without fields"
         )
-    arrow, partitioner = arrow_schema(schema), Partitioner(spec, schema)
+    arrow, partitioner = build_arrow_schema(schema), Partitioner(spec, schema)
     rows = keys.select(list(columns)).combine_chunks()
     batches = [conform(batch, schema, arrow) for batch in rows.to_batches()]
     groups: dict[str, tuple[list[object], list[pa.RecordBatch]]] = {}
@@ -350,7 +352,7 @@ def write_equality_deletes(
             group = groups.setdefault(json.dumps(values), (values, []))
             group[1].append(batch if chosen is None else batch.take(pa.array(chosen)))
     parts: list[WrittenDeletes] = []
-    modes = modes_of(schema, target.properties, target.sort_order)
+    modes = list_modes(schema, target.properties, target.sort_order)
     with discard_on_error(parts, target.storage):
         for values, group_rows in groups.values():
             writer = _open_delete_writer(target, schema, modes, "equality")
@@ -404,9 +406,11 @@ def _open_delete_writer(target: WriteTarget, schema: Schema, modes: Mapping[int,
     }
     properties, location = {**target.properties, **overrides}, _generate_location(target, ".parquet")
     key_values = {"delete-type": kind}
-    return FileWriter(NewFile(location, target.storage, schema, arrow_schema(schema), properties, modes, key_values))
+    return FileWriter(
+        NewFile(location, target.storage, schema, build_arrow_schema(schema), properties, modes, key_values)
+    )
 
 
 def _generate_location(target: WriteTarget, suffix: str) -> str:
     """Return a location outside of partition folders, because a file may contain deletes of several partitions."""
-    return data_location(target.location, target.properties, "", f"{uuid.uuid4()}-deletes{suffix}")
+    return make_data_location(target.location, target.properties, "", f"{uuid.uuid4()}-deletes{suffix}")

@@ -30,7 +30,7 @@ from seamark.connector.write.target import WriteTarget
 from seamark.formats.iceberg.expressions.ranges import find_stored_as_int
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.partition import PartitionSpec
-from seamark.formats.iceberg.types.transforms import canonical
+from seamark.formats.iceberg.types.transforms import canonicalize_transform
 
 EQUALITY = "equality"
 _INT_MIN = -(1 << 31)
@@ -116,7 +116,9 @@ def _check_wrapped(keys: BatchKeys, spec: PartitionSpec) -> None:
     by_id = {field.id: (field, column) for field, column in zip(keys.fields, keys.columns, strict=True)}
     for spec_field in spec.fields:
         field, column = by_id.get(spec_field.source_id or 0, (None, None))
-        stored = None if field is None else find_stored_as_int(canonical(spec_field.transform), str(field.type))
+        stored = (
+            None if field is None else find_stored_as_int(canonicalize_transform(spec_field.transform), str(field.type))
+        )
         if field is None or column is None or stored is None:
             continue
         wrapped = pc.and_(pc.greater_equal(column, _INT_MIN), pc.less(column, stored.end))

@@ -18,13 +18,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from seamark.connector.arrow.arrays import Longs, Mask
-from seamark.connector.arrow.casting import Unwritable, arrow_schema, conform
-from seamark.connector.write.row_locations import BatchKeys, find_key_fields, hashes_of
+from seamark.connector.arrow.casting import Unwritable, build_arrow_schema, conform
+from seamark.connector.write.row_locations import BatchKeys, find_key_fields, hash_key_columns
 from seamark.formats.iceberg.expressions.arrow import to_row_type
 from seamark.formats.iceberg.types.schema import Field, Schema
-from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.index.keys.arrow_keys import convert_to_keys
 from seamark.formats.index.keys.delete_files import merge_zeros
-from seamark.formats.index.keys.keys import has_codes, mask_of
+from seamark.formats.index.keys.keys import has_codes, unpack_bits
 
 _NAN = np.uint64(2**64 - 1)
 
@@ -40,7 +40,7 @@ class KeyedBatch:
     """Whether stored rows keep their values in the columns that the batch does not have."""
 
 
-def batch_of(
+def find_latest_rows(
     batches: Sequence[pa.RecordBatch],
     schema: Schema,
     keys: Sequence[str],
@@ -72,13 +72,13 @@ def batch_of(
         batches if columns is None else [batch.select(needed) for batch in batches],
         [by_name[column] for column in needed],
     )
-    key_columns = [column_of(table, field) for field in fields]
+    key_columns = [read_column(table, field) for field in fields]
     check_no_nulls(fields, key_columns)
     precombine_field = None if precombine is None else by_name[precombine]
     rank = Rank.of(
-        None if precombine_field is None else column_of(table, precombine_field), precombine_field, table.num_rows
+        None if precombine_field is None else read_column(table, precombine_field), precombine_field, table.num_rows
     )
-    latest_rows = pa.array(select_latest(hashes_of(fields, key_columns), rank))
+    latest_rows = pa.array(select_latest(hash_key_columns(fields, key_columns), rank))
     return KeyedBatch(
         table.take(latest_rows),
         BatchKeys(fields, [column.take(latest_rows) for column in key_columns]),
@@ -115,14 +115,14 @@ def _concatenate(batches: Sequence[pa.RecordBatch], fields: Sequence[Field]) -> 
         raise Unwritable(f"the batches of rows have different schemas: {error}") from None
 
 
-def column_of(table: pa.Table, field: Field) -> pa.Array:
+def read_column(table: pa.Table, field: Field) -> pa.Array:
     """Return a column with the type that it has in data files.
 
     Raises:
         Unwritable: The column cannot be cast.
     """
     schema = Schema((msgspec.structs.replace(field, required=False),), 0)
-    arrow = arrow_schema(schema)
+    arrow = build_arrow_schema(schema)
     # There is at least one batch, because a concatenation of no arrays would have no type.
     batches = table.select([field.name]).to_batches() or [pa.RecordBatch.from_pylist([], arrow)]
     return pa.concat_arrays([conform(batch.rename_columns([field.name]), schema, arrow).column(0) for batch in batches])
@@ -142,7 +142,7 @@ class Rank:
 
     @staticmethod
     def of(column: pa.Array | None, field: Field | None, rows: int) -> Rank:
-        """Return the ranks of a column that `column_of` has returned. Without a column, all rows have the same rank."""
+        """Return the ranks of a column of `read_column`. Without a column, all rows have the same rank."""
         if column is None or field is None:
             return Rank(np.ones(rows, dtype=np.bool_), np.zeros(rows, dtype=np.uint64))
         kind = field.type
@@ -150,10 +150,10 @@ class Rank:
             raise Unwritable(f"column {field.name} has no primitive type and cannot be the precombine column")
         valid = column.is_valid().to_numpy(zero_copy_only=False)
         if has_codes(kind):
-            keys = keys_of(column, kind)
+            keys = convert_to_keys(column, kind)
             keys = (merge_zeros([keys]) or [keys])[0]
             assert keys.codes is not None
-            codes = keys.codes if keys.nan is None else np.where(mask_of(keys.nan, keys.rows), _NAN, keys.codes)
+            codes = keys.codes if keys.nan is None else np.where(unpack_bits(keys.nan, keys.rows), _NAN, keys.codes)
             return Rank(valid, codes)
         storage = column.storage if isinstance(column, pa.ExtensionArray) else column
         number = pc.rank(storage, tiebreaker="dense").to_numpy(zero_copy_only=False).astype(np.uint64)

@@ -15,10 +15,10 @@ from urllib.parse import quote_plus, unquote
 
 import mmh3
 
-from seamark.formats.iceberg.metadata.properties import as_bool
-from seamark.formats.iceberg.types.transforms import IDENTITY, VOID, name_of
-from seamark.formats.iceberg.types.types import base_name
-from seamark.formats.iceberg.types.values import encode_json, iso_date
+from seamark.formats.iceberg.metadata.properties import parse_bool
+from seamark.formats.iceberg.types.transforms import IDENTITY, VOID, get_transform_name
+from seamark.formats.iceberg.types.types import get_base_name
+from seamark.formats.iceberg.types.values import encode_json, format_iso_date
 
 DATA_PATH = "write.data.path"
 _OLDER_PATHS = ("write.object-storage.path", "write.folder-storage.path")
@@ -30,9 +30,9 @@ _UNSAFE, _SEPARATOR = re.compile(r"[\x00/\\%]"), re.compile(r"[/\\]")
 _DECODINGS_MAX = 3
 
 
-def data_folder(location: str, properties: Mapping[str, str]) -> str:
+def get_data_folder(location: str, properties: Mapping[str, str]) -> str:
     """Return the folder that contains all data files of the table."""
-    entropy = as_bool(properties, OBJECT_STORAGE, False)
+    entropy = parse_bool(properties, OBJECT_STORAGE, False)
     path_properties = (DATA_PATH, *(_OLDER_PATHS if entropy else _OLDER_PATHS[1:]))
     folder = next(
         (properties[name] for name in path_properties if properties.get(name)), f"{location.rstrip('/')}/data"
@@ -40,26 +40,26 @@ def data_folder(location: str, properties: Mapping[str, str]) -> str:
     return folder.rstrip("/")
 
 
-def data_location(location: str, properties: Mapping[str, str], partition: str, name: str) -> str:
+def make_data_location(location: str, properties: Mapping[str, str], partition: str, name: str) -> str:
     """Return the location of a file.
 
     Args:
         partition: The result of `format_partition_path`. Empty for an unpartitioned table.
     """
-    folder = data_folder(location, properties)
+    folder = get_data_folder(location, properties)
     relative_path = f"{partition}/{name}" if partition else name
-    if not as_bool(properties, OBJECT_STORAGE, False):
+    if not parse_bool(properties, OBJECT_STORAGE, False):
         return f"{folder}/{relative_path}"
-    partitioned = as_bool(properties, PARTITIONED_PATHS, True)
+    partitioned = parse_bool(properties, PARTITIONED_PATHS, True)
     relative_path = relative_path if partitioned else name
-    entropy = _hash_folders_of(relative_path)
+    entropy = _make_hash_folders(relative_path)
     if not f"{folder}/".startswith(f"{location.rstrip('/')}/"):  # Several tables may share the folder.
         table = "/".join(location.rstrip("/").split("/")[-2:])
         return f"{folder}/{entropy}/{table}/{relative_path}"
     return f"{folder}/{entropy}/{relative_path}" if partitioned else f"{folder}/{entropy}-{relative_path}"
 
 
-def _hash_folders_of(name: str) -> str:
+def _make_hash_folders(name: str) -> str:
     bits = f"{mmh3.hash(name.encode(), signed=False):032b}"[-_ENTROPY_BITS:]
     folders = [bits[start : start + _FOLDER_BITS] for start in range(0, _FOLDERS * _FOLDER_BITS, _FOLDER_BITS)]
     return "/".join([*folders, bits[_FOLDERS * _FOLDER_BITS :]])
@@ -101,7 +101,7 @@ def _is_plain(text: str) -> bool:
 
 
 def _format_value(transform: str, kind: str, value: Any) -> str:
-    name = name_of(transform)
+    name = get_transform_name(transform)
     if value is None or name == VOID:
         return "null"
     if name == "year":
@@ -109,12 +109,12 @@ def _format_value(transform: str, kind: str, value: Any) -> str:
     if name == "month":
         return f"{_EPOCH_YEAR + value // 12:04d}-{value % 12 + 1:02d}"
     if name == "day":
-        return iso_date(value)
+        return format_iso_date(value)
     if name == "hour":
-        return f"{iso_date(value // 24)}-{value % 24:02d}"
-    if base_name(kind) in ("binary", "fixed"):
+        return f"{format_iso_date(value // 24)}-{value % 24:02d}"
+    if get_base_name(kind) in ("binary", "fixed"):
         return base64.b64encode(value).decode()
-    if name != IDENTITY and base_name(kind) in ("int", "long"):
+    if name != IDENTITY and get_base_name(kind) in ("int", "long"):
         return str(value)
     text = encode_json(kind, value)
     return str(text).lower() if isinstance(text, bool) else str(text)

@@ -49,7 +49,7 @@ def check_unchanged(
     if read_snapshot_id is UNSET or read_snapshot_id == opened.snapshot_id or not keys.count:
         return
     if not _is_ancestor(opened, read_snapshot_id):
-        raise rows_changed_error(
+        raise make_rows_changed_error(
             f"The snapshot {read_snapshot_id}, from which the rows were read, is not in the history of the table's "
             "branch, or has expired; read them again and repeat the change"
         )
@@ -61,13 +61,13 @@ def check_unchanged(
         return
     names = [field.name for field in keys.fields]
     first = {name: column[min(ordinals)].as_py() for name, column in zip(names, keys.columns, strict=True)}
-    raise rows_changed_error(
+    raise make_rows_changed_error(
         f"Rows of up to {len(ordinals):,} of the {keys.count:,} keys have changed since snapshot {read_snapshot_id}, "
         f"{str(first)[:200]} may be one; read them again and repeat the change"
     )
 
 
-def rows_changed_error(message: str) -> Conflict:
+def make_rows_changed_error(message: str) -> Conflict:
     return Conflict(message, status=_CONFLICT, kind=KIND)
 
 

@@ -22,12 +22,12 @@ import numpy as np
 from seamark.connector.arrow.arrays import Longs
 from seamark.connector.arrow.casting import Unwritable
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.commits import back_off
+from seamark.connector.client.commits import sleep_before_attempt
 from seamark.connector.client.errors import Conflict, InvalidRequest, Refused
 from seamark.connector.client.names import Name
 from seamark.connector.client.progress import count_part, expect
 from seamark.connector.client.values import At
-from seamark.connector.parquet.encryption.keys import keys_of_table
+from seamark.connector.parquet.encryption.keys import read_table_keys
 from seamark.connector.read.deleted_rows import Deletes
 from seamark.connector.read.lineage import FIRST_ROW_ID, SEQUENCE_NUMBER, has_lineage
 from seamark.connector.read.read_plan import plan_read
@@ -216,7 +216,7 @@ class RewrittenFiles:
         group_of = np.arange(len(self.tasks))
         sources = []
         for file in self.written.files:
-            origins = self.origins.origins_of(file["file-path"])
+            origins = self.origins.create_origins(file["file-path"])
             low = np.searchsorted(firsts, origins.starts, "right") - 1
             high = np.searchsorted(firsts, origins.starts + origins.lengths, "left")
             started = np.bincount(low, minlength=len(firsts)) - np.bincount(high, minlength=len(firsts))
@@ -241,7 +241,7 @@ class RewrittenFiles:
         Raises:
             Overtaken: The new files do not have live rows of an old file, for example after a rollback.
         """
-        positions, keys = plan_read(opened, [], TRUE, positions=True), keys_of_table(opened.name)
+        positions, keys = plan_read(opened, [], TRUE, positions=True), read_table_keys(opened.name)
         reader = TaskReader(positions, opened.storage, threads=False, keys=keys)
         dead, living = [_NONE], [_NONE]
         lineage = (FIRST_ROW_ID, SEQUENCE_NUMBER) if has_lineage(opened.metadata) else ()
@@ -255,13 +255,13 @@ class RewrittenFiles:
                 continue
             if any(now.file.get(name) != task.file.get(name) for name in lineage):
                 raise Overtaken(RETURNED)
-            if _delete_names_of(now.deletes) != _delete_names_of(task.deletes):
+            if _list_delete_names(now.deletes) != _list_delete_names(task.deletes):
                 is_dead = np.ones(task.records, dtype=np.bool_)
                 for batch in reader.read(now):
                     is_dead[batch.column(0).to_numpy()] = False
                 dead.append(rows[is_dead])
                 living.append(rows[~is_dead])
-        files = [(file, self.origins.origins_of(file["file-path"])) for file in self.written.files]
+        files = [(file, self.origins.create_origins(file["file-path"])) for file in self.written.files]
         all_living, all_dead = np.concatenate(living), np.concatenate(dead)
         if sum(len(origins.positions_of(all_living)) for _, origins in files) < len(all_living):
             raise Overtaken(RETURNED)
@@ -339,7 +339,7 @@ def commit_replacement(
                 if isinstance(error, Conflict):
                     if attempt == COMMIT_ATTEMPTS_MAX or not new.origins.is_complete:
                         raise Overtaken(ATTEMPTS_USED) from error
-                    back_off(attempt - 1, first_s=_WAIT_S, max_s=_WAIT_MAX_S)
+                    sleep_before_attempt(attempt - 1, first_s=_WAIT_S, max_s=_WAIT_MAX_S)
                     opened = open_table(client, new.opened.name, At(ref=branch))
                     following = new.rebase(opened, plan(client, opened))
             finally:
@@ -510,5 +510,5 @@ def is_rewritable(task: ScanTask) -> bool:
     return is_parquet and formats <= {"parquet", "puffin"} and not task.file.get("key-metadata")
 
 
-def _delete_names_of(deletes: Iterable[Mapping[str, Any]]) -> set[tuple[Any, Any]]:
+def _list_delete_names(deletes: Iterable[Mapping[str, Any]]) -> set[tuple[Any, Any]]:
     return {(delete["file-path"], delete.get("content-offset")) for delete in deletes}

@@ -15,7 +15,7 @@ from typing import Any
 
 from seamark.connector.arrow.casting import Unwritable
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.commits import CommitClient, Producer, back_off, producer_json
+from seamark.connector.client.commits import CommitClient, Producer, encode_producer, sleep_before_attempt
 from seamark.connector.client.errors import Conflict, InvalidRequest, Refused, Unavailable
 from seamark.connector.client.names import Name, table_path
 from seamark.connector.client.values import At
@@ -24,12 +24,12 @@ from seamark.connector.read.tables import OpenTable, open_table
 from seamark.connector.write.appends import commit
 from seamark.connector.write.delete_files import WrittenDeletes
 from seamark.connector.write.table_writer import WrittenFiles
-from seamark.connector.write.target import WriteTarget, target_of
+from seamark.connector.write.target import WriteTarget, create_target
 from seamark.formats.iceberg.expressions.expression import Expression
-from seamark.formats.iceberg.expressions.expression_json import expression_json
+from seamark.formats.iceberg.expressions.expression_json import encode_expression
 from seamark.formats.iceberg.expressions.residuals import add_nan
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.formats.iceberg.metadata.properties import as_bool
+from seamark.formats.iceberg.metadata.properties import parse_bool
 from seamark.formats.iceberg.metadata.snapshot import MAIN
 from seamark.formats.protocol.wire import STREAM_ENABLED
 
@@ -94,7 +94,7 @@ class RowChange:
         return replace(self, data=self.data.limit_indexes(target.storage))
 
     def body(self, opened: OpenTable) -> dict[str, Any]:
-        scope = {} if self.scope is None else {"scope": {"filter": expression_json(add_nan(self.scope))}}
+        scope = {} if self.scope is None else {"scope": {"filter": encode_expression(add_nan(self.scope))}}
         return {
             "read-snapshot-id": opened.snapshot_id,
             "schema-id": opened.metadata.current_schema_id,
@@ -141,7 +141,7 @@ def commit_row_change(
         Unwritable: The table has format version 1. No file has been written.
     """
     fields: dict[str, Any] = {"branch": branch, "summary": dict(summary or {})}
-    if (producer_fields := producer_json(producer)) is not None:
+    if (producer_fields := encode_producer(producer)) is not None:
         fields["producer"] = producer_fields
     # By this id, the server counts the conflicts of the change.
     fields["change-id"] = str(uuid.uuid4())
@@ -152,7 +152,7 @@ def commit_row_change(
     is_flushed = False
     while True:
         attempt += 1
-        target = target_of(opened.metadata, opened.storage, opened.name)
+        target = create_target(opened.metadata, opened.storage, opened.name)
         try:
             change = prepare(opened, target).limit_indexes(target)
         except Conflict:
@@ -178,7 +178,7 @@ def commit_row_change(
             if attempt >= attempts:
                 raise
             if isinstance(error, Conflict):
-                back_off(attempt, first_s=_WAIT_S, max_s=_WAIT_MAX_S)
+                sleep_before_attempt(attempt, first_s=_WAIT_S, max_s=_WAIT_MAX_S)
             previous = opened
             opened = replace(open_table(client, table, At(ref=branch), history=history), keys=file_keys)
             if not _should_retry(error, previous.metadata, opened.metadata):
@@ -198,7 +198,7 @@ def _open_flushed(client: SeamarkClient, table: Name, branch: str, *, history: b
     Otherwise the change would miss rows that were acknowledged before it.
     """
     opened = open_table(client, table, At(ref=branch), history=history)
-    if branch == MAIN and as_bool(opened.metadata.properties, STREAM_ENABLED, False):
+    if branch == MAIN and parse_bool(opened.metadata.properties, STREAM_ENABLED, False):
         flushed = client._request_json("POST", f"{table_path(table)}/flush")["rows"]
         if flushed:
             return open_table(client, table, At(ref=branch), history=history)

@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from seamark.connector.arrow.arrays import Longs
-from seamark.connector.arrow.casting import Unwritable, arrow_schema
+from seamark.connector.arrow.casting import Unwritable, build_arrow_schema
 from seamark.connector.arrow.partitions import apply_transform
 from seamark.connector.client.errors import Refused, ServerFailed, Unavailable
 from seamark.connector.client.names import Name
@@ -34,14 +34,19 @@ from seamark.connector.read.read_plan import plan_read
 from seamark.connector.read.scans import TaskReader
 from seamark.connector.read.tables import OpenTable, PlanSource, ScanTask, plan
 from seamark.formats.iceberg.expressions.arrow_filters import to_literals
-from seamark.formats.iceberg.expressions.expression import Bound, Expression, Op, all_of, any_of
+from seamark.formats.iceberg.expressions.expression import Bound, Expression, Op, join_by_and, join_by_or
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.partition import PartitionSpec
 from seamark.formats.iceberg.types.schema import Field, Schema
-from seamark.formats.iceberg.types.transforms import IDENTITY, canonical, name_of, width_of
+from seamark.formats.iceberg.types.transforms import (
+    IDENTITY,
+    canonicalize_transform,
+    get_transform_name,
+    get_transform_width,
+)
 from seamark.formats.iceberg.types.values import FLOATS, Value
 from seamark.formats.index.definitions import IndexDefinition, read_definitions
-from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.index.keys.arrow_keys import convert_to_keys
 from seamark.formats.index.keys.delete_files import merge_zeros
 from seamark.formats.index.keys.hashing import Hashes, hash_halves
 from seamark.formats.index.kinds.kinds import KINDS
@@ -96,7 +101,7 @@ class BatchKeys:
         self._run = int(runs.max(initial=1))
 
     def _hash_columns(self, columns: Sequence[pa.Array | pa.ChunkedArray]) -> tuple[Hashes, Hashes]:
-        return hashes_of(self.fields, columns)
+        return hash_key_columns(self.fields, columns)
 
     def match(self, columns: Sequence[pa.Array | pa.ChunkedArray]) -> Longs:
         """Return the ordinal of the key of each row, as int64[rows]. It is -1 if the row has none of the keys.
@@ -133,10 +138,10 @@ class BatchKeys:
             if extent.ranges:
                 lows, highs = zip(*extent.ranges, strict=True)
                 conjuncts.append(
-                    any_of(*(_build_range(field, *ends) for ends in _join_ranges(lows, highs, ranges_max)))
+                    join_by_or(*(_build_range(field, *ends) for ends in _join_ranges(lows, highs, ranges_max)))
                 )
             conjuncts.extend(_build_bucket_predicates(specs, field, kind, extent.distinct))
-        return all_of(*conjuncts)
+        return join_by_and(*conjuncts)
 
     @cached_property
     def _extents(self) -> list[_Extent]:
@@ -169,12 +174,12 @@ class _Extent:
         return _Extent(distinct, values if len(values) <= VALUES_MAX else None, ranges)
 
 
-def hashes_of(fields: Sequence[Field], columns: Sequence[pa.Array | pa.ChunkedArray]) -> tuple[Hashes, Hashes]:
+def hash_key_columns(fields: Sequence[Field], columns: Sequence[pa.Array | pa.ChunkedArray]) -> tuple[Hashes, Hashes]:
     """Return the high and the low halves of the hash of each row's key, each as uint64[rows].
 
     The values -0.0 and 0.0 have the same hash.
     """
-    keys = [keys_of(column, str(field.type)) for field, column in zip(fields, columns, strict=True)]
+    keys = [convert_to_keys(column, str(field.type)) for field, column in zip(fields, columns, strict=True)]
     return hash_halves(merge_zeros(keys) or keys)
 
 
@@ -211,7 +216,7 @@ def _bind(field: Field, op: Op, values: Iterable[Value]) -> Bound:
 def _build_range(field: Field, low: Value, high: Value) -> Expression:
     if low == high:
         return _bind(field, Op.EQ, (low,))
-    return all_of(_bind(field, Op.GT_EQ, (low,)), _bind(field, Op.LT_EQ, (high,)))
+    return join_by_and(_bind(field, Op.GT_EQ, (low,)), _bind(field, Op.LT_EQ, (high,)))
 
 
 def _sort_values(kind: str, values: Iterable[Value | None]) -> list[Any] | None:
@@ -269,14 +274,14 @@ def _build_bucket_predicates(
     A predicate is left out if the values are in all buckets.
     """
     transforms = {
-        canonical(partition_field.transform)
+        canonicalize_transform(partition_field.transform)
         for spec in specs
         for partition_field in spec.fields
         if partition_field.sources == (field.id,)
     }
-    for transform in sorted(transform for transform in transforms if name_of(transform) == "bucket"):
+    for transform in sorted(transform for transform in transforms if get_transform_name(transform) == "bucket"):
         buckets = sorted(apply_transform(transform, kind, column).values)
-        if len(buckets) < width_of(transform):
+        if len(buckets) < get_transform_width(transform):
             op = Op.EQ if len(buckets) == 1 else Op.IN
             yield Bound(op, field.id, field.name, kind, transform, "int", tuple(buckets))
 
@@ -331,7 +336,7 @@ def find_key_fields(schema: Schema, names: Sequence[str]) -> list[Field]:
         if not isinstance(by_name[name].type, str):
             raise Unwritable(f"column {name} has no primitive type and cannot be a key column")
     fields = [by_name[name] for name in names]
-    arrow_schema(Schema(tuple(fields), schema.id))
+    build_arrow_schema(Schema(tuple(fields), schema.id))
     return fields
 
 

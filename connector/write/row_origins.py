@@ -99,5 +99,5 @@ class OriginLog:
         if self._runs > RUNS_MAX:
             self._parts.clear()
 
-    def origins_of(self, location: str) -> RowOrigins:
+    def create_origins(self, location: str) -> RowOrigins:
         return RowOrigins.join(self._parts.get(location, ()))

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from seamark.connector.arrow.arrays import Longs
 from seamark.connector.arrow.casting import conform
-from seamark.connector.arrow.partitions import Partition, column_at, field_positions
+from seamark.connector.arrow.partitions import Partition, find_field_positions, get_column_at
 from seamark.connector.client.storage import Storage
 from seamark.connector.index.files import DataFile, IndexTask, build_entry, build_entry_of_file, write_index_file
 from seamark.connector.parquet.copy.protection import (
@@ -31,14 +31,19 @@ from seamark.connector.write.data_files import (
     ROW_GROUP_BYTES,
     ROW_GROUP_BYTES_DEFAULT,
     FileWriter,
+    build_writer_options,
     finish_data_file,
     open_data_file_writer,
-    writer_options_of,
 )
 from seamark.connector.write.row_origins import OriginLog
 from seamark.connector.write.target import WriteTarget
 from seamark.formats.iceberg.files.parquet import Unreadable
-from seamark.formats.iceberg.metadata.properties import TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT, as_int, as_long
+from seamark.formats.iceberg.metadata.properties import (
+    TARGET_FILE_BYTES,
+    TARGET_FILE_BYTES_DEFAULT,
+    parse_int,
+    parse_long,
+)
 from seamark.formats.protocol.wire import INDEX_FILES_MAX
 from seamark.formats.runtime.errors import Corrupt
 
@@ -220,8 +225,8 @@ class TableWriter:
         """
         self._target, self._limits, self._origins, self._suffix = target, limits, origins, suffix
         self._protection = protection
-        self._file_bytes = max(1, as_long(target.properties, TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT))
-        row_group = max(1, as_int(target.properties, ROW_GROUP_BYTES, ROW_GROUP_BYTES_DEFAULT))
+        self._file_bytes = max(1, parse_long(target.properties, TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT))
+        row_group = max(1, parse_int(target.properties, ROW_GROUP_BYTES, ROW_GROUP_BYTES_DEFAULT))
         self._row_group_bytes = min(row_group, self._file_bytes)
         self._buffers: dict[str, _PartitionBuffer] = {}
         """The buffers, by the `repr` of the partition. In this form, 0.0 and -0.0 are different, and all NaN are equal.
@@ -239,7 +244,7 @@ class TableWriter:
             protection.refuse(target.sort_order.column_ids, PUBLISHES_ORDER)
         self._indexes = IndexBuilder(indexes)
         column_ids = {column_id for task in indexes for column_id in column_ids_of(task)}
-        self._indexed = {column_id: field_positions(column_id, target.schema) for column_id in column_ids}
+        self._indexed = {column_id: find_field_positions(column_id, target.schema) for column_id in column_ids}
 
     def __enter__(self) -> TableWriter:
         return self
@@ -313,7 +318,7 @@ class TableWriter:
             if size >= _SAMPLE_BYTES:
                 break
         sink = pa.BufferOutputStream()
-        with pq.ParquetWriter(sink, self._target.arrow, **writer_options_of(self._target.properties)) as writer:
+        with pq.ParquetWriter(sink, self._target.arrow, **build_writer_options(self._target.properties)) as writer:
             writer.write_table(_drop_origins(pa.Table.from_batches(sample), self._target))
         return max(0.001, float(sink.tell()) / max(1, size))
 
@@ -355,7 +360,7 @@ class TableWriter:
         if rows.nbytes >= _SAMPLE_BYTES:
             self._ratio = (file.size_bytes - before) / rows.nbytes
         if buffer.indexed is not None and self._indexed:
-            columns = {column_id: column_at(rows, path) for column_id, path in self._indexed.items()}
+            columns = {column_id: get_column_at(rows, path) for column_id, path in self._indexed.items()}
             size = sum(column.nbytes for column in columns.values())
             buffer.indexed.append(columns)
             buffer.indexed_bytes += size

@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from seamark.connector.arrow.casting import Unwritable, arrow_schema
+from seamark.connector.arrow.casting import Unwritable, build_arrow_schema
 from seamark.connector.arrow.partitions import Partition, Partitioner
 from seamark.connector.arrow.sort_order import Ordering
 from seamark.connector.client.names import Name
@@ -24,14 +24,14 @@ from seamark.connector.index.files import IndexTask
 from seamark.connector.parquet.columns import Projection
 from seamark.connector.parquet.encryption.keys import EnvironmentKeys
 from seamark.connector.read.lineage import LINEAGE, NAMES
-from seamark.connector.write.locations import data_location, format_partition_path
+from seamark.connector.write.locations import format_partition_path, make_data_location
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.partition import PartitionSpec
 from seamark.formats.iceberg.metadata.sort_order import UNSORTED, SortOrder
 from seamark.formats.iceberg.metadata.table_json import decode_table
 from seamark.formats.iceberg.types.reserved import ROW_ID
 from seamark.formats.iceberg.types.schema import Schema
-from seamark.formats.iceberg.types.transforms import name_of
+from seamark.formats.iceberg.types.transforms import get_transform_name
 from seamark.formats.index.definitions import read_definitions
 from seamark.formats.protocol.wire import INDEX_FOLDER
 
@@ -62,10 +62,10 @@ class WriteTarget:
         """Return the target for the table's current schema, spec, sort order and enabled indexes.
 
         Args:
-            name: See `target_of`.
+            name: See `create_target`.
         """
         metadata = decode_table(loaded.metadata, loaded.location)
-        return target_of(metadata, Storage.of_table(loaded.storage, metadata.location), name)
+        return create_target(metadata, Storage.of_table(loaded.storage, metadata.location), name)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: self.__dict__[name] for name in self.__dataclass_fields__}
@@ -77,7 +77,7 @@ class WriteTarget:
         Raises:
             Unwritable: A column has an unsupported type.
         """
-        return arrow_schema(self.schema)
+        return build_arrow_schema(self.schema)
 
     @cached_property
     def partitioner(self) -> Partitioner:
@@ -96,14 +96,14 @@ class WriteTarget:
         buckets = [
             f"{value:08d}-"
             for term, value in zip(terms, partition, strict=True)
-            if name_of(term.transform) == "bucket" and value is not None
+            if get_transform_name(term.transform) == "bucket" and value is not None
         ]
         kinds, transforms = [term.result for term in terms], [term.transform for term in terms]
         path = format_partition_path(self.partitioner.names, transforms, kinds, partition)
-        return data_location(self.location, self.properties, path, f"{''.join(buckets[:1])}{uuid.uuid4()}{suffix}")
+        return make_data_location(self.location, self.properties, path, f"{''.join(buckets[:1])}{uuid.uuid4()}{suffix}")
 
 
-def target_of(metadata: TableMetadata, storage: Storage, name: Name | None = None) -> WriteTarget:
+def create_target(metadata: TableMetadata, storage: Storage, name: Name | None = None) -> WriteTarget:
     """Return the target for the current state of a table.
 
     Args:

@@ -44,7 +44,7 @@ from seamark.connector.write.appends import Rows, to_batches
 from seamark.connector.write.data_files import divide_by_protection
 from seamark.connector.write.delete_files import DeletedRows, WrittenDeletes, write_deletes
 from seamark.connector.write.equality_upserts import EQUALITY, check_equality_arguments, write_equality_upsert
-from seamark.connector.write.latest_rows import KeyedBatch, Rank, batch_of, column_of, select_latest
+from seamark.connector.write.latest_rows import KeyedBatch, Rank, find_latest_rows, read_column, select_latest
 from seamark.connector.write.read_conditions import check_unchanged
 from seamark.connector.write.rewrites import rewrite_files
 from seamark.connector.write.row_changes import COMMIT_ATTEMPTS_MAX, NOTHING, Report, RowChange, commit_row_change
@@ -128,10 +128,10 @@ def upsert(
     batches = list(to_batches(rows))
 
     def prepare(opened: OpenTable, target: WriteTarget) -> RowChange:
-        batch = batch_of(batches, opened.schema, keys, precombine, columns)
+        batch = find_latest_rows(batches, opened.schema, keys, precombine, columns)
         if strategy == EQUALITY:
             return write_equality_upsert(batch, opened, target)
-        write_mode = mode_of(mode, target)
+        write_mode = choose_mode(mode, target)
         check_unchanged(client, opened, batch.keys, read_snapshot_id, strategy)
         difference = compute_upsert(client, opened, batch, strategy, write_mode)
         return write_change(client, difference, read_scope(batch.keys, opened), opened, target, write_mode)
@@ -188,19 +188,19 @@ def delete(
         elif not batches:
             return NOTHING
         else:
-            batch = keys_of_rows(batches, opened.schema, key)
+            batch = extract_keys(batches, opened.schema, key)
             if strategy == EQUALITY:
                 return write_equality_upsert(batch, opened, target, deletes=True)
             check_unchanged(client, opened, batch.keys, read_snapshot_id, strategy)
             scope, difference = read_scope(batch.keys, opened), compute_delete(client, opened, batch, strategy)
-        return write_change(client, difference, scope, opened, target, mode_of(mode, target, deletes=True))
+        return write_change(client, difference, scope, opened, target, choose_mode(mode, target, deletes=True))
 
     options: dict[str, Any] = {"branch": branch, "producer": producer, "summary": summary, "attempts": attempts}
     options["file_keys"] = file_keys
     return commit_row_change(client, table, prepare, history=read_snapshot_id is not UNSET, **options)
 
 
-def keys_of_rows(batches: Sequence[pa.RecordBatch], schema: Schema, key: Sequence[str] | None) -> KeyedBatch:
+def extract_keys(batches: Sequence[pa.RecordBatch], schema: Schema, key: Sequence[str] | None) -> KeyedBatch:
     """Return the key columns of the rows.
 
     Raises:
@@ -208,7 +208,7 @@ def keys_of_rows(batches: Sequence[pa.RecordBatch], schema: Schema, key: Sequenc
     """
     for batch in batches:
         names = choose_key_names(schema, key, batch.schema.names)
-    return batch_of([batch.select(names) for batch in batches], schema, names)
+    return find_latest_rows([batch.select(names) for batch in batches], schema, names)
 
 
 def check_names(keys: Sequence[str] | None, columns: Sequence[str] | None) -> None:
@@ -246,7 +246,7 @@ def check_arguments(
         raise ValueError(f"strategy is {strategy!r}; it must be {', '.join(STRATEGIES)} or {EQUALITY}")
 
 
-def mode_of(requested: str | None, target: WriteTarget, *, deletes: bool = False) -> str:
+def choose_mode(requested: str | None, target: WriteTarget, *, deletes: bool = False) -> str:
     """Return the requested mode or, without a requested mode, the mode that the table's properties set.
 
     Raises:
@@ -356,7 +356,7 @@ def compute_upsert(
     if names and located.files:
         stored = _Stored.of(opened, located.files, names, batch.precombine)
         read |= {rows.task.path for rows in located.files}
-        applied = ~stored.later_than(batch)
+        applied = ~stored.find_later_rows(batch)
         if numbered := tracked and bool(applied[stored.keys].any()):
             batch = replace(batch, rows=batch.rows.append_column(ROW_ID_NAME, stored.row_ids(len(stored_keys))))
             new = batch.rows
@@ -398,11 +398,11 @@ class _Stored:
             keys.append(rows.keys)
         return _Stored(pa.Table.from_batches(batches, read_plan.arrow), np.concatenate(keys), by)
 
-    def later_than(self, batch: KeyedBatch) -> Mask:
+    def find_later_rows(self, batch: KeyedBatch) -> Mask:
         """Return whether a stored row is later than the new row, for each key, as bool[keys]."""
         later = np.zeros(batch.keys.count, dtype=np.bool_)
         if self.by is not None:
-            values = pa.concat_arrays([column_of(batch.rows, self.by), column_of(self.rows, self.by)])
+            values = pa.concat_arrays([read_column(batch.rows, self.by), read_column(self.rows, self.by)])
             rank = Rank.of(values, self.by, len(values))
             given_rank, stored_rank = rank.take(self.keys), rank.take(slice(batch.keys.count, None))
             later[self.keys[given_rank.is_before(stored_rank)]] = True
@@ -435,7 +435,7 @@ class _Stored:
     @cached_property
     def _latest(self) -> Longs:
         """The position of the latest row of each key, as int64[stored keys]."""
-        rank = Rank.of(None if self.by is None else column_of(self.rows, self.by), self.by, self.rows.num_rows)
+        rank = Rank.of(None if self.by is None else read_column(self.rows, self.by), self.by, self.rows.num_rows)
         return select_latest((self.keys,), rank)
 
 

@@ -29,14 +29,14 @@ import msgspec
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.name_mapping import (
     NameMapping,
-    mapping_of_columns,
-    name_mapping_of,
     parse_name_mapping,
+    read_name_mapping,
+    select_columns,
 )
 from seamark.formats.iceberg.types.schema import Schema
-from seamark.formats.iceberg.types.transforms import IDENTITY, name_of
+from seamark.formats.iceberg.types.transforms import IDENTITY, get_transform_name
 from seamark.formats.index.keys.functions import INDEXED_FUNCTIONS
-from seamark.formats.index.keys.keys import family_of
+from seamark.formats.index.keys.keys import get_family
 from seamark.formats.index.keys.lookups import list_tables, parse_lookup
 from seamark.formats.index.keys.measures import (
     MEASURES_MAX,
@@ -188,7 +188,7 @@ def _name_keys(term: Term) -> str:
     """
     if function := INDEXED_FUNCTIONS.get(term.transform):
         return function.keys
-    return family_of(term.kind) if term.transform == IDENTITY else term.source
+    return get_family(term.kind) if term.transform == IDENTITY else term.source
 
 
 _READ_DEFINITIONS = "index definitions"
@@ -227,7 +227,7 @@ def _read_definitions(metadata: TableMetadata) -> Definitions:
     names = sorted(key.removeprefix(PREFIX) for key in metadata.properties if key.startswith(PREFIX))
     if not names:
         return _NONE
-    mapping = name_mapping_of(metadata.properties)
+    mapping = read_name_mapping(metadata.properties)
     by_name: dict[str, IndexDefinition] = {}
     problems = dict.fromkeys(names[DEFINITIONS_MAX:], f"a table has at most {DEFINITIONS_MAX} indexes")
     for name in names[:DEFINITIONS_MAX]:
@@ -240,19 +240,19 @@ def _read_definitions(metadata: TableMetadata) -> Definitions:
     return Definitions(by_name, problems)
 
 
-def with_name_mapping(definition: IndexDefinition, metadata: TableMetadata) -> IndexDefinition:
+def add_name_mapping(definition: IndexDefinition, metadata: TableMetadata) -> IndexDefinition:
     """Return the definition with the table's name mapping of its columns."""
-    return _add_mapping(definition, name_mapping_of(metadata.properties))
+    return _add_mapping(definition, read_name_mapping(metadata.properties))
 
 
 def _add_mapping(definition: IndexDefinition, mapping: NameMapping | None) -> IndexDefinition:
     if mapping is None:
         return definition
-    part = mapping_of_columns(mapping, definition.column_ids)
+    part = select_columns(mapping, definition.column_ids)
     return replace(definition, mapping=part) if len(msgspec.json.encode(part)) <= _MAPPING_MAX else definition
 
 
-def bucket_definitions(metadata: TableMetadata) -> tuple[IndexDefinition, ...]:
+def list_bucket_definitions(metadata: TableMetadata) -> tuple[IndexDefinition, ...]:
     """Return the indexes that partition specs define: one for each `bucket` of a column.
 
     Plans use them without index files.
@@ -260,7 +260,7 @@ def bucket_definitions(metadata: TableMetadata) -> tuple[IndexDefinition, ...]:
     definitions: dict[str, IndexDefinition] = {}
     for spec in metadata.partition_specs:
         for partition_field in spec.fields:
-            if name_of(partition_field.transform) != BUCKET or len(partition_field.sources) != 1:
+            if get_transform_name(partition_field.transform) != BUCKET or len(partition_field.sources) != 1:
                 continue
             try:
                 term = resolve_id(

@@ -30,8 +30,8 @@ from seamark.formats.iceberg.files.puffin import (
     Footer,
     Part,
     PuffinBlobMetadata,
-    footer_size_bytes,
     read_footer,
+    read_footer_size,
     write_puffin,
 )
 from seamark.formats.index.kinds.kinds import KINDS
@@ -285,7 +285,7 @@ def read_header(tail: Part, file_size: int, location: str) -> IndexHeader:
     """Read the header of an index file.
 
     Args:
-        tail: The last bytes of the file, at least `puffin.footer_size_bytes`.
+        tail: The last bytes of the file, at least `puffin.read_footer_size`.
 
     Raises:
         Corrupt: The bytes are not the footer of an index file.
@@ -295,8 +295,8 @@ def read_header(tail: Part, file_size: int, location: str) -> IndexHeader:
     if len(footer.blobs) != 2:
         raise Corrupt(f"{location}: an index file has two blobs, not {len(footer.blobs)}")
     table, blob = footer.blobs
-    kind = _kind_of(table, blob, location)
-    _check_layout(footer, file_size - footer_size_bytes(tail, location), location)
+    kind = _get_index_kind(table, blob, location)
+    _check_layout(footer, file_size - read_footer_size(tail, location), location)
     properties = footer.properties
     missing = [
         name for name in (_CREATED_BY, _TABLE_UUID, _DEFINITION, _LEVEL, _ROWS, _FILES) if name not in properties
@@ -323,12 +323,12 @@ def read_header(tail: Part, file_size: int, location: str) -> IndexHeader:
     )
 
 
-def _kind_of(table: PuffinBlobMetadata, blob: PuffinBlobMetadata, location: str) -> str:
+def _get_index_kind(table: PuffinBlobMetadata, blob: PuffinBlobMetadata, location: str) -> str:
     for candidate in (table, blob):
         match = _TYPE.fullmatch(candidate.type)
         kind, version = (match[1], int(match[2])) if match else ("", 0)
         supported_version = (
-            1 if candidate is table and kind == "files" else _version_of(kind) if candidate is blob else None
+            1 if candidate is table and kind == "files" else _parse_blob_version(kind) if candidate is blob else None
         )
         if supported_version is None:
             raise Corrupt(f"{location}: a blob of type {candidate.type!r} does not belong in an index file")
@@ -339,7 +339,7 @@ def _kind_of(table: PuffinBlobMetadata, blob: PuffinBlobMetadata, location: str)
     return kind
 
 
-def _version_of(kind: str) -> int | None:
+def _parse_blob_version(kind: str) -> int | None:
     """Return the supported version of a blob type, or None if the type is unknown."""
     return KINDS[kind].version if kind in KINDS else None
 

@@ -26,7 +26,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from seamark.formats.iceberg.types.values import Value, decimal_precision
+from seamark.formats.iceberg.types.values import Value, get_decimal_precision
 from seamark.formats.index.kernels._pack import SOURCES
 
 MISSING = -(1 << 63)
@@ -74,7 +74,7 @@ widened.
 NO_ORDER = -1
 
 
-def form_of(kind: str) -> Form | None:
+def get_form(kind: str) -> Form | None:
     """Return the packed form of an Iceberg type.
 
     Return None for types without an order (variant, geometry, unknown).
@@ -83,16 +83,16 @@ def form_of(kind: str) -> Form | None:
     if form is not None:
         return form
     if kind.startswith("decimal("):
-        return Form.INTEGERS if decimal_precision(kind) <= 18 else Form.STRINGS
+        return Form.INTEGERS if get_decimal_precision(kind) <= 18 else Form.STRINGS
     return Form.STRINGS if kind.startswith("fixed[") else None
 
 
-def source_of(kind: str) -> int:
+def get_source_code(kind: str) -> int:
     """Return the packer's code for single-value binaries of an Iceberg type.
 
     Return NO_ORDER for types without an order.
     """
-    form = form_of(kind)
+    form = get_form(kind)
     if form is None:
         return NO_ORDER
     if kind.startswith("decimal"):
@@ -102,7 +102,7 @@ def source_of(kind: str) -> int:
     return SOURCES["floats" if form is Form.FLOATS else "spans"]
 
 
-def key_of(form: Form, kind: str, value: Value) -> int | float | bytes:
+def encode_key(form: Form, kind: str, value: Value) -> int | float | bytes:
     """Return a value in the form that scans compare: int, float or bytes."""
     if form is Form.INTEGERS:
         assert not isinstance(value, (str, bytes))
@@ -118,8 +118,8 @@ def key_of(form: Form, kind: str, value: Value) -> int | float | bytes:
     return max(0, min(2 * _BIAS - 1, int(value) + _BIAS)).to_bytes(16, "big")
 
 
-def value_of(form: Form, kind: str, key: int | float | bytes) -> Value:
-    """Return the value from which `key_of` returns the key."""
+def decode_value(form: Form, kind: str, key: int | float | bytes) -> Value:
+    """Return the value from which `encode_key` returns the key."""
     if kind == "boolean":
         return bool(key)
     if form is not Form.STRINGS:
@@ -203,7 +203,7 @@ class PackedColumn:
         return self.array(self.packed.codes, f"<f{self.packed.width}", self.rows).astype(np.float64)
 
     def key(self, row: int) -> int | float | bytes | None:
-        """Return the value of one row in the form of `key_of`, or None if it is absent."""
+        """Return the value of one row in the form of `encode_key`, or None if it is absent."""
         packed = self.packed
         if packed.presence != NONE and not self._memory[packed.presence + row // 8] >> (row % 8) & 1:
             return None

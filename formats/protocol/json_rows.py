@@ -39,7 +39,7 @@ def _to_json_column(column: pa.Array) -> list[Any]:
         return _format_far_times(column)
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_string(kind) or pa.types.is_null(kind):
         return values
-    return [json_value(value) for value in values]
+    return [convert_to_json(value) for value in values]
 
 
 def _format_far_times(column: pa.Array) -> list[str | None]:
@@ -50,20 +50,20 @@ def _format_far_times(column: pa.Array) -> list[str | None]:
     """
     kind = column.type
     if pa.types.is_date32(kind):
-        return [None if day is None else _day_text(day) for day in column.cast(pa.int32()).to_pylist()]
+        return [None if day is None else _format_day(day) for day in column.cast(pa.int32()).to_pylist()]
     if not pa.types.is_timestamp(kind):
         raise ValueError("A nested value has a date or time outside the years 1 to 9999; select its fields separately")
     zone = "" if kind.tz is None else " UTC"
     moments = column.cast(pa.timestamp("us", kind.tz)).cast(pa.int64()).to_pylist()
-    return [None if one is None else f"{_moment_text(one)}{zone}" for one in moments]
+    return [None if one is None else f"{_format_moment(one)}{zone}" for one in moments]
 
 
-def _moment_text(micros: int) -> str:
+def _format_moment(micros: int) -> str:
     days, micros_of_day = divmod(micros, _DAY_MICROS)
-    return f"{_day_text(days)} {(datetime(1970, 1, 1) + timedelta(microseconds=micros_of_day)).time().isoformat()}"
+    return f"{_format_day(days)} {(datetime(1970, 1, 1) + timedelta(microseconds=micros_of_day)).time().isoformat()}"
 
 
-def _day_text(days: int) -> str:
+def _format_day(days: int) -> str:
     """Return the text of a date, given its number of days since 1970-01-01.
 
     The calendar repeats its dates every 400 years, so the function uses a year that Python supports.
@@ -75,7 +75,7 @@ def _day_text(days: int) -> str:
     return f"{sign}{abs(year):04d}-{day.month:02d}-{day.day:02d}"
 
 
-def json_value(value: Any) -> Any:
+def convert_to_json(value: Any) -> Any:
     match value:
         case float():
             return value if math.isfinite(value) else "NaN" if math.isnan(value) else f"{'-' * (value < 0)}Infinity"
@@ -89,9 +89,9 @@ def json_value(value: Any) -> Any:
         case bytes():
             return base64.b64encode(value).decode()
         case Mapping():
-            return {str(name): json_value(one) for name, one in value.items()}
+            return {str(name): convert_to_json(one) for name, one in value.items()}
         case list():
-            return [json_value(one) for one in value]
+            return [convert_to_json(one) for one in value]
         case tuple():  # The value is an entry of a map: a pair of key and value.
-            return [json_value(one) for one in value]
+            return [convert_to_json(one) for one in value]
     return value if value is None or isinstance(value, bool | int | str) else str(value)

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.decoding import convert_json
 from seamark.formats.runtime.errors import BadRequest
 
 NAMESPACE_SEPARATOR = "\x1f"
@@ -124,7 +124,7 @@ def decode_as(body: bytes, shape: type[T], subject: str) -> T:
         BadRequest: The body does not have this type; the message has `subject` and the invalid field.
     """
     try:
-        return from_json(body, shape)
+        return convert_json(body, shape)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise BadRequest(f"{subject} is malformed: {error}") from None
 
@@ -161,7 +161,7 @@ def to_base64url(data: bytes) -> str:
     return base64.urlsafe_b64encode(data).decode().rstrip("=")
 
 
-def from_base64url(text: str) -> bytes:
+def decode_base64url(text: str) -> bytes:
     """Decode a text without padding.
 
     Raises:

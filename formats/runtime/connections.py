@@ -83,7 +83,7 @@ class Answers:
     unreadable: Callable[[], None]
 
 
-def connections_max(limit: int, *, files_each: int, minimum: int) -> int:
+def compute_connections_max(limit: int, *, files_each: int, minimum: int) -> int:
     """Return the maximum number of connections.
 
     If this process may open fewer than `minimum` files, a warning is logged.
@@ -113,7 +113,7 @@ def _open_files() -> int:
         return 64
 
 
-def _address_of(transport: asyncio.BaseTransport) -> str:
+def _get_address(transport: asyncio.BaseTransport) -> str:
     peer = transport.get_extra_info("peername")
     return str(peer[0]) if isinstance(peer, tuple) and peer else ""
 
@@ -159,7 +159,7 @@ class Connection(RequestHandler):
         return self._next_keepalive_close_time if waits else None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.address = _address_of(transport)
+        self.address = _get_address(transport)
         if self._handshake is not None:
             self._guard.release(self._handshake)
             self._handshake = None
@@ -341,7 +341,7 @@ class Handshake(SSLProtocol):
         )
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.address = _address_of(transport)
+        self.address = _get_address(transport)
         opened = cast(asyncio.Transport, transport)
         if not self._guard.admit(self):
             opened.abort()

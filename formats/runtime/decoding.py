@@ -23,10 +23,10 @@ _msgpack: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
 
 
 @overload
-def from_json(data: Part | str, kind: type[T]) -> T: ...
+def convert_json(data: Part | str, kind: type[T]) -> T: ...
 @overload
-def from_json(data: Part | str, kind: Any) -> Any: ...
-def from_json(data: Part | str, kind: Any) -> Any:
+def convert_json(data: Part | str, kind: Any) -> Any: ...
+def convert_json(data: Part | str, kind: Any) -> Any:
     """Return the value of JSON of this type.
 
     Raises:
@@ -40,19 +40,19 @@ def from_json(data: Part | str, kind: Any) -> Any:
 
 
 @overload
-def from_msgpack(data: Part, kind: type[T]) -> T: ...
+def convert_msgpack(data: Part, kind: type[T]) -> T: ...
 @overload
-def from_msgpack(data: Part, kind: Any) -> Any: ...
-def from_msgpack(data: Part, kind: Any) -> Any:
-    """Return the value of MessagePack of this type. It raises the same errors as `from_json`."""
+def convert_msgpack(data: Part, kind: Any) -> Any: ...
+def convert_msgpack(data: Part, kind: Any) -> Any:
+    """Return the value of MessagePack of this type. It raises the same errors as `convert_json`."""
     return _make_msgpack_decoder(kind).decode(data)
 
 
 @overload
-def from_values(value: object, kind: type[T]) -> T: ...
+def convert_values(value: object, kind: type[T]) -> T: ...
 @overload
-def from_values(value: object, kind: Any) -> Any: ...
-def from_values(value: object, kind: Any) -> Any:
+def convert_values(value: object, kind: Any) -> Any: ...
+def convert_values(value: object, kind: Any) -> Any:
     """Convert a value of dicts, lists and scalars to this type.
 
     Raises:
@@ -62,7 +62,7 @@ def from_values(value: object, kind: Any) -> Any:
     return msgspec.convert(value, kind)
 
 
-def from_attributes(value: object, kind: type[T]) -> T:
+def convert_attributes(value: object, kind: type[T]) -> T:
     """Return a `kind` with the attributes of `value` that have the names of its fields."""
     _make_msgpack_decoder(kind)
     return msgspec.convert(value, kind, from_attributes=True)

@@ -88,7 +88,7 @@ class RootFolder:
         self.path = path.rstrip("/") or "/"
         self.real_path = os.path.realpath(self.path)
 
-    def path_below(self, path: str) -> str | None:
+    def find_path_below(self, path: str) -> str | None:
         """Return the part of an absolute path below this root, or None if the path is not below it."""
         if path == self.path:
             return ""
@@ -143,7 +143,7 @@ class RootFolder:
             os.close(descriptor)
 
     @contextlib.contextmanager
-    def folder_of(self, below: str) -> Iterator[tuple[int, str]]:
+    def open_parent_folder(self, below: str) -> Iterator[tuple[int, str]]:
         """Open the folder of a path, and yield its descriptor and the name in it.
 
         The descriptor is only for operations on names (O_PATH).
@@ -164,7 +164,10 @@ class RootFolder:
         os.makedirs(self.real_path, exist_ok=True)
         names = below.split("/")
         for count in range(1, len(names) + 1):
-            with contextlib.suppress(FileExistsError), self.folder_of("/".join(names[:count])) as (folder, name):
+            with (
+                contextlib.suppress(FileExistsError),
+                self.open_parent_folder("/".join(names[:count])) as (folder, name),
+            ):
                 os.mkdir(name, dir_fd=folder)
 
     def delete_file(self, below: str) -> None:
@@ -173,7 +176,7 @@ class RootFolder:
         Raises:
             FileNotFoundError: The path does not exist.
         """
-        with self.folder_of(below) as (folder, name):
+        with self.open_parent_folder(below) as (folder, name):
             os.unlink(name, dir_fd=folder)
 
     def check_links(self, below: str) -> None:
@@ -238,7 +241,7 @@ def open_child(folder: int, name: str, flags: int, mode: int = 0o666) -> int:
         raise
 
 
-def descriptor_path(descriptor: int) -> str:
+def make_descriptor_path(descriptor: int) -> str:
     """Return a path that libraries can open instead of a descriptor. It names the same file even after a rename."""
     return f"/proc/self/fd/{descriptor}"
 
@@ -270,7 +273,7 @@ def has_openat2() -> bool:
 
 
 @lru_cache(maxsize=64)
-def _how(flags: int, mode: int) -> bytes:
+def _pack_open_how(flags: int, mode: int) -> bytes:
     return _HOW.pack(flags | os.O_CLOEXEC, mode if flags & os.O_CREAT else 0, _RESOLVE_NO_SYMLINKS)
 
 
@@ -279,7 +282,7 @@ def _openat2(path: str, flags: int, mode: int) -> int:
     if b"\x00" in encoded:
         raise ValueError("embedded null byte")
     while True:
-        descriptor: int = _libc.syscall(_OPENAT2, _AT_FDCWD, encoded, _how(flags, mode), _HOW.size)
+        descriptor: int = _libc.syscall(_OPENAT2, _AT_FDCWD, encoded, _pack_open_how(flags, mode), _HOW.size)
         if descriptor >= 0:
             return descriptor
         number = ctypes.get_errno()

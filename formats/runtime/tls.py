@@ -197,7 +197,7 @@ def _read_leaf(path: Path) -> str:
     return before[before.find("-----BEGIN") :] + end if end else ""
 
 
-def server_tls(certificate: Path, key: Path) -> ssl.SSLContext:
+def create_server_tls(certificate: Path, key: Path) -> ssl.SSLContext:
     """Return the TLS context of a server, with the current files.
 
     Raises:
@@ -223,7 +223,7 @@ def _make_server_context(certificate: Path, key: Path) -> ssl.SSLContext:
         except OSError as error:
             raise ConfigError(f"Cannot read the TLS {file_kind} {path}: {error.strerror}") from None
     try:
-        return server_tls(certificate, key)
+        return create_server_tls(certificate, key)
     except OSError as error:
         reason = getattr(error, "reason", None) or error
         raise ConfigError(
@@ -366,7 +366,7 @@ def trust_only(certificates: str) -> ssl.SSLContext:
 
 
 @cache
-def authorities_file() -> str | None:
+def find_authorities_file() -> str | None:
     """Return the file of authorities with which this process verifies an S3 store, or None for the system's.
 
     If AWS_CA_BUNDLE is set, it names the file. Otherwise, if SEAMARK_CA is set, the file is a new temporary

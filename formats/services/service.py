@@ -54,7 +54,7 @@ def is_boolean(name: str) -> Requirement:
     return require
 
 
-def is_parsed_by(parse: Callable[[Mapping[str, str]], object]) -> Requirement:
+def require_parsed_by(parse: Callable[[Mapping[str, str]], object]) -> Requirement:
     """Return the requirement that `parse` accepts the properties.
 
     `parse` raises `BadRequest` for invalid properties.

@@ -17,8 +17,8 @@ from seamark.formats.services.service import (
     Requirement,
     ServiceProperty,
     TableService,
-    is_parsed_by,
     is_whole_number,
+    require_parsed_by,
 )
 
 
@@ -26,7 +26,7 @@ def _fits_layout(name: str) -> Requirement:
     """Return the requirement of one property of a clustering, which may be checked without the other properties."""
 
     def require(properties: Mapping[str, str]) -> None:
-        clustering.joins_of(properties)
+        clustering.parse_joins(properties)
         clustering.ClusteringLayout.of({clustering.COLUMNS: "c", name: properties[name]})
 
     return require
@@ -41,7 +41,7 @@ def _fits_statistics(name: str) -> Requirement:
     return require
 
 
-def _names_column(properties: Mapping[str, str]) -> str | None:
+def _find_column_name(properties: Mapping[str, str]) -> str | None:
     return None if properties[column_ttl.TIME_COLUMN].strip() else "the name of a column"
 
 
@@ -103,8 +103,8 @@ COLUMN_TTL = TableService(
     setting_help="Remove expired columns from old partitions of tables that have the property "
     "seamark.column-ttl.columns, and not seamark.column-ttl.enabled.",
     properties=(
-        ServiceProperty(column_ttl.COLUMNS, "", is_parsed_by(column_ttl.TtlPolicy.of), "none"),
-        ServiceProperty(column_ttl.TIME_COLUMN, "", _names_column, "none"),
+        ServiceProperty(column_ttl.COLUMNS, "", require_parsed_by(column_ttl.TtlPolicy.of), "none"),
+        ServiceProperty(column_ttl.TIME_COLUMN, "", _find_column_name, "none"),
     ),
     rewrites_files=True,
 )
@@ -230,7 +230,7 @@ def list_inherited_prefixes() -> tuple[str, ...]:
     )
 
 
-def steering_prefixes(name: str) -> tuple[str, ...]:
+def list_steering_prefixes(name: str) -> tuple[str, ...]:
     """Return the prefixes of the properties that cause or affect the jobs of a service; `()` for an unknown name."""
     if name not in SERVICES:
         return ()

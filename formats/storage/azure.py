@@ -55,7 +55,7 @@ class AzureDataLake(StorageRules):
         container, at_sign, host = authority.partition("@")
         return f"{self.scheme}://{container}{at_sign}{normalize_host(host) or host}{slash}{path}"
 
-    def spellings(self, text: str, address: str) -> list[str]:
+    def list_spellings(self, text: str, address: str) -> list[str]:
         dfs = self.normalize(address).partition(":")[2]
         blob = dfs.replace(".dfs.core.", ".blob.core.", 1)
         return [text, *(f"{scheme}:{form}" for scheme in sorted(self.schemes) for form in (dfs, blob))]

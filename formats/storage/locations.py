@@ -13,7 +13,7 @@ from urllib.parse import unquote
 from seamark.formats.protocol.wire import fold_path
 from seamark.formats.runtime.errors import BadRequest
 from seamark.formats.runtime.memoization import memoize
-from seamark.formats.storage.storages import LOCAL, STORAGES, normalize_path, rules_of
+from seamark.formats.storage.storages import LOCAL, STORAGES, find_rules, normalize_path
 
 LOCATION_CHARS_MAX = 4096
 """The maximum length of a location. It is the limit of a Linux path, and four times the limit of an S3 key."""
@@ -110,7 +110,7 @@ def _parse(text: str, subject: str, refused: tuple[tuple[str, str], ...]) -> Loc
     for mark, name in refused:
         if mark in bucket_path:
             raise BadRequest(f"{subject} {shown_location} contains {name} ({mark}); a location is a plain path")
-    rules = rules_of(scheme)
+    rules = find_rules(scheme)
     if rules is None:
         stored_on = " and ".join(f"{known}://" for known in STORAGES)
         raise BadRequest(f"{subject} {shown_location} has the scheme {scheme!r}; this server supports {stored_on}")
@@ -140,7 +140,7 @@ def _check_segments(path: str, subject: str, shown_location: str) -> None:
     raise BadRequest(f"{subject} {shown_location} is percent-encoded more than {_DECODE_ROUNDS} times; decode it")
 
 
-def location_key(location: Location) -> str:
+def make_location_key(location: Location) -> str:
     """Return a canonical key of a location.
 
     It is equal for all spellings that any reader treats as the same location.
@@ -149,10 +149,10 @@ def location_key(location: Location) -> str:
     case-folded, because some file systems ignore these differences. The function reads the file system. For
     files below a root of the warehouse use `Warehouse.key`, because no link below a root is followed.
     """
-    return canonical_key(location, STORAGES[location.scheme].resolve(location.path))
+    return make_canonical_key(location, STORAGES[location.scheme].resolve(location.path))
 
 
-def canonical_key(location: Location, path: str) -> str:
+def make_canonical_key(location: Location, path: str) -> str:
     """Return the key of a location whose path, without symbolic links, is `path`."""
     for _ in range(_DECODE_ROUNDS):
         path = unquote(path)
@@ -164,25 +164,25 @@ def canonical_key(location: Location, path: str) -> str:
 def normalize_location(text: str) -> str:
     """Return a text that is equal for all spellings that a reader may treat as one location.
 
-    Unlike `location_key`, the function accepts any text and does not read the file system. Different
+    Unlike `make_location_key`, the function accepts any text and does not read the file system. Different
     locations may have the same result.
     """
     matched = _SCHEME.fullmatch(text)
     scheme, path = (matched[1].lower(), matched[2]) if matched is not None else (LOCAL, text)
     if "%" in path:
         path = unquote(path)
-    rules = rules_of(scheme)
+    rules = find_rules(scheme)
     return normalize_path(scheme, path) if rules is None else rules.normalize(path)
 
 
-def spellings(text: str) -> list[str]:
+def list_spellings(text: str) -> list[str]:
     """Return the location unchanged, and in the spellings that other writers usually use."""
     matched = _SCHEME.fullmatch(text)
     if matched is None:
         return [text, f"file:{text}", f"file://{text}"]
     scheme, bucket_path = matched[1].lower(), matched[2]
-    rules = rules_of(scheme)
+    rules = find_rules(scheme)
     if rules is not None:
-        return rules.spellings(text, bucket_path)
+        return rules.list_spellings(text, bucket_path)
     path = "/" + bucket_path.lstrip("/")
     return [text, path, f"{scheme}:{path}", f"{scheme}://{path}"]

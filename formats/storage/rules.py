@@ -72,6 +72,6 @@ class StorageRules:
         """
         return f"{self.scheme}:{address}"
 
-    def spellings(self, text: str, address: str) -> list[str]:
+    def list_spellings(self, text: str, address: str) -> list[str]:
         """Return the location as given, and in the spellings that other writers usually use."""
         return [text, *(f"{scheme}:{address}" for scheme in sorted(self.schemes))]

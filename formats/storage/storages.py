@@ -43,7 +43,7 @@ class LocalFiles(StorageRules):
     def normalize(self, address: str) -> str:
         return normalize_path(self.scheme, address)
 
-    def spellings(self, text: str, address: str) -> list[str]:
+    def list_spellings(self, text: str, address: str) -> list[str]:
         path = "/" + address.lstrip("/")
         return [text, path, f"{self.scheme}:{path}", f"{self.scheme}://{path}"]
 
@@ -76,7 +76,7 @@ STORAGES: dict[str, StorageRules] = {
 """The storages by the scheme of normalised locations."""
 
 
-def rules_of(scheme: str) -> StorageRules | None:
+def find_rules(scheme: str) -> StorageRules | None:
     """Return the storage with this scheme or alias, in lower case, or None if the scheme is unknown."""
     storage = STORAGES.get(scheme)
     if storage is not None:
@@ -86,7 +86,7 @@ def rules_of(scheme: str) -> StorageRules | None:
 
 def is_remote(location: str) -> bool:
     """Return whether the location has the scheme of a storage other than the files of this machine."""
-    rules = rules_of(location.partition(":")[0].lower())
+    rules = find_rules(location.partition(":")[0].lower())
     return rules is not None and rules.scheme != LOCAL
 
 

@@ -18,9 +18,9 @@ import hmac
 import msgspec
 
 from seamark.cache.memory import MemoryCache
-from seamark.formats.protocol.wire import from_base64url, to_base64url
+from seamark.formats.protocol.wire import decode_base64url, to_base64url
 from seamark.formats.runtime.clock import Clock
-from seamark.formats.runtime.decoding import from_msgpack
+from seamark.formats.runtime.decoding import convert_msgpack
 from seamark.formats.runtime.errors import Forbidden
 from seamark.metaserver.access.keyring import ID_BYTES, Keyring
 from seamark.metaserver.objects.credentials import VendedKeys
@@ -111,12 +111,12 @@ class GatewayKeys:
         try:
             if len(token) > TOKEN_CHARS_MAX:
                 raise ValueError
-            raw = from_base64url(token)
+            raw = decode_base64url(token)
             payload, mac = raw[:-_MAC_BYTES], raw[-_MAC_BYTES:]
             key = self._keyring.verifying_key(_PURPOSE, payload[:ID_BYTES])
             if key is None or not hmac.compare_digest(mac, _compute_mac(key, b"token", payload)):
                 raise ValueError
-            grant = from_msgpack(payload[ID_BYTES:], ObjectGrant)
+            grant = convert_msgpack(payload[ID_BYTES:], ObjectGrant)
         except (ValueError, msgspec.MsgspecError):
             raise Forbidden("The session token was not issued by this catalog; load the table again") from None
         expected, secret = _derive_key_pair(key, payload)

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from seamark.formats.runtime.clock import Clock
-from seamark.formats.runtime.decoding import from_msgpack
+from seamark.formats.runtime.decoding import convert_msgpack
 from seamark.formats.runtime.errors import ConfigError
 from seamark.metaserver.access.protectors import KeyProtector, WrongKey, open_protector
 from seamark.metaserver.settings.settings import Settings
@@ -172,7 +172,7 @@ def _open_protector(settings: Settings, clock: Clock, *, create: bool) -> KeyPro
 
 async def _unseal(protector: KeyProtector, stored: bytes) -> tuple[SigningKey, ...]:
     try:
-        return from_msgpack(await protector.open(stored, _ABOUT), tuple[SigningKey, ...])
+        return convert_msgpack(await protector.open(stored, _ABOUT), tuple[SigningKey, ...])
     except WrongKey as error:
         raise ConfigError(
             f"The signing keys in the database are encrypted with the key {error}, not with the key of "

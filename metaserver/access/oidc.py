@@ -25,7 +25,7 @@ import structlog
 from joserfc.errors import JoseError
 from joserfc.jwk import ECKey, OKPKey, RSAKey
 
-from seamark.formats.protocol.wire import check_name, decode_json, from_base64url
+from seamark.formats.protocol.wire import check_name, decode_base64url, decode_json
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import BadRequest, ConfigError, RetryLater, Unauthenticated
 from seamark.formats.runtime.tls import build_client_context
@@ -293,7 +293,7 @@ def _read_certificate_digest(claims: Mapping[str, Any]) -> bytes:
     if not isinstance(confirmation, Mapping) or "x5t#S256" not in confirmation:
         return b""
     try:
-        digest = from_base64url(confirmation["x5t#S256"])
+        digest = decode_base64url(confirmation["x5t#S256"])
     except (ValueError, TypeError, AttributeError):
         digest = b""
     if len(digest) != hashlib.sha256().digest_size:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from seamark.formats.protocol.wire import from_base64url, to_base64url
+from seamark.formats.protocol.wire import decode_base64url, to_base64url
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.access.keyring import ID_BYTES, Keyring
@@ -42,7 +42,7 @@ class PageTokens:
         if not token:
             return None
         try:
-            raw = from_base64url(token)
+            raw = decode_base64url(token)
             key = self._keyring.verifying_key(_PURPOSE, raw[:ID_BYTES])
             if key is None:
                 raise ValueError

@@ -16,9 +16,9 @@ from typing import ClassVar, TypeVar
 
 import msgspec
 
-from seamark.formats.protocol.wire import from_base64url, to_base64url
+from seamark.formats.protocol.wire import decode_base64url, to_base64url
 from seamark.formats.runtime.clock import Clock
-from seamark.formats.runtime.decoding import from_msgpack
+from seamark.formats.runtime.decoding import convert_msgpack
 from seamark.formats.runtime.errors import BadRequest, Unauthenticated
 from seamark.metaserver.access.keyring import ID_BYTES, Keyring
 from seamark.metaserver.access.principal import Principal, Role
@@ -87,12 +87,12 @@ class _SignedTokens:
             Unauthenticated: The token has expired, or is not a token of this kind.
         """
         try:
-            raw = from_base64url(token.removeprefix(self.prefix))
+            raw = decode_base64url(token.removeprefix(self.prefix))
             whole, mac = raw[:-_MAC_BYTES], raw[-_MAC_BYTES:]
             key = self._keyring.verifying_key(self._purpose, whole[:ID_BYTES])
             if key is None or not hmac.compare_digest(mac, _compute_mac(key, whole)):
                 raise ValueError
-            claims = from_msgpack(whole[ID_BYTES:], kind)
+            claims = convert_msgpack(whole[ID_BYTES:], kind)
         except (ValueError, msgspec.DecodeError):
             name = self._purpose.replace("-", " ")
             raise Unauthenticated(f"This server did not issue the {name}") from None

@@ -46,7 +46,7 @@ class ColumnRead(NamedTuple):
     """A read of columns of a table.
 
     Attributes:
-        columns: Column ids, from `columns_of`.
+        columns: Column ids, from `select_columns_of_read`.
         oldest_age_d: See `ColumnReads`.
     """
 
@@ -55,7 +55,7 @@ class ColumnRead(NamedTuple):
     oldest_age_d: int
 
 
-def columns_of(ids: Iterable[int]) -> frozenset[int]:
+def select_columns_of_read(ids: Iterable[int]) -> frozenset[int]:
     """Return the columns of a read, at most `COLUMNS_MAX`.
 
     The number is limited because clients may name tens of thousands of columns, and each read stays in memory.

@@ -123,7 +123,7 @@ class CatalogContext:
             namespace = await self.store.namespace(path)
             location_property = None if namespace is None else namespace.properties.get("location")
             root = parse_location(
-                location_property or self.warehouse.namespace_location(path), "location of the namespace"
+                location_property or self.warehouse.make_namespace_location(path), "location of the namespace"
             )
             if root != parsed and root.holds(parsed):
                 return
@@ -306,7 +306,7 @@ class CatalogContext:
             await self.check_location(caller, location, f"The {kind.value}'s location", namespace)
             return location
         parent = await self.require_namespace(namespace)
-        base = parent.properties.get("location") or self.warehouse.namespace_location(namespace)
+        base = parent.properties.get("location") or self.warehouse.make_namespace_location(namespace)
         return self.warehouse.table_location(base, name, uuid)
 
     def instant(

@@ -25,13 +25,13 @@ import msgspec
 
 from seamark.cache.memory import MemoryCache
 from seamark.cache.single_flight import SingleFlight
-from seamark.cache.sizes import object_bytes
+from seamark.cache.sizes import measure_object_bytes
 from seamark.formats.iceberg.metadata.metadata import TableMetadata, add_schemes
 from seamark.formats.iceberg.metadata.properties import remove_client_properties
-from seamark.formats.iceberg.metadata.table_json import decode_table, decompress_if_gzip, encode_table, refs_view
+from seamark.formats.iceberg.metadata.table_json import decode_table, decompress_if_gzip, encode_refs_view, encode_table
 from seamark.formats.iceberg.views.view import ViewMetadata, decode_view, encode_view
 from seamark.formats.runtime.clock import Clock
-from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.decoding import convert_json
 from seamark.formats.runtime.errors import BadRequest, Forbidden, NotFound, ObjectMissing, RetryLater
 from seamark.metaserver.catalog.large_requests import LARGE_BYTES, index_columns
 from seamark.metaserver.objects.port import ObjectStore
@@ -108,7 +108,7 @@ class Documents:
             return cached
         data = await self._read_json(location)
         metadata = _drop_client_properties(decode_view(data, location))
-        self._cache.put(("view", location), metadata, object_bytes(metadata))
+        self._cache.put(("view", location), metadata, measure_object_bytes(metadata))
         return metadata
 
     async def read_stored_properties(self, location: str) -> dict[str, str]:
@@ -118,7 +118,7 @@ class Documents:
             BadRequest: The file has no valid properties.
         """
         try:
-            return from_json(await self._read_json(location), _Properties).properties or {}
+            return convert_json(await self._read_json(location), _Properties).properties or {}
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise BadRequest(f"{location} is not a metadata file of a table or view") from None
 
@@ -144,7 +144,7 @@ class Documents:
         cached = self._cache.get((mode, location))
         if isinstance(cached, bytes):
             return cached
-        data = refs_view(metadata) if mode == "refs" else encode_table(metadata)
+        data = encode_refs_view(metadata) if mode == "refs" else encode_table(metadata)
         self._cache.put((mode, location), data, len(data))
         return data
 
@@ -218,7 +218,7 @@ class Documents:
 
     def remember_table(self, location: str, metadata: TableMetadata, document: bytes) -> None:
         """Cache metadata after they were written to storage."""
-        self._cache.put(("table", location), metadata, memory_of(metadata, len(document)))
+        self._cache.put(("table", location), metadata, estimate_memory(metadata, len(document)))
         self._cache.put(("all", location), document, len(document))
 
     def forget(self, location: str) -> None:
@@ -228,7 +228,7 @@ class Documents:
     async def _fetch_table(self, location: str) -> TableMetadata:
         data = await self._read_json(location)
         metadata = await _decode_table(data, location)
-        self._cache.put(("table", location), metadata, memory_of(metadata, len(data)))
+        self._cache.put(("table", location), metadata, estimate_memory(metadata, len(data)))
         return metadata
 
     async def _read_json(self, location: str) -> bytes:
@@ -284,7 +284,7 @@ def _drop_client_properties(metadata: M) -> M:
     return msgspec.structs.replace(metadata, properties=properties)
 
 
-def memory_of(metadata: TableMetadata, json_bytes: int) -> int:
+def estimate_memory(metadata: TableMetadata, json_bytes: int) -> int:
     """Return the approximate memory of decoded table metadata whose JSON has this size. The error is less than 10 %."""
     columns = sum(len(schema.fields) for schema in metadata.schemas)
     return _TABLE_BYTES + 2 * json_bytes + _COLUMN_BYTES * columns

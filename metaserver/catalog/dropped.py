@@ -21,7 +21,7 @@ from seamark.formats.protocol.wire import check_new_name, show
 from seamark.formats.runtime.errors import BadRequest, CommitConflict, NotFound, RetryLater, SeamarkError
 from seamark.metaserver.catalog.context import CatalogContext
 from seamark.metaserver.catalog.ownership.claims import has_files
-from seamark.metaserver.catalog.purge import check_purgeable, reachable_files
+from seamark.metaserver.catalog.purge import check_purgeable, list_reachable_files
 from seamark.metaserver.catalog.values import Caller, Page
 from seamark.metaserver.store.model import (
     DroppedEntry,
@@ -204,7 +204,7 @@ class Dropped:
         deleted = failed = 0
         assert instant.metadata_location is not None
         try:
-            async for location in reachable_files(self._context, instant.uuid, instant.metadata_location):
+            async for location in list_reachable_files(self._context, instant.uuid, instant.metadata_location):
                 try:
                     await self._context.objects.delete(location)
                     deleted += 1

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from seamark.formats.iceberg.metadata import clustering, statistics
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.formats.iceberg.metadata.properties import as_bool, as_names
+from seamark.formats.iceberg.metadata.properties import parse_bool, parse_names
 from seamark.formats.runtime.errors import BadRequest
 
 ENCRYPTED_COLUMNS = "seamark.encrypted-columns"
@@ -24,7 +24,7 @@ Use = tuple[str, int]
 def find_encrypted_ids(metadata: TableMetadata) -> frozenset[int]:
     """Return the ids of the declared columns, of the columns nested in them, and of the columns that contain them."""
     properties, columns = metadata.properties, metadata.current_schema.index.by_id
-    if properties.get(_UNIFORM_KEY) or as_bool(properties, _COMPLETE, False):
+    if properties.get(_UNIFORM_KEY) or parse_bool(properties, _COMPLETE, False):
         return frozenset(columns)
     names = {*_read_declared(metadata), *_parse_key_columns(properties.get(_COLUMN_KEYS, ""))}
     declared = {column_id for column_id, column in columns.items() if column.name in names}
@@ -42,7 +42,7 @@ def find_encrypted_ids(metadata: TableMetadata) -> frozenset[int]:
 
 def _read_declared(metadata: TableMetadata) -> tuple[str, ...]:
     try:
-        return as_names(metadata.properties, ENCRYPTED_COLUMNS, "different columns")
+        return parse_names(metadata.properties, ENCRYPTED_COLUMNS, "different columns")
     except BadRequest:
         return ()
 
@@ -84,7 +84,7 @@ def check_encrypted_columns(
         return
     if base is None or properties.get(ENCRYPTED_COLUMNS) != base.properties.get(ENCRYPTED_COLUMNS):
         names = {column.name for column in metadata.current_schema.index.by_id.values()}
-        for name in as_names(properties, ENCRYPTED_COLUMNS, "different columns"):
+        for name in parse_names(properties, ENCRYPTED_COLUMNS, "different columns"):
             if name not in names:
                 raise BadRequest(f"{ENCRYPTED_COLUMNS} names {name[:200]!r}, but the table has no such column")
     former = set() if base is None else set(_list_uses(base, list_indexed(base)))
@@ -114,7 +114,7 @@ def _uses(metadata: TableMetadata, indexed: Iterable[int]) -> Iterator[Use]:
         (statistics.COLUMNS, _read_names(metadata, statistics.COLUMNS)),
     ):
         for name in names:
-            column = metadata.current_schema.column_named(name)
+            column = metadata.current_schema.find_column_by_name(name)
             if column is not None:
                 yield use, column.id
 
@@ -123,7 +123,7 @@ def _list_clustering_columns(metadata: TableMetadata) -> Iterator[str]:
     """Yield the clustering columns, and the columns of the joins by which a table is clustered."""
     yield from _read_names(metadata, clustering.COLUMNS)
     try:
-        joins = clustering.joins_of(metadata.properties)
+        joins = clustering.parse_joins(metadata.properties)
     except BadRequest:
         return
     yield from (name for join in joins.values() for name in join.on)
@@ -131,6 +131,6 @@ def _list_clustering_columns(metadata: TableMetadata) -> Iterator[str]:
 
 def _read_names(metadata: TableMetadata, name: str) -> tuple[str, ...]:
     try:
-        return as_names(metadata.properties, name, "columns")
+        return parse_names(metadata.properties, name, "columns")
     except BadRequest:
         return ()

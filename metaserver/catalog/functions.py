@@ -11,12 +11,12 @@ import msgspec
 
 from seamark.formats.iceberg.metadata.properties import check_client_properties
 from seamark.formats.protocol.wire import check_name, encode_json, show
-from seamark.formats.runtime.decoding import from_values
+from seamark.formats.runtime.decoding import convert_values
 from seamark.formats.runtime.errors import BadRequest, CommitConflict
 from seamark.metaserver.catalog.context import CatalogContext
 from seamark.metaserver.catalog.documents import name_suffix
 from seamark.metaserver.catalog.ownership.claims import claim_folder
-from seamark.metaserver.catalog.pointers import make_entry, swap_of
+from seamark.metaserver.catalog.pointers import build_swap, make_entry
 from seamark.metaserver.catalog.values import Caller, LoadedFunction, Page
 from seamark.metaserver.store.model import EntryKind, NamespacePath
 from seamark.metaserver.store.operations import DropEntry, Operation
@@ -65,7 +65,7 @@ class Functions:
         requested_ms = self._context.clock.now_ms()
         check_name(name, "function name")
         try:
-            checked = from_values(document, _Document)
+            checked = convert_values(document, _Document)
         except msgspec.ValidationError as error:
             raise BadRequest(f"The function metadata is malformed: {error}") from None
         check_client_properties(checked.properties, "A function")
@@ -85,7 +85,7 @@ class Functions:
         entry = make_entry(namespace, name, checked.function_uuid, location, requested_ms, EntryKind.FUNCTION)
         change: list[Operation] = self._context.create_entry(caller, entry)
         if current is not None:
-            change = [swap_of(current, location, requested_ms)]
+            change = [build_swap(current, location, requested_ms)]
         action = "create" if current is None else "replace"
         claim = await claim_folder(self._context, entry, folder, fresh=current is None)
         instant = self._context.instant(caller, entry, action, requested_ms=requested_ms)

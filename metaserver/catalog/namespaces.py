@@ -186,7 +186,7 @@ class Namespaces:
     def with_location(self, namespace: Namespace) -> Namespace:
         if "location" in namespace.properties:
             return namespace
-        location = self._context.warehouse.namespace_location(namespace.path)
+        location = self._context.warehouse.make_namespace_location(namespace.path)
         return Namespace(
             path=namespace.path,
             properties={**namespace.properties, "location": location},

@@ -6,7 +6,7 @@ import re
 from uuid import NAMESPACE_URL, uuid5
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.formats.iceberg.metadata.properties import METADATA_PATH, metadata_folder
+from seamark.formats.iceberg.metadata.properties import METADATA_PATH, get_metadata_folder
 from seamark.formats.protocol.wire import show
 from seamark.formats.runtime.errors import AlreadyExists, Forbidden
 from seamark.metaserver.catalog.context import CatalogContext
@@ -36,7 +36,7 @@ async def check_name_free(
             raise AlreadyExists(f"{other.value.capitalize()}{suffix} already exists: {show(namespace, name)}")
 
 
-def swap_of(entry: Entry, location: str, now_ms: int, holder: str = "") -> SwapPointer:
+def build_swap(entry: Entry, location: str, now_ms: int, holder: str = "") -> SwapPointer:
     """Return the operation that moves the pointer of the entry, if no other commit has moved it."""
     return SwapPointer(
         kind=entry.kind,
@@ -64,7 +64,7 @@ def make_entry(
     )
 
 
-def metadata_location(
+def create_metadata_location(
     context: CatalogContext, location: str, properties: dict[str, str], previous: str | None, suffix: str
 ) -> str:
     """Return a new location for a metadata file. No location is written twice.
@@ -81,7 +81,7 @@ def metadata_location(
     return f"{folder}/{version:05d}-{context.clock.uuid4()}{suffix}"
 
 
-def version_of(location: str) -> int:
+def parse_metadata_version(location: str) -> int:
     """Return the number at the start of the name of a metadata file, or 0 if the name has no number."""
     number = _NUMBER.match(location.rpartition("/")[2])
     return 0 if number is None else int(number[1])
@@ -95,7 +95,7 @@ def check_metadata_folder(context: CatalogContext, location: str, properties: di
     """
     if METADATA_PATH in properties:
         context.warehouse.check(properties[METADATA_PATH], METADATA_PATH)
-    return metadata_folder(location, properties)
+    return get_metadata_folder(location, properties)
 
 
 def check_uuid(entry: Entry, metadata: TableMetadata) -> None:
@@ -116,14 +116,14 @@ def check_uuid(entry: Entry, metadata: TableMetadata) -> None:
         )
 
 
-def files_folder(settings: Settings, metadata: TableMetadata) -> str:
+def get_files_folder(settings: Settings, metadata: TableMetadata) -> str:
     """Return the folder below which Seamark's own files of a table are stored: index files, and files of plans.
 
     It is the location of the table. In a federated warehouse, the location belongs to another catalog, so the folder is
     that of the mirror (`metaserver/warehouses/federation/mirror.py`).
     """
     if settings.federation_uri:
-        return metadata_folder(metadata.location, metadata.properties)
+        return get_metadata_folder(metadata.location, metadata.properties)
     return metadata.location.rstrip("/")
 
 
@@ -135,7 +135,7 @@ def table_uuid(metadata: TableMetadata) -> str:
     return metadata.table_uuid or str(uuid5(NAMESPACE_URL, metadata.location))
 
 
-def uuid_of(entry: Entry | None, metadata: TableMetadata) -> str:
+def get_uuid(entry: Entry | None, metadata: TableMetadata) -> str:
     """Return the UUID in the database if the table exists, otherwise the UUID in the metadata.
 
     The table's writers could put another table's UUID into its metadata, and the UUID decides which files,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.decoding import convert_json
 from seamark.formats.services.services import SERVICES, list_inherited_prefixes
 from seamark.metaserver.access.principal import ANONYMOUS_NAME
 from seamark.metaserver.access.worker_tokens import SERVICE_PRINCIPAL
@@ -64,7 +64,7 @@ def add_policies(above: Policies, namespace: NamespacePath, properties: Mapping[
     policy_properties = {name: value for name, value in properties.items() if name.startswith(PREFIXES)}
     if not policy_properties:
         return above
-    setters = setters_of(properties)
+    setters = parse_setters(properties)
     own_policies = {
         name: Inherited(value, namespace, setters.get(name, "")) for name, value in policy_properties.items()
     }
@@ -72,10 +72,10 @@ def add_policies(above: Policies, namespace: NamespacePath, properties: Mapping[
     return dict(islice(chain(own_policies.items(), inherited), INHERITED_MAX))
 
 
-def setters_of(properties: Mapping[str, str]) -> dict[str, str]:
+def parse_setters(properties: Mapping[str, str]) -> dict[str, str]:
     """Return the principals that set the properties of a policy, for properties whose setter is known."""
     try:
-        return from_json(properties.get(SETTERS) or "{}", dict[str, str])
+        return convert_json(properties.get(SETTERS) or "{}", dict[str, str])
     except msgspec.MsgspecError:
         return {}
 
@@ -91,7 +91,7 @@ def record_setters(principal: str, properties: Mapping[str, str], before: Mappin
         properties: The properties after the change. Names of setters in them are ignored.
         before: The properties before the change.
     """
-    former = setters_of(before)
+    former = parse_setters(before)
     setters: dict[str, str] = {}
     for name, value in properties.items():
         if not name.startswith(_RECORDED):
@@ -123,13 +123,13 @@ async def load_policies(store: PointerStore, path: NamespacePath) -> Policies:
     return policies
 
 
-def setters_in_effect(metadata: TableMetadata, policies: Policies) -> dict[str, str]:
+def find_effective_setters(metadata: TableMetadata, policies: Policies) -> dict[str, str]:
     """Return, by property, the principal that set each property that the table has or inherits.
 
     Properties with unknown setters are left out.
     """
     inherited = {name: policy.principal_name for name, policy in policies.items() if name not in metadata.properties}
-    return {name: value for name, value in {**inherited, **setters_of(metadata.properties)}.items() if value}
+    return {name: value for name, value in {**inherited, **parse_setters(metadata.properties)}.items() if value}
 
 
 def with_policies(metadata: TableMetadata, policies: Policies) -> TableMetadata:

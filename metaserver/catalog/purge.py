@@ -13,7 +13,7 @@ from functools import reduce
 from typing import TYPE_CHECKING
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.formats.iceberg.metadata.properties import as_bool, metadata_folder
+from seamark.formats.iceberg.metadata.properties import get_metadata_folder, parse_bool
 from seamark.formats.protocol.wire import (
     FORMER_INDEX_FOLDER,
     FORMER_PLANS_FOLDER,
@@ -26,7 +26,7 @@ from seamark.formats.runtime.errors import BadRequest, Corrupt, Forbidden, NotFo
 from seamark.formats.runtime.lazy_module import LazyModule
 from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.catalog.context import PATH_PROPERTIES, CatalogContext
-from seamark.metaserver.catalog.ownership.claims import foreign_file_check
+from seamark.metaserver.catalog.ownership.claims import make_foreign_file_check
 from seamark.metaserver.catalog.ownership.own_files import OwnLocations
 from seamark.metaserver.store.model import Entry
 
@@ -38,7 +38,7 @@ else:
 _MANIFEST_LIMIT_BYTES = 1 << 30
 
 
-def own_folders(context: CatalogContext, metadata: TableMetadata) -> list[str]:
+def list_own_folders(context: CatalogContext, metadata: TableMetadata) -> list[str]:
     """Return the folders in the warehouse to which the table currently writes."""
     folders = [metadata.location, *(metadata.properties[key] for key in PATH_PROPERTIES if key in metadata.properties)]
     return [folder for folder in folders if context.warehouse.contains(folder)]
@@ -50,7 +50,7 @@ def make_owns(context: CatalogContext, metadata: TableMetadata) -> Callable[[str
     Such a location is in the warehouse, and below the table's location or a `write.*.path` property. Metadata can
     name any file, and a purge must not delete files of another table.
     """
-    roots = [parse_location(folder) for folder in own_folders(context, metadata)]
+    roots = [parse_location(folder) for folder in list_own_folders(context, metadata)]
 
     def owns(location: str) -> bool:
         return context.warehouse.contains(location) and any(root.holds(parse_location(location)) for root in roots)
@@ -58,7 +58,7 @@ def make_owns(context: CatalogContext, metadata: TableMetadata) -> Callable[[str
     return owns
 
 
-async def deletable_files(
+async def make_deletable_check(
     context: CatalogContext,
     uuid: str,
     metadata: TableMetadata,
@@ -80,7 +80,7 @@ async def deletable_files(
         RetryLater: The storage is unavailable.
     """
     owns = make_owns(context, metadata)
-    is_foreign = await foreign_file_check(context, uuid, own_folders(context, metadata), exclusive=exclusive)
+    is_foreign = await make_foreign_file_check(context, uuid, list_own_folders(context, metadata), exclusive=exclusive)
     claims = {claim.location for claim in await context.store.claims(uuid) if not claim.allowed}
     own_locations, is_judged_by_metadata = OwnLocations(context.warehouse, claims), without_claims and not claims
 
@@ -114,14 +114,14 @@ async def check_purgeable(context: CatalogContext, entry: Entry) -> None:
 
 def is_collectable(metadata: TableMetadata) -> bool:
     """Return whether files that the table no longer needs may be deleted."""
-    return as_bool(metadata.properties, "gc.enabled", True)
+    return parse_bool(metadata.properties, "gc.enabled", True)
 
 
-async def reachable_files(context: CatalogContext, uuid: str, metadata_location: str) -> AsyncIterator[str]:
+async def list_reachable_files(context: CatalogContext, uuid: str, metadata_location: str) -> AsyncIterator[str]:
     """Yield the locations of all files that the metadata refers to, and finally of the metadata file itself.
 
     The order is: data and delete files, manifests, index files, files of plan tables, manifest lists, statistics and
-    older metadata files. Only `deletable_files` are included, and no file if `gc.enabled` is false. Missing or
+    older metadata files. Only `make_deletable_check` are included, and no file if `gc.enabled` is false. Missing or
     damaged manifests are skipped.
 
     Raises:
@@ -133,7 +133,7 @@ async def reachable_files(context: CatalogContext, uuid: str, metadata_location:
         return
     if not is_collectable(metadata):  # The property may have been set after the drop.
         return
-    allowed = await deletable_files(context, uuid, metadata, without_claims=True)
+    allowed = await make_deletable_check(context, uuid, metadata, without_claims=True)
     seen_paths: set[str] = set()
     manifests: list[str] = []
     lists = [snapshot.manifest_list for snapshot in metadata.snapshots if snapshot.manifest_list]
@@ -153,7 +153,7 @@ async def reachable_files(context: CatalogContext, uuid: str, metadata_location:
         if allowed(manifest):
             yield manifest
     base = metadata.location.rstrip("/")
-    former_plans = f"{metadata_folder(metadata.location, metadata.properties)}/{FORMER_PLANS_FOLDER}"
+    former_plans = f"{get_metadata_folder(metadata.location, metadata.properties)}/{FORMER_PLANS_FOLDER}"
     own_names = (INDEX_FOLDER, FORMER_INDEX_FOLDER, PLANS_FOLDER, FRESH_FOLDER)
     for folder in (*(f"{base}/{name}" for name in own_names), former_plans):
         if allowed(folder):

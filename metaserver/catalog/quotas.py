@@ -47,7 +47,7 @@ class Quota:
             for other in list(self._usages):
                 self._count_used(other, now_s)
             self._sweep_at = max(_HOLDERS_MIN, 2 * len(self._usages))
-        usage, end = self._usages.setdefault(holder, _Usage()), _span_of(until_s)
+        usage, end = self._usages.setdefault(holder, _Usage()), _compute_span(until_s)
         if end not in usage.amounts:
             heappush(usage.ends, end)
         usage.amounts[end] = usage.amounts.get(end, 0) + amount
@@ -55,7 +55,7 @@ class Quota:
 
     def take_back(self, holder: str, until_s: float, amount: int = 1) -> None:
         """Remove an amount that was added with this `until_s`. An amount that has ended is ignored."""
-        usage, end = self._usages.get(holder), _span_of(until_s)
+        usage, end = self._usages.get(holder), _compute_span(until_s)
         if usage is None or end not in usage.amounts:
             return
         amount = min(amount, usage.amounts[end])
@@ -80,5 +80,5 @@ class Quota:
             assert all(amount >= 0 for amount in usage.amounts.values())
 
 
-def _span_of(until_s: float) -> int:
+def _compute_span(until_s: float) -> int:
     return math.ceil(until_s / _GRAIN_S)

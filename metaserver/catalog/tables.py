@@ -31,11 +31,11 @@ from seamark.metaserver.catalog.ownership.claims import check_unclaimed, claim
 from seamark.metaserver.catalog.ownership.own_files import allow, replace_allowed_locations
 from seamark.metaserver.catalog.plans.plan_tables import check_lasting
 from seamark.metaserver.catalog.pointers import (
+    build_swap,
     check_name_free,
     check_uuid,
+    create_metadata_location,
     make_entry,
-    metadata_location,
-    swap_of,
     table_uuid,
 )
 from seamark.metaserver.catalog.policies import record_setters
@@ -92,7 +92,7 @@ class Tables:
         metadata = await self._make_metadata(caller, namespace, request)
         codec = metadata.properties.get("write.metadata.compression-codec", "none")
         document, suffix = compress(codec, encode_table(metadata))
-        location = metadata_location(self._context, metadata.location, metadata.properties, None, suffix)
+        location = create_metadata_location(self._context, metadata.location, metadata.properties, None, suffix)
         entry = make_entry(namespace, request.name, table_uuid(metadata), location, requested_ms)
         claimed = await claim(self._context, caller, metadata, entry, fresh=True)
         allowed = await allow(self._context, caller, entry.uuid, metadata.properties, {})
@@ -157,7 +157,7 @@ class Tables:
             )
         operations: builtins.list[Any] = []
         if current is not None and current.uuid == entry.uuid:
-            operations.append(swap_of(current, location, requested_ms))
+            operations.append(build_swap(current, location, requested_ms))
         else:
             if current is not None:
                 if check_drop is not None:

@@ -23,8 +23,13 @@ from seamark.metaserver.catalog.context import CatalogContext
 from seamark.metaserver.catalog.documents import name_suffix
 from seamark.metaserver.catalog.dropped import drop_operations
 from seamark.metaserver.catalog.ownership.claims import check_unclaimed, check_writable, claim, may_add_locations
-from seamark.metaserver.catalog.ownership.owners import borrows_rights, check_author, fingerprint_of, keep_owner
-from seamark.metaserver.catalog.pointers import check_name_free, make_entry, metadata_location, swap_of
+from seamark.metaserver.catalog.ownership.owners import (
+    borrows_rights,
+    check_author,
+    compute_view_fingerprint,
+    keep_owner,
+)
+from seamark.metaserver.catalog.pointers import build_swap, check_name_free, create_metadata_location, make_entry
 from seamark.metaserver.catalog.tables import rename_entry
 from seamark.metaserver.catalog.values import Caller, CreateView, LoadedView, Page, TableIdentifier
 from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
@@ -78,7 +83,7 @@ class Views:
 
     async def _is_recorded(self, entry: Entry, metadata: ViewMetadata) -> bool:
         """Return whether the view was committed with this content, or before fingerprints were recorded."""
-        fingerprint = fingerprint_of(metadata, entry.metadata_location)
+        fingerprint = compute_view_fingerprint(metadata, entry.metadata_location)
         if self._recorded.get(entry.metadata_location) == fingerprint:
             return True
         store = self._context.store
@@ -114,7 +119,7 @@ class Views:
         metadata = await self._context.large.run_by_size(caller.principal_name, caller.request_bytes, work)
         document = encode_view(metadata)
         suffix = name_suffix(document)
-        path = metadata_location(self._context, location, metadata.properties, None, suffix)
+        path = create_metadata_location(self._context, location, metadata.properties, None, suffix)
         entry = make_entry(namespace, request.name, uuid, path, requested_ms, EntryKind.VIEW)
         record = self._make_instant(caller, entry, "create", requested_ms, metadata)
         remember = self._context.remember(caller, status=200, metadata_location=path)
@@ -207,7 +212,9 @@ class Views:
         now = self._context.clock.now_ms()
         document = encode_view(metadata)
         suffix = name_suffix(document)
-        path = metadata_location(self._context, metadata.location, metadata.properties, entry.metadata_location, suffix)
+        path = create_metadata_location(
+            self._context, metadata.location, metadata.properties, entry.metadata_location, suffix
+        )
         updated = make_entry(entry.namespace, entry.name, metadata.view_uuid, path, now, EntryKind.VIEW)
         record = self._make_instant(caller, updated, "commit", requested_ms, metadata)
         remember = self._context.remember(caller, status=200, metadata_location=path)
@@ -217,7 +224,7 @@ class Views:
         else:
             await check_writable(self._context, entry.uuid, metadata)
         await self._context.create_and_transact(
-            path, document, [*claimed, swap_of(entry, path, now), record, *remember]
+            path, document, [*claimed, build_swap(entry, path, now), record, *remember]
         )
         return LoadedView(entry=updated, metadata=metadata)
 
@@ -229,7 +236,7 @@ class Views:
             entry,
             action,
             requested_ms=requested_ms,
-            fingerprint=fingerprint_of(metadata, entry.metadata_location),
+            fingerprint=compute_view_fingerprint(metadata, entry.metadata_location),
         )
 
 

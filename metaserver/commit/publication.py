@@ -16,8 +16,8 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from seamark.formats.iceberg.metadata.metadata import TableMetadata, with_previous_file
-from seamark.formats.iceberg.metadata.properties import as_bool
+from seamark.formats.iceberg.metadata.metadata import TableMetadata, add_previous_file
+from seamark.formats.iceberg.metadata.properties import parse_bool
 from seamark.formats.iceberg.metadata.replacement import find_row_count_mismatch
 from seamark.formats.iceberg.metadata.table_json import encode_table
 from seamark.formats.index.definitions import read_definitions
@@ -34,7 +34,7 @@ from seamark.metaserver.catalog.ownership.claims import (
     may_add_locations,
 )
 from seamark.metaserver.catalog.ownership.own_files import allow
-from seamark.metaserver.catalog.pointers import make_entry, metadata_location, swap_of, uuid_of
+from seamark.metaserver.catalog.pointers import build_swap, create_metadata_location, get_uuid, make_entry
 from seamark.metaserver.catalog.policies import record_setters
 from seamark.metaserver.catalog.purge import make_owns
 from seamark.metaserver.catalog.values import Caller, LoadedTable
@@ -285,7 +285,7 @@ class Publisher:
             files: Files that the server writes and the metadata refers to.
             is_checked: Whether the caller has called `check_writable` for `base`.
         """
-        (namespace, name), uuid = full_name, uuid_of(entry, metadata)
+        (namespace, name), uuid = full_name, get_uuid(entry, metadata)
         if base is not None and metadata is base:
             return PreparedCommit(namespace, name, uuid, entry, metadata, events, files)
         if base is None or metadata.location != base.location:
@@ -300,12 +300,12 @@ class Publisher:
             )
         unneeded: Sequence[str] = ()
         if entry is not None and base is not None:
-            metadata, removed = with_previous_file(metadata, entry.metadata_location, base.last_updated_ms)
-            if as_bool(metadata.properties, _DELETE_AFTER_COMMIT, False) and removed:
+            metadata, removed = add_previous_file(metadata, entry.metadata_location, base.last_updated_ms)
+            if parse_bool(metadata.properties, _DELETE_AFTER_COMMIT, False) and removed:
                 unneeded = await self._select_own(entry.uuid, metadata, removed)
         document, suffix = compress(metadata.properties.get(_CODEC, "none"), encode_table(metadata))
         previous = None if entry is None else entry.metadata_location
-        location = metadata_location(self._context, metadata.location, metadata.properties, previous, suffix)
+        location = create_metadata_location(self._context, metadata.location, metadata.properties, previous, suffix)
         claims: tuple[Operation, ...] = ()
         if may_add_locations(base, metadata):
             new = make_entry(namespace, name, uuid, location, 0)
@@ -372,7 +372,7 @@ class Publisher:
                     caller = prepared.events[0].caller
                     operations += self._context.create_entry(caller, prepared.make_entry(now))
                 else:
-                    operations.append(swap_of(prepared.entry, prepared.location, now, self._holder))
+                    operations.append(build_swap(prepared.entry, prepared.location, now, self._holder))
                 operations += [self._build_instant(prepared, event) for event in prepared.events]
         operations += further
         if operations:

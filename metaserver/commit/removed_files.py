@@ -43,7 +43,7 @@ async def note_removal(context: CatalogContext, uuid: str) -> None:
     raise CommitConflict("Several removals of orphan files of the table run at the same time; try again later")
 
 
-async def removal_note(context: CatalogContext, uuid: str) -> str | None:
+async def read_removal_note(context: CatalogContext, uuid: str) -> str | None:
     """Return the note of the last removal of orphan files of the table, or None if there is no note."""
     return await context.store.cursor(_make_cursor_name(uuid))
 
@@ -86,7 +86,7 @@ async def check_snapshots_stored(
         base: The table's metadata before the commit.
         added: The snapshots.
     """
-    note = await removal_note(context, uuid)
+    note = await read_removal_note(context, uuid)
     if note is None or not await is_recent(context, note):
         return
     async for paths in _read_added_paths(published, own, base, added):

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from aiohttp import web
 
 from seamark.metaserver.gateway.backend import S3Call
-from seamark.metaserver.gateway.s3_errors import XML, xml_text
+from seamark.metaserver.gateway.s3_errors import XML, escape_xml
 
 XML_HEAD = '<?xml version="1.0" encoding="UTF-8"?>\n'
 NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
@@ -24,7 +24,7 @@ def name_object(call: S3Call) -> str:
 
 
 def tag(name: str, value: str) -> str:
-    return f"<{name}>{xml_text(value)}</{name}>"
+    return f"<{name}>{escape_xml(value)}</{name}>"
 
 
 def make_document(root: str, text: str) -> bytes:

@@ -17,7 +17,7 @@ import hmac
 import re
 
 from seamark.metaserver.gateway.s3_errors import S3Error
-from seamark.metaserver.gateway.sigv4 import EMPTY_SHA256, SignatureClaim, signing_key
+from seamark.metaserver.gateway.sigv4 import EMPTY_SHA256, SignatureClaim, derive_signing_key
 
 SIGNED = "STREAMING-AWS4-HMAC-SHA256-PAYLOAD"
 SIGNED_TRAILER = "STREAMING-AWS4-HMAC-SHA256-PAYLOAD-TRAILER"
@@ -195,7 +195,7 @@ class ChunkSigner:
 
     def __init__(self, secret: str, timestamp: str, region: str, payload: str, seed: str) -> None:
         scope = f"{timestamp[:8]}/{region}/s3/aws4_request"
-        self._key = signing_key(secret, scope)
+        self._key = derive_signing_key(secret, scope)
         self._about = f"{timestamp}\n{scope}\n"
         self._is_signed = payload != UNSIGNED_TRAILER
         self._previous = seed

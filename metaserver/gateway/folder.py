@@ -41,8 +41,8 @@ from seamark.metaserver.gateway.folder_files import (
 from seamark.metaserver.gateway.folder_listing import list_keys
 from seamark.metaserver.gateway.folder_uploads import Uploads, read_complete, read_part_number
 from seamark.metaserver.gateway.listing import ListingRequest
-from seamark.metaserver.gateway.s3_errors import S3Error, of_seamark_error, xml_text
-from seamark.metaserver.objects.folder import file_location
+from seamark.metaserver.gateway.s3_errors import S3Error, convert_error, escape_xml
+from seamark.metaserver.objects.folder import map_to_file_location
 from seamark.metaserver.objects.local import TEMPORARY_PREFIX, LocalObjects, LocalPlace
 from seamark.metaserver.objects.s3_scope import parse_delete_body
 from seamark.metaserver.settings.settings import Settings
@@ -104,7 +104,7 @@ class FolderBackend:
         try:
             return await handler(call)
         except SeamarkError as error:
-            s3_error = of_seamark_error(error)
+            s3_error = convert_error(error)
             raise S3Error(s3_error.code, self._hide_folder(s3_error.message), s3_error.headers) from error
 
     def _find_handler(
@@ -314,12 +314,12 @@ class FolderBackend:
             try:
                 await self._delete_object(f"s3://{call.address.bucket}/{key}")
                 if not is_quiet:
-                    answered.append(f"<Deleted><Key>{xml_text(key)}</Key></Deleted>")
+                    answered.append(f"<Deleted><Key>{escape_xml(key)}</Key></Deleted>")
             except Exception as error:  # noqa: BLE001  each key has its own outcome
                 message = self._hide_folder(getattr(error, "message", "The object was not deleted"))
                 answered.append(
-                    f"<Error><Key>{xml_text(key)}</Key><Code>InternalError</Code>"
-                    f"<Message>{xml_text(message)}</Message></Error>"
+                    f"<Error><Key>{escape_xml(key)}</Key><Code>InternalError</Code>"
+                    f"<Message>{escape_xml(message)}</Message></Error>"
                 )
         return make_xml_response(make_document("DeleteResult", "".join(answered)), call)
 
@@ -416,7 +416,7 @@ class FolderBackend:
         return message.replace(f"file://{self._folder}/", "s3://").replace(self._folder, "the folder")
 
     def _find_file(self, location: str) -> str:
-        return file_location(location, self._folder, parse_object)
+        return map_to_file_location(location, self._folder, parse_object)
 
 
 def _make_location(call: S3Call) -> str:

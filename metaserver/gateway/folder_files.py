@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 import msgspec
 from awscrt import checksums
 
-from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.decoding import convert_json
 from seamark.formats.runtime.root_folder import FOLDER_FLAGS, RootFolder
 from seamark.metaserver.gateway.conditions import check_write
 from seamark.metaserver.gateway.s3_errors import S3Error
@@ -56,17 +56,17 @@ class FileInfo:
         return self.modified_ns // 1_000_000_000
 
 
-def etag_of(status: os.stat_result) -> str:
+def make_etag(status: os.stat_result) -> str:
     return f'"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"'
 
 
 def describe(descriptor: int) -> FileInfo:
     status = os.fstat(descriptor)
     try:
-        headers = from_json(os.getxattr(descriptor, ATTRIBUTE), dict[str, str])
+        headers = convert_json(os.getxattr(descriptor, ATTRIBUTE), dict[str, str])
     except (OSError, msgspec.MsgspecError):
         headers = {}
-    return FileInfo(status.st_size, status.st_mtime_ns, etag_of(status), headers)
+    return FileInfo(status.st_size, status.st_mtime_ns, make_etag(status), headers)
 
 
 def select_kept_headers(headers: Mapping[str, str]) -> dict[str, str]:
@@ -137,7 +137,7 @@ class Staging:
         """Create the folder of staged files, and `name` in it."""
         os.makedirs(self.root.real_path, exist_ok=True)
         for below in (UPLOADS, f"{UPLOADS}/{name}") if name else (UPLOADS,):
-            with contextlib.suppress(FileExistsError), self.root.folder_of(below) as (folder, last):
+            with contextlib.suppress(FileExistsError), self.root.open_parent_folder(below) as (folder, last):
                 os.mkdir(last, mode=0o700, dir_fd=folder)
 
     def discard(self, name: str) -> None:
@@ -177,7 +177,7 @@ class Staging:
                 os.close(folder)
         except (NotADirectoryError, IsADirectoryError, FileExistsError):
             raise S3Error("InvalidRequest", "A key and keys below it cannot be stored together on this store") from None
-        return FileInfo(status.st_size, status.st_mtime_ns, etag_of(status))
+        return FileInfo(status.st_size, status.st_mtime_ns, make_etag(status))
 
     @contextlib.contextmanager
     def _hold_lock(self) -> Iterator[int]:
@@ -206,7 +206,7 @@ def _read_etag_at(folder: int, name: str) -> str | None:
         return None
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, "is a folder")
-    return etag_of(status) if stat.S_ISREG(status.st_mode) else None
+    return make_etag(status) if stat.S_ISREG(status.st_mode) else None
 
 
 def copy_bytes(source: int, target: int, start: int, length: int) -> None:

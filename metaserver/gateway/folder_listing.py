@@ -10,7 +10,7 @@ import stat
 from collections.abc import Iterator
 
 from seamark.formats.runtime.root_folder import RootFolder, SymbolicLinkError
-from seamark.metaserver.gateway.folder_files import etag_of
+from seamark.metaserver.gateway.folder_files import make_etag
 from seamark.metaserver.gateway.listing import Listed, encode_key
 from seamark.metaserver.objects.local import TEMPORARY_PREFIX
 
@@ -49,13 +49,13 @@ def _walk(root: RootFolder, path: str, start: str, prefix: str, after: str, *, g
                 yield Listed(key)
         elif encode_key(key) > floor:
             try:
-                with root.folder_of(name) as (folder, last):
+                with root.open_parent_folder(name) as (folder, last):
                     status = os.stat(last, dir_fd=folder, follow_symlinks=False)
             except (FileNotFoundError, NotADirectoryError, SymbolicLinkError):
                 # The file was deleted or replaced after its folder was listed.
                 continue
             if stat.S_ISREG(status.st_mode):
-                yield Listed(key, status.st_size, status.st_mtime_ns, etag_of(status))
+                yield Listed(key, status.st_size, status.st_mtime_ns, make_etag(status))
 
 
 def _list_children(root: RootFolder, path: str, start: str) -> list[tuple[str, bool]]:

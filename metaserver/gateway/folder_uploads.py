@@ -19,10 +19,10 @@ from xml.etree import ElementTree
 
 import msgspec
 
-from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.decoding import convert_json
 from seamark.formats.runtime.errors import RetryLater, TooManyRequests
 from seamark.formats.runtime.root_folder import FOLDER_FLAGS, READ_FLAGS
-from seamark.metaserver.gateway.folder_files import FileInfo, Staging, copy_bytes, etag_of
+from seamark.metaserver.gateway.folder_files import FileInfo, Staging, copy_bytes, make_etag
 from seamark.metaserver.gateway.s3_errors import S3Error
 from seamark.metaserver.objects.folder import UPLOADS
 from seamark.metaserver.objects.local import LocalPlace
@@ -124,7 +124,7 @@ class Uploads:
                 _close_after(self._open("", FOLDER_FLAGS)) as uploads,
             ):
                 os.rename(staged, name, src_dir_fd=uploads, dst_dir_fd=folder)
-                return etag_of(os.stat(name, dir_fd=folder, follow_symlinks=False))
+                return make_etag(os.stat(name, dir_fd=folder, follow_symlinks=False))
         except FileNotFoundError:
             raise _make_missing_error() from None
 
@@ -135,7 +135,9 @@ class Uploads:
                 uploads = [(entry.name, entry.stat(follow_symlinks=False)) for entry in entries if entry.name.isdigit()]
         except FileNotFoundError:
             raise _make_missing_error() from None
-        parts = [Part(int(name), name, status.st_size, status.st_mtime_ns, etag_of(status)) for name, status in uploads]
+        parts = [
+            Part(int(name), name, status.st_size, status.st_mtime_ns, make_etag(status)) for name, status in uploads
+        ]
         return sorted(parts, key=lambda part: part.number)
 
     def complete(
@@ -156,7 +158,7 @@ class Uploads:
                     with _close_after(self._open(f"{upload}/{part.name}", READ_FLAGS)) as source:
                         copy_bytes(source, descriptor, 0, part.size)
                 with open(self._open(f"{upload}/{_HEADERS}", READ_FLAGS), "rb") as file:
-                    headers = from_json(file.read(), dict[str, str])
+                    headers = convert_json(file.read(), dict[str, str])
                 self._staging.seal(descriptor, headers)
             published = self._staging.publish(staged, target, conditions)
         except FileNotFoundError:

@@ -26,12 +26,12 @@ from seamark.formats.runtime.errors import RetryLater, StorageError
 from seamark.metaserver.gateway.aws_chunked import SIGNED, SIGNED_TRAILER, STREAMING, ChunkSigner, compute_framed_length
 from seamark.metaserver.gateway.backend import PromptResponse, S3Call
 from seamark.metaserver.gateway.body import Body
-from seamark.metaserver.gateway.caching.records import content_range, read_content_range
+from seamark.metaserver.gateway.caching.records import parse_content_range, read_content_range
 from seamark.metaserver.gateway.caching.store import StoreAnswer
 from seamark.metaserver.gateway.s3_errors import S3Error
-from seamark.metaserver.gateway.sigv4 import EMPTY_SHA256, RequestTarget, canonical_query, sign_headers
-from seamark.metaserver.objects.credentials import S3Keys, server_keys
-from seamark.metaserver.objects.s3 import bucket_endpoint
+from seamark.metaserver.gateway.sigv4 import EMPTY_SHA256, RequestTarget, format_canonical_query, sign_headers
+from seamark.metaserver.objects.credentials import S3Keys, load_server_keys
+from seamark.metaserver.objects.s3 import get_bucket_endpoint
 from seamark.metaserver.objects.s3_scope import Address
 from seamark.metaserver.settings.settings import Settings
 
@@ -209,7 +209,7 @@ class Forwarding:
                 async with self.request("GET", call.address.bucket, call.address.key, headers) as answer:
                     if answer.status != 206 or answer.headers.get("etag") != etag:
                         raise RetryLater("The object has changed, or the store refuses the read; try again")
-                    if content_range(answer) != (start, end, size):
+                    if parse_content_range(answer) != (start, end, size):
                         raise RetryLater("The store answered with another range; try again")
                     async for piece in answer.pieces:
                         piece = piece[: end - start]
@@ -224,9 +224,9 @@ class Forwarding:
     async def _load_server_keys(self) -> S3Keys:
         """Return the keys from the settings or from AWS's credential chain, which may have to fetch them."""
         if self._settings.s3_access_key_id:
-            return server_keys(self._settings)
+            return load_server_keys(self._settings)
         if self._keys is None or self._clock.monotonic() >= self._keys_until_s:
-            self._keys = await asyncio.to_thread(server_keys, self._settings)
+            self._keys = await asyncio.to_thread(load_server_keys, self._settings)
             self._keys_until_s = self._clock.monotonic() + _REFRESH_S
         return self._keys
 
@@ -234,12 +234,12 @@ class Forwarding:
 def _make_url(address: Address, settings: Settings) -> str:
     bucket, path = address.bucket, quote(address.key, safe="/-_.~")
     if settings.s3_endpoint:
-        base = bucket_endpoint(bucket, settings)
+        base = get_bucket_endpoint(bucket, settings)
     else:
         host = f"s3.{settings.s3_region}.amazonaws.com"
         base = f"https://{host}" if settings.s3_path_style else f"https://{bucket}.{host}"
     path = f"/{bucket}/{path}" if settings.s3_path_style else f"/{path}"
-    query = canonical_query(address.query.items())
+    query = format_canonical_query(address.query.items())
     return f"{base}{path.rstrip('/') if not address.key else path}{'?' if query else ''}{query}"
 
 

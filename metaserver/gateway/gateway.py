@@ -30,14 +30,14 @@ from seamark.metaserver.gateway.body import Body
 from seamark.metaserver.gateway.caching.caching import CachingBackend
 from seamark.metaserver.gateway.connection import GatewayConnection, SentAnswer
 from seamark.metaserver.gateway.ownership import GrantChecker
-from seamark.metaserver.gateway.s3_errors import S3Error, error_answer, of_seamark_error
+from seamark.metaserver.gateway.s3_errors import S3Error, build_error_answer, convert_error
 from seamark.metaserver.gateway.sigv4 import (
     RequestTarget,
     SignatureClaim,
     check_signed_headers,
+    derive_signing_key,
     is_signed,
     read_claim,
-    signing_key,
     split_presigned,
 )
 from seamark.metaserver.objects.s3_scope import (
@@ -198,7 +198,7 @@ class Gateway:
             else:
                 response = await self._answer(request, admitted, request_id)
         except SeamarkError as error:
-            failure, response = error, self._make_refusal(of_seamark_error(error), request, request_id)
+            failure, response = error, self._make_refusal(convert_error(error), request, request_id)
         except S3Error as error:
             failure, response = error, self._make_refusal(error, request, request_id)
         except ConnectionError:
@@ -259,7 +259,7 @@ class Gateway:
             if request.transport is not None:
                 request.transport.abort()
             return web.Response(status=error.status)
-        response = error_answer(error, request.path, request_id, head=request.method == "HEAD")
+        response = build_error_answer(error, request.path, request_id, head=request.method == "HEAD")
         if not request.content.is_eof():
             response.force_close()
         return response
@@ -345,7 +345,7 @@ class Gateway:
         return Body(
             request,
             claim,
-            signing_key(admitted.secret, claim.scope),
+            derive_signing_key(admitted.secret, claim.scope),
             self._clock,
             partial(self._ownership.check, admitted.grant),
             limit_bytes=settings.gateway_put_limit_bytes,

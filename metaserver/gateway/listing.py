@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from seamark.formats.protocol.wire import from_base64url, to_base64url
+from seamark.formats.protocol.wire import decode_base64url, to_base64url
 from seamark.metaserver.gateway.answers import NAMESPACE, XML_HEAD, format_timestamp
-from seamark.metaserver.gateway.s3_errors import S3Error, xml_text
+from seamark.metaserver.gateway.s3_errors import S3Error, escape_xml
 
 PAGE_MAX = 1000
 
@@ -61,7 +61,7 @@ class ListingRequest:
         """
         query = self.query
         is_truncated, page = len(entries) > self.limit, entries[: self.limit]
-        encode = (lambda text: quote(text, safe="/-_.~")) if query.get("encoding-type") == "url" else xml_text
+        encode = (lambda text: quote(text, safe="/-_.~")) if query.get("encoding-type") == "url" else escape_xml
         fields = [("Name", self.bucket), ("Prefix", encode(self.prefix)), ("KeyCount", str(len(page)))]
         fields += [("MaxKeys", str(self.limit)), ("IsTruncated", str(is_truncated).lower())]
         if self.delimiter:
@@ -69,7 +69,7 @@ class ListingRequest:
         if "encoding-type" in query:
             fields.append(("EncodingType", query["encoding-type"]))
         if "continuation-token" in query:
-            fields.append(("ContinuationToken", xml_text(query["continuation-token"])))
+            fields.append(("ContinuationToken", escape_xml(query["continuation-token"])))
         if query.get("start-after"):
             fields.append(("StartAfter", encode(query["start-after"])))
         if is_truncated:
@@ -84,7 +84,7 @@ def _write_contents(entry: Listed, key: str) -> str:
         return f"<CommonPrefixes><Prefix>{key}</Prefix></CommonPrefixes>"
     return (
         f"<Contents><Key>{key}</Key><LastModified>{format_timestamp(entry.modified_ns)}</LastModified>"
-        f"<ETag>{xml_text(entry.etag)}</ETag><Size>{entry.size}</Size>"
+        f"<ETag>{escape_xml(entry.etag)}</ETag><Size>{entry.size}</Size>"
         "<StorageClass>STANDARD</StorageClass></Contents>"
     )
 
@@ -99,7 +99,7 @@ def _encode_token(key: str) -> str:
 
 def _read_token(token: str) -> str:
     try:
-        raw = from_base64url(token)
+        raw = decode_base64url(token)
         return raw.decode("utf-8", "surrogateescape")
     except ValueError:
         raise S3Error("InvalidArgument", "The continuation token provided is incorrect") from None

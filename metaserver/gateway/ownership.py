@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import Forbidden
-from seamark.formats.storage.locations import location_key, parse_location
+from seamark.formats.storage.locations import make_location_key, parse_location
 from seamark.metaserver.access.authorizer import Authorizer
 from seamark.metaserver.access.gateway_keys import ObjectGrant
 from seamark.metaserver.access.rights.decisions import Securable
@@ -30,7 +30,7 @@ _BATCH = 500
 _Checked = tuple[str, str, NamespacePath, str, bool]
 
 
-def _key_of(grant: ObjectGrant) -> _Checked:
+def _make_grant_key(grant: ObjectGrant) -> _Checked:
     return grant.table_uuid, grant.location, grant.namespace, grant.principal_name, grant.writable
 
 
@@ -50,7 +50,7 @@ class GrantChecker:
 
     def is_confirmed(self, grant: ObjectGrant) -> bool:
         """Return whether `check` would succeed without a query of the database."""
-        until_s = self._known.get(_key_of(grant))
+        until_s = self._known.get(_make_grant_key(grant))
         return until_s is not None and self._clock.monotonic() < until_s
 
     async def check(self, grant: ObjectGrant) -> None:
@@ -65,10 +65,10 @@ class GrantChecker:
         """
         if self.is_confirmed(grant):
             return
-        known_key, now_s = _key_of(grant), self._clock.monotonic()
+        known_key, now_s = _make_grant_key(grant), self._clock.monotonic()
         forgotten = self._forgotten
         await self._check_rights(grant, await self._find_names(grant))
-        key = await asyncio.to_thread(location_key, parse_location(grant.location))
+        key = await asyncio.to_thread(make_location_key, parse_location(grant.location))
         own_locations = {claim.location for claim in await self._store.claims(grant.table_uuid) if not claim.allowed}
         if own_locations.isdisjoint(with_folders(key)) and (
             own_locations or await self._store.find_overlapping_claims([key], grant.table_uuid, 1)

@@ -24,8 +24,8 @@ from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.access.gateway_keys import ObjectGrant
 from seamark.metaserver.catalog.documents import Documents
 from seamark.metaserver.gateway.caching.caching import CachingBackend
-from seamark.metaserver.gateway.caching.fetches import bucket_and_key
-from seamark.metaserver.gateway.caching.written_once import kind_of
+from seamark.metaserver.gateway.caching.fetches import split_bucket_and_key
+from seamark.metaserver.gateway.caching.written_once import find_written_once_kind
 from seamark.metaserver.gateway.ownership import GrantChecker
 from seamark.metaserver.gateway.s3_errors import S3Error
 from seamark.metaserver.objects.s3_scope import Address, check_request
@@ -135,8 +135,8 @@ class Preloading:
             if used >= self._budget_bytes:
                 _log.warning("the files of a table exceed its share of the cache", table=entry.name, bytes=used)
                 return
-            bucket, key = bucket_and_key(path)
-            if kind_of(key) is None:
+            bucket, key = split_bucket_and_key(path)
+            if find_written_once_kind(key) is None:
                 continue
             check_request("GET", Address(bucket, key, {}), {}, None, table)
             while self._backend.is_busy:  # noqa: ASYNC110  the budget has no event

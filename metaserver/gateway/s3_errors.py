@@ -71,7 +71,7 @@ class S3Error(Exception):
         self.headers = headers or {}
 
 
-def of_seamark_error(error: SeamarkError) -> S3Error:
+def convert_error(error: SeamarkError) -> S3Error:
     """Return the S3 error for an error of the catalog."""
     match error:
         case ExpiredGrant():
@@ -94,23 +94,23 @@ def of_seamark_error(error: SeamarkError) -> S3Error:
             return S3Error("InternalError", error.message)
 
 
-def error_answer(error: S3Error, resource: str, request_id: str, *, head: bool = False) -> web.Response:
+def build_error_answer(error: S3Error, resource: str, request_id: str, *, head: bool = False) -> web.Response:
     """Return the answer for `error`. Answers to HEAD, and answers with status 304, have no body."""
     headers = {"x-amz-request-id": request_id, **error.headers}
     if head or error.status == 304:
         return web.Response(status=error.status, headers=headers)
     return web.Response(
-        status=error.status, headers=headers, body=error_xml(error, resource, request_id), content_type=XML
+        status=error.status, headers=headers, body=format_error_xml(error, resource, request_id), content_type=XML
     )
 
 
-def error_xml(error: S3Error, resource: str, request_id: str) -> bytes:
+def format_error_xml(error: S3Error, resource: str, request_id: str) -> bytes:
     parts = {"Code": error.code, "Message": error.message, "Resource": resource[:1024], "RequestId": request_id}
-    fields = "".join(f"<{name}>{xml_text(value)}</{name}>" for name, value in parts.items())
+    fields = "".join(f"<{name}>{escape_xml(value)}</{name}>" for name, value in parts.items())
     return f'<?xml version="1.0" encoding="UTF-8"?>\n<Error>{fields}</Error>'.encode()
 
 
-def xml_text(text: str) -> str:
+def escape_xml(text: str) -> str:
     """Return escaped text without the characters that XML 1.0 cannot contain."""
     return (
         escape("".join(ch if ch >= " " or ch in "\t\n" else "\ufffd" for ch in text))

@@ -25,7 +25,7 @@ from seamark.metaserver.gateway.forwarding import Forwarding
 from seamark.metaserver.gateway.gateway import OPERATION, Gateway
 from seamark.metaserver.gateway.ownership import GrantChecker
 from seamark.metaserver.gateway.preloading import Preloading
-from seamark.metaserver.gateway.s3_errors import S3Error, error_answer
+from seamark.metaserver.gateway.s3_errors import S3Error, build_error_answer
 from seamark.metaserver.runtime.background import run_in_background
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.passed_time import look_at_clock
@@ -36,7 +36,7 @@ _CLEANING_S = 600.0
 
 
 @asynccontextmanager
-async def serving_gateway(
+async def serve_gateway(
     components: ServerComponents, sock: object, limits: ConnectionLimits, tls: ssl.SSLContext | None
 ) -> AsyncIterator[None]:
     """Serve S3 requests on `sock`, a bound socket, while the context is active."""
@@ -62,7 +62,7 @@ async def serving_gateway(
         async with (
             run_in_background("gateway-tables", partial(ownership.follow, components.timeline)),
             run_in_background("gateway-backend", partial(_maintain, components, backend)),
-            _preloading(components, ownership, backend),
+            _preload_tables(components, ownership, backend),
         ):
             await web.SockSite(runner, sock, backlog=1024).start()  # type: ignore[arg-type]
             yield
@@ -83,7 +83,9 @@ async def _open_backend(settings: Settings, clock: Clock) -> Backend:
 
 
 @asynccontextmanager
-async def _preloading(components: ServerComponents, ownership: GrantChecker, backend: Backend) -> AsyncIterator[None]:
+async def _preload_tables(
+    components: ServerComponents, ownership: GrantChecker, backend: Backend
+) -> AsyncIterator[None]:
     """Preload tables while the context is active, if there is a cache with a pinned part."""
     settings = components.settings
     cache_bytes = max(settings.gateway_cache_disk_bytes, settings.gateway_cache_memory_bytes)
@@ -124,4 +126,4 @@ async def _maintain(components: ServerComponents, backend: Backend) -> None:
 def _respond(status: int, kind: str, message: str) -> web.Response:
     """Return an answer without a handler, for example for a request that is not HTTP."""
     code = {408: "RequestTimeout", 429: "SlowDown"}.get(status, "InvalidRequest" if status < 500 else "InternalError")
-    return error_answer(S3Error(code, message), "", "")
+    return build_error_answer(S3Error(code, message), "", "")

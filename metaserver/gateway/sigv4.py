@@ -175,18 +175,18 @@ def is_signed(claim: SignatureClaim, target: RequestTarget, secret: str) -> bool
 
     The comparison takes constant time.
     """
-    expected = signature_of(claim, target, signing_key(secret, claim.scope))
+    expected = compute_signature(claim, target, derive_signing_key(secret, claim.scope))
     return hmac.compare_digest(expected, claim.signature)
 
 
-def signature_of(claim: SignatureClaim, target: RequestTarget, key: bytes) -> str:
-    canonical = canonical_request(target, claim.signed_headers, claim.payload)
+def compute_signature(claim: SignatureClaim, target: RequestTarget, key: bytes) -> str:
+    canonical = format_canonical_request(target, claim.signed_headers, claim.payload)
     digest = hashlib.sha256(canonical.encode("utf-8", "surrogateescape")).hexdigest()
     return hmac.digest(key, f"{ALGORITHM}\n{claim.timestamp}\n{claim.scope}\n{digest}".encode(), "sha256").hex()
 
 
 @lru_cache(1024)
-def signing_key(secret: str, scope: str) -> bytes:
+def derive_signing_key(secret: str, scope: str) -> bytes:
     """Return the signing key. It takes four hashes, and is the same for all requests with a secret on one day."""
     key = f"AWS4{secret}".encode()
     for part in scope.split("/"):
@@ -194,7 +194,7 @@ def signing_key(secret: str, scope: str) -> bytes:
     return key
 
 
-def canonical_request(target: RequestTarget, signed_headers: Sequence[str], payload: str) -> str:
+def format_canonical_request(target: RequestTarget, signed_headers: Sequence[str], payload: str) -> str:
     headers = "".join(f"{name}:{' '.join(target.headers[name].split())}\n" for name in signed_headers)
     names = ";".join(signed_headers)
     path = quote(unquote_to_bytes(target.path), safe="/-_.~")
@@ -229,8 +229,8 @@ def sign_headers(
         headers["x-amz-security-token"] = token
     signed = tuple(sorted(name for name in headers if _needs_signature(name)))
     claim = SignatureClaim(access_key_id, token, timestamp, region, signed, "", payload)
-    key = signing_key(secret, claim.scope)
-    signature = signature_of(claim, RequestTarget(target.method, target.path, target.query, headers), key)
+    key = derive_signing_key(secret, claim.scope)
+    signature = compute_signature(claim, RequestTarget(target.method, target.path, target.query, headers), key)
     headers["authorization"] = (
         f"{ALGORITHM} Credential={access_key_id}/{claim.scope}, SignedHeaders={';'.join(signed)}, Signature={signature}"
     )
@@ -241,6 +241,6 @@ def _needs_signature(name: str) -> bool:
     return name in ("host", "content-type", "content-md5") or name.startswith("x-amz-")
 
 
-def canonical_query(query: Iterable[tuple[str, str]]) -> str:
+def format_canonical_query(query: Iterable[tuple[str, str]]) -> str:
     """Return the query string of these parameters, in their order, with the encoding of signatures."""
     return "&".join(f"{quote(name, safe='-_.~')}={quote(value, safe='-_.~')}" for name, value in query)

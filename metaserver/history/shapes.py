@@ -18,7 +18,7 @@ import msgspec
 
 from seamark.formats.iceberg.expressions.expression import And, Bound, Expression, Not, Op, Or, Unbound
 from seamark.formats.iceberg.types.functions import is_function
-from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.decoding import convert_json
 
 ENGINES = ("spark", "trino", "duckdb", "seamark", "pyiceberg", "java", "other")
 AGGREGATE_FUNCTIONS = frozenset(("count", "sum", "min", "max", "avg"))
@@ -105,7 +105,7 @@ class QueryShape(msgspec.Struct, frozen=True, cache_hash=True):
     def parse(text: str) -> QueryShape | None:
         """Return the shape of a stored text, or None if a different version of the server wrote the text."""
         try:
-            return from_json(text, QueryShape)
+            return convert_json(text, QueryShape)
         except msgspec.MsgspecError:
             return None
 

@@ -29,7 +29,7 @@ from typing import NamedTuple
 import msgspec
 from awscrt.checksums import crc32c
 
-from seamark.formats.runtime.decoding import from_msgpack
+from seamark.formats.runtime.decoding import convert_msgpack
 from seamark.formats.runtime.errors import Corrupt
 from seamark.metaserver.log.port import Batch, Shard
 from seamark.metaserver.log.state import AppendEntry, BatchEntry, Entry, StateSummary
@@ -64,12 +64,12 @@ class Frame(NamedTuple):
 
     def entry(self) -> Entry:
         """Return the entry of a frame of the kind ENTRY."""
-        entry: Entry = from_msgpack(self.meta, Entry)
+        entry: Entry = convert_msgpack(self.meta, Entry)
         return entry
 
     def head(self) -> StateSummary:
         """Return the state of a frame of the kind HEAD."""
-        return from_msgpack(self.meta, StateSummary)
+        return convert_msgpack(self.meta, StateSummary)
 
 
 def frame_bytes(meta: bytes, payloads: Sequence[bytes]) -> int:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 from awscrt.checksums import crc32c
 
-from seamark.formats.runtime.decoding import from_msgpack
+from seamark.formats.runtime.decoding import convert_msgpack
 from seamark.metaserver.log.port import Shard
 from seamark.metaserver.log.state import AppendEntry
 
@@ -190,7 +190,7 @@ def decode_index(data: bytes, segment: int) -> tuple[SegmentIndexHeader, int] | 
     ):
         return None
     try:
-        header = from_msgpack(data[prefix : prefix + length], SegmentIndexHeader)
+        header = convert_msgpack(data[prefix : prefix + length], SegmentIndexHeader)
     except msgspec.DecodeError:
         return None
     start = prefix + length

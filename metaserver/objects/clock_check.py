@@ -19,7 +19,7 @@ Clocks that are synchronised over a network differ by less than one second.
 """
 
 
-async def storage_time_ms(objects: ObjectStore, clock: Clock, folder: str) -> int:
+async def read_storage_time_ms(objects: ObjectStore, clock: Clock, folder: str) -> int:
     """Return the storage's current time: the time of an object that is written below `folder`, listed and deleted.
 
     Raises:

@@ -38,7 +38,7 @@ class VendedKeys(S3Keys):
     expires_ms: int = 0
 
 
-def server_keys(settings: Settings) -> S3Keys:
+def load_server_keys(settings: Settings) -> S3Keys:
     """Return the current keys for signing.
 
     Keys of AWS's chain are refreshed over HTTP when they expire. Unless the settings have keys, call this function in
@@ -58,16 +58,16 @@ def server_keys(settings: Settings) -> S3Keys:
     return S3Keys(frozen.access_key, frozen.secret_key, frozen.token or "")
 
 
-def key_properties(settings: Settings) -> dict[str, str]:
+def build_key_properties(settings: Settings) -> dict[str, str]:
     """Return the server's keys as properties of a FileIO, for processes that the server starts.
 
-    Call this function in a thread, like `server_keys`.
+    Call this function in a thread, like `load_server_keys`.
 
     Raises:
         StorageError: The server has no keys, or AWS's credential chain fails.
     """
     try:
-        keys = server_keys(settings)
+        keys = load_server_keys(settings)
     except aws_errors.BotoCoreError as error:
         raise StorageError(f"AWS's credential chain gives the server no S3 keys: {error}") from None
     properties = {"s3.access-key-id": keys.access_key_id, "s3.secret-access-key": keys.secret_access_key}

@@ -18,7 +18,7 @@ UPLOADS = ".seamark-uploads"
 """The folder of incomplete objects, next to the buckets. No bucket may have such a name."""
 
 
-def file_location(location: str, folder: str, parse: Callable[[str], Location] = parse_location) -> str:
+def map_to_file_location(location: str, folder: str, parse: Callable[[str], Location] = parse_location) -> str:
     """Return the `file://` location of the object or bucket at an `s3://` location.
 
     Raises:
@@ -41,7 +41,7 @@ class FolderObjects(ForwardingObjects):
         self._folder = folder.rstrip("/")
 
     def _at(self, location: str) -> str:
-        return file_location(location, self._folder)
+        return map_to_file_location(location, self._folder)
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         before = f"file://{self._folder}/"

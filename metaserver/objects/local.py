@@ -207,7 +207,7 @@ class LocalObjects:
     def _find_place(self, location: Location) -> LocalPlace:
         path = _check_local(location).file_path
         for root in self._roots:
-            below = root.path_below(path)
+            below = root.find_path_below(path)
             if below is not None:
                 return LocalPlace(root, below, self._umasks.get(root.path))
         raise BadRequest(f"The location {str(location)!r} is outside the warehouse and the allowed locations")
@@ -422,7 +422,7 @@ def _sync_folder(name: str, parent: int | None = None) -> None:
 def _delete(place: LocalPlace) -> None:
     with (
         contextlib.suppress(FileNotFoundError, NotADirectoryError),
-        place.root.folder_of(place.below) as (folder, name),
+        place.root.open_parent_folder(place.below) as (folder, name),
     ):
         drop_checksums(folder, name)
         os.unlink(name, dir_fd=folder)

@@ -12,7 +12,7 @@ import structlog
 
 from seamark.formats.runtime.errors import SeamarkError
 from seamark.metaserver.objects.port import ObjectStore
-from seamark.metaserver.objects.storages import storage_of
+from seamark.metaserver.objects.storages import find_storage
 from seamark.metaserver.settings.settings import Settings
 
 TIMEOUT_S = 10.0
@@ -29,11 +29,11 @@ async def report_unreachable(objects: ObjectStore, settings: Settings) -> None:
     while (error := await _ping(objects)) is not None:
         if not warned:
             warehouse = settings.warehouse_uri()
-            address = storage_of(warehouse).endpoint(settings)
+            address = find_storage(warehouse).endpoint(settings)
             endpoint = {"endpoint": address} if address else {}
             reason = error.message if isinstance(error, SeamarkError) else str(error)
             reason = reason or f"no answer within {TIMEOUT_S:g} s"
-            fix = storage_of(warehouse).suggest_fix(error, settings)
+            fix = find_storage(warehouse).suggest_fix(error, settings)
             _log.warning("the warehouse is not usable", warehouse=warehouse, **endpoint, error=reason, fix=fix)
             warned = True
         await asyncio.sleep(INTERVAL_S)

@@ -17,7 +17,7 @@ from obstore.store import S3Store
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.storage.locations import Location
 from seamark.metaserver.objects import s3_uploads
-from seamark.metaserver.objects.clouds.cloud_objects import MISSING, CloudObjects, client_options, read_status
+from seamark.metaserver.objects.clouds.cloud_objects import MISSING, CloudObjects, build_client_options, read_status
 from seamark.metaserver.objects.port import Upload
 from seamark.metaserver.settings.settings import Settings
 
@@ -78,10 +78,10 @@ def open_bucket(bucket: str, settings: Settings) -> S3Store:
     # support.
     config["disable_bulk_delete"] = True
     if settings.s3_endpoint:
-        endpoint = bucket_endpoint(bucket, settings)
+        endpoint = get_bucket_endpoint(bucket, settings)
         # Both names are set. Otherwise AWS_ENDPOINT_URL_S3 in the environment would override the setting.
         config["endpoint"] = config["aws_endpoint_url_s3"] = endpoint
-    client, retry = client_options(settings, settings.s3_endpoint)
+    client, retry = build_client_options(settings, settings.s3_endpoint)
     if not settings.s3_access_key_id:
         return S3Store(bucket, config=config, client_options=client, retry_config=retry)
 
@@ -99,7 +99,7 @@ def open_bucket(bucket: str, settings: Settings) -> S3Store:
     return S3Store(bucket, config=config, client_options=client, retry_config=retry, credential_provider=keys)
 
 
-def bucket_endpoint(bucket: str, settings: Settings) -> str:
+def get_bucket_endpoint(bucket: str, settings: Settings) -> str:
     """Return the configured endpoint. In virtual-host style, the bucket is its first label."""
     endpoint = settings.s3_endpoint.rstrip("/")
     if settings.s3_path_style:

@@ -22,14 +22,19 @@ from seamark.metaserver.objects.clouds.azure_storage import suggest_azure_fix
 from seamark.metaserver.objects.clouds.backed import BackedObjects, Backing, check_roots
 from seamark.metaserver.objects.clouds.gcs_storage import suggest_google_fix
 from seamark.metaserver.objects.clouds.issued_keys import REUSE_MS, KeyCache, describe_keys
-from seamark.metaserver.objects.credentials import VendedKeys, key_properties
+from seamark.metaserver.objects.credentials import VendedKeys, build_key_properties
 from seamark.metaserver.objects.folder import FolderObjects
 from seamark.metaserver.objects.local import LocalObjects
 from seamark.metaserver.objects.local_storage import LOCAL_THREADS
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.objects.s3 import S3Objects
 from seamark.metaserver.objects.storage import ClientAccess, ServerStorage
-from seamark.metaserver.objects.vending import access_mechanism, gateway_address, storage_config, store_address
+from seamark.metaserver.objects.vending import (
+    access_mechanism,
+    build_storage_config,
+    get_gateway_address,
+    store_address,
+)
 from seamark.metaserver.settings.settings import Settings
 
 if TYPE_CHECKING:
@@ -78,7 +83,7 @@ class S3Storage(ServerStorage):
             "write it"
         )
 
-    async def client_access(
+    async def grant_client_access(
         self,
         settings: Settings,
         table: Location,
@@ -91,7 +96,7 @@ class S3Storage(ServerStorage):
     ) -> ClientAccess:
         if settings.s3_client_access == "sts":
             return await self._issue_keys(settings, table, delegation, refresh_path, may_write)
-        return storage_config(
+        return build_storage_config(
             settings, table, delegation=delegation, sign_path=sign_path, refresh_path=refresh_path, vend=vend
         )
 
@@ -113,7 +118,7 @@ class S3Storage(ServerStorage):
         refresh = {"client.refresh-credentials-endpoint": refresh_path} if refresh_path else {}
         return describe_keys(table, address, {**issued.properties, **refresh})
 
-    def keys_stamp(self, settings: Settings, now_ms: int) -> int | None:
+    def compute_keys_stamp(self, settings: Settings, now_ms: int) -> int | None:
         return now_ms // REUSE_MS if settings.s3_client_access == "sts" else None
 
     def access_stamp(self, settings: Settings, delegation: str | None) -> tuple[str | bool, ...]:
@@ -122,7 +127,7 @@ class S3Storage(ServerStorage):
             # compressed answer.
             access_mechanism(settings, delegation) or "",
             settings.s3_client_access,
-            gateway_address(settings),
+            get_gateway_address(settings),
             settings.s3_endpoint,
             settings.s3_region,
             settings.s3_path_style,
@@ -144,11 +149,11 @@ class S3Storage(ServerStorage):
         signed = work() if settings.s3_access_key_id else await asyncio.to_thread(work)
         return signed, signing.cache_control(request)
 
-    def job_keys(self, settings: Settings) -> Callable[[], dict[str, str]] | None:
+    def make_job_keys(self, settings: Settings) -> Callable[[], dict[str, str]] | None:
         # With the objects gateway, jobs get keys for one table from the catalog, like all clients. A folder or a
         # cloud that replaces the store has no such keys.
         is_lent = settings.s3_client_access != "gateway" and not settings.s3_folder and not settings.s3_backend
-        return partial(key_properties, settings) if is_lent else None
+        return partial(build_key_properties, settings) if is_lent else None
 
     def access_check(self, root: Location, settings: Settings, name: str) -> dict[str, Any]:
         address = store_address(settings)

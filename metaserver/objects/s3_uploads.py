@@ -17,7 +17,7 @@ import structlog
 from seamark.formats.runtime.errors import RetryLater, SeamarkError, StorageError
 from seamark.formats.runtime.lazy_module import LazyModule
 from seamark.formats.storage.locations import Location
-from seamark.metaserver.objects.credentials import server_keys
+from seamark.metaserver.objects.credentials import load_server_keys
 from seamark.metaserver.objects.port import Upload
 from seamark.metaserver.settings.settings import Settings
 
@@ -88,7 +88,7 @@ async def abort(uploads: Sequence[tuple[Upload, Location]], settings: Settings) 
 def _open(settings: Settings) -> Any:
     explicit_keys = {}
     if settings.s3_access_key_id:  # If no keys are set, the client gets keys from AWS's chain, and refreshes them.
-        keys = server_keys(settings)
+        keys = load_server_keys(settings)
         explicit_keys = {"aws_access_key_id": keys.access_key_id, "aws_secret_access_key": keys.secret_access_key}
     timeout_s = settings.storage_timeout_s
     try:

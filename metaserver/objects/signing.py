@@ -29,7 +29,7 @@ from botocore.credentials import Credentials
 
 from seamark.formats.runtime.errors import BadRequest, Forbidden
 from seamark.formats.storage.locations import Location, parse_location
-from seamark.metaserver.objects.credentials import server_keys
+from seamark.metaserver.objects.credentials import load_server_keys
 from seamark.metaserver.objects.s3_scope import (
     READ_METHODS,
     UNSIGNED_PAYLOAD,
@@ -196,7 +196,7 @@ def _sign_with_sigv4(
     request: AWSRequest, headers: dict[str, str], payload: str, timestamp: str, settings: Settings
 ) -> dict[str, str]:
     """Return the headers of the signed request."""
-    keys = server_keys(settings)
+    keys = load_server_keys(settings)
     auth = _GivenHeadersAuth(
         Credentials(keys.access_key_id, keys.secret_access_key, keys.token or None), "s3", settings.s3_region
     )

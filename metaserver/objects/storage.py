@@ -59,7 +59,7 @@ class ServerStorage(ABC):
             ConfigError: No objects can be created there.
         """
 
-    async def client_access(
+    async def grant_client_access(
         self,
         settings: Settings,
         table: Location,
@@ -88,13 +88,13 @@ class ServerStorage(ABC):
         return {}, []
 
     def access_stamp(self, settings: Settings, delegation: str | None) -> tuple[str | bool, ...]:
-        """Return the values, other than the table, that determine the result of `client_access`.
+        """Return the values, other than the table, that determine the result of `grant_client_access`.
 
         If they change, clients must not reuse an answer.
         """
         return ()
 
-    def keys_stamp(self, settings: Settings, now_ms: int) -> int | None:
+    def compute_keys_stamp(self, settings: Settings, now_ms: int) -> int | None:
         """Return a number that changes before clients must load a table again to get new keys.
 
         Returns:
@@ -122,7 +122,7 @@ class ServerStorage(ABC):
         """
         raise BadRequest(f"The table is at {str(table)!r}, not on S3, so its requests need no signature")
 
-    def job_keys(self, settings: Settings) -> Callable[[], dict[str, str]] | None:
+    def make_job_keys(self, settings: Settings) -> Callable[[], dict[str, str]] | None:
         """Return a function that returns the keys of jobs, as properties of a FileIO.
 
         The function may wait for another service, so it is called in a thread. It raises StorageError if there are no

@@ -17,7 +17,7 @@ SERVER_STORAGES: dict[str, ServerStorage] = {
 }
 
 
-def storage_of(location: str, subject: str = "The location") -> ServerStorage:
+def find_storage(location: str, subject: str = "The location") -> ServerStorage:
     """Return the storage of a location.
 
     Raises:
@@ -26,23 +26,23 @@ def storage_of(location: str, subject: str = "The location") -> ServerStorage:
     return SERVER_STORAGES[parse_location(location, subject).scheme]
 
 
-def storages_of(settings: Settings) -> list[ServerStorage]:
+def list_storages(settings: Settings) -> list[ServerStorage]:
     """Return the storages of the warehouse and of the allowed locations, each once."""
-    storages = [storage_of(location) for location in (settings.warehouse_uri(), *settings.allowed_locations)]
+    storages = [find_storage(location) for location in (settings.warehouse_uri(), *settings.allowed_locations)]
     return list(dict.fromkeys(storages))
 
 
-def job_keys(settings: Settings, storages: Iterable[ServerStorage]) -> Callable[[], dict[str, str]] | None:
-    """Return a function that returns the keys of jobs for all these storages, as `ServerStorage.job_keys` does."""
-    sources = [keys for storage in storages if (keys := storage.job_keys(settings)) is not None]
+def make_job_keys(settings: Settings, storages: Iterable[ServerStorage]) -> Callable[[], dict[str, str]] | None:
+    """Return a function that returns the keys of jobs for all these storages, as `ServerStorage.make_job_keys` does."""
+    sources = [keys for storage in storages if (keys := storage.make_job_keys(settings)) is not None]
     if not sources:
         return None
     return lambda: {name: value for keys in sources for name, value in keys().items()}
 
 
-def keys_stamp(settings: Settings, now_ms: int) -> str:
+def compute_keys_stamp(settings: Settings, now_ms: int) -> str:
     """Return a text that changes when clients must not reuse an answer with keys; empty if no storage issues keys."""
-    stamps = [storage.keys_stamp(settings, now_ms) for storage in SERVER_STORAGES.values()]
+    stamps = [storage.compute_keys_stamp(settings, now_ms) for storage in SERVER_STORAGES.values()]
     return ",".join(str(stamp) for stamp in stamps if stamp is not None)
 
 

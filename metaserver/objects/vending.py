@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from seamark.formats.storage.locations import Location
-from seamark.metaserver.objects.credentials import VendedKeys, server_keys
+from seamark.metaserver.objects.credentials import VendedKeys, load_server_keys
 from seamark.metaserver.settings.settings import Settings
 
 VENDED = "vended-credentials"
@@ -40,7 +40,7 @@ _ALLOWED: dict[str, frozenset[str]] = {
 _BY_DEFAULT = {"signing": SIGNING, "gateway": VENDED, "sts": VENDED}
 
 
-def storage_config(
+def build_storage_config(
     settings: Settings,
     table: Location,
     *,
@@ -58,7 +58,7 @@ def storage_config(
     if mechanism == SIGNING:
         return {**config, **_describe_signing(sign_path)}, []
     if mechanism == VENDED:
-        keys = vend() if vend is not None and settings.s3_client_access == "gateway" else server_keys(settings)
+        keys = vend() if vend is not None and settings.s3_client_access == "gateway" else load_server_keys(settings)
         secrets = {"s3.access-key-id": keys.access_key_id, "s3.secret-access-key": keys.secret_access_key}
         if keys.token:
             secrets["s3.session-token"] = keys.token
@@ -84,7 +84,7 @@ def access_mechanism(settings: Settings, delegation: str | None) -> str | None:
     return next((name for name in requested if name in allowed), None)
 
 
-def gateway_address(settings: Settings) -> str:
+def get_gateway_address(settings: Settings) -> str:
     """Return the URL of the objects gateway for clients; empty if there is no gateway."""
     if settings.gateway_url or not settings.gateway_port:
         return settings.gateway_url.rstrip("/")
@@ -97,7 +97,7 @@ def gateway_address(settings: Settings) -> str:
 
 def store_address(settings: Settings) -> dict[str, str]:
     """Return the address of the store for clients, as properties of a FileIO."""
-    endpoint = gateway_address(settings) if settings.s3_client_access == "gateway" else settings.s3_endpoint
+    endpoint = get_gateway_address(settings) if settings.s3_client_access == "gateway" else settings.s3_endpoint
     path_style = (settings.s3_path_style or settings.s3_client_access == "gateway") and bool(endpoint)
     config = {
         "client.region": settings.s3_region,

@@ -1,6 +1,6 @@
 """The warehouse of a server: the places where tables may be stored, and the locations of new tables and namespaces.
 
-The results of `check`, `namespace_location` and `table_location` are below the warehouse or an allowed
+The results of `check`, `make_namespace_location` and `table_location` are below the warehouse or an allowed
 location, for any location or name from a client, and *for every reader*. Some readers decode percent
 escapes, replace backslashes or resolve dots. Locations that contain any of these are rejected, not corrected.
 
@@ -18,13 +18,13 @@ from collections.abc import Iterable
 
 from seamark.formats.runtime.errors import BadRequest, ConfigError
 from seamark.formats.runtime.root_folder import RootFolder
-from seamark.formats.storage.locations import Location, canonical_key, location_key, parse_location
+from seamark.formats.storage.locations import Location, make_canonical_key, make_location_key, parse_location
 
 _PLAIN_SEGMENT = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,98}[A-Za-z0-9_-])?")
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 
 
-def safe_segment(name: str) -> str:
+def make_safe_segment(name: str) -> str:
     """Return a path segment for any name.
 
     The segment is the name itself if it has only plain characters. Otherwise it is the name's plain characters and 64
@@ -75,7 +75,7 @@ class Warehouse:
         return tuple(folder.path for folder in self._folders)
 
     def key(self, location: Location) -> str:
-        """Return the key of a location, as `location_key` does.
+        """Return the key of a location, as `make_location_key` does.
 
         Below a root, the path itself is the key, with the links of the root resolved. Links below a root are not
         resolved, because a tenant could replace a folder by a link at any time, and such links are never
@@ -83,10 +83,10 @@ class Warehouse:
         """
         if location.is_local:
             for root in self._folders:
-                below = root.path_below(location.file_path)
+                below = root.find_path_below(location.file_path)
                 if below is not None:
-                    return canonical_key(location, f"{root.real_path}/{below}".strip("/"))
-        return location_key(location)
+                    return make_canonical_key(location, f"{root.real_path}/{below}".strip("/"))
+        return make_location_key(location)
 
     def contains(self, location: str) -> bool:
         """Return whether `check` accepts the location."""
@@ -119,9 +119,9 @@ class Warehouse:
             "operator add its parent to allowed_locations"
         )
 
-    def namespace_location(self, path: tuple[str, ...]) -> str:
+    def make_namespace_location(self, path: tuple[str, ...]) -> str:
         """Return the default location of a namespace. No other namespace has the same location."""
-        return _join_path(self.uri, "/".join(safe_segment(level) for level in path))
+        return _join_path(self.uri, "/".join(make_safe_segment(level) for level in path))
 
     def table_location(self, namespace_location: str, name: str, table_uuid: uuid.UUID | str) -> str:
         """Return a new location for a table.
@@ -132,4 +132,4 @@ class Warehouse:
             BadRequest: The namespace's location, a property that clients set, is outside the warehouse.
         """
         parent = self.check(namespace_location, "The location of the namespace", root_ok=True)
-        return _join_path(parent, f"{safe_segment(name)}-{uuid.UUID(str(table_uuid)).hex}")
+        return _join_path(parent, f"{make_safe_segment(name)}-{uuid.UUID(str(table_uuid)).hex}")

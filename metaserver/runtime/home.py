@@ -25,7 +25,7 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from seamark.formats.protocol.wire import encode_json
-from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.decoding import convert_json
 from seamark.formats.runtime.errors import ConfigError
 from seamark.metaserver.settings.settings import Settings
 
@@ -247,7 +247,7 @@ def _describe_server(settings: Settings, lock: int) -> str:
     pid = os.pread(lock, 32, 0).decode("ascii", "replace").strip()
     url = "still starting"
     with suppress(OSError, msgspec.DecodeError):
-        server = from_json((settings.home / SERVER_FILE_NAME).read_bytes(), dict[str, str | int])
+        server = convert_json((settings.home / SERVER_FILE_NAME).read_bytes(), dict[str, str | int])
         if str(server.get("pid")) == pid:
             url = f"at {server.get('url')}"
     return f"process {pid or 'unknown'}, {url}"

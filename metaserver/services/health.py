@@ -10,13 +10,13 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from seamark.formats.iceberg.metadata.compaction import small_below
+from seamark.formats.iceberg.metadata.compaction import get_small_file_fraction
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.properties import (
     PREVIOUS_VERSIONS_MAX,
     TARGET_FILE_BYTES,
     TARGET_FILE_BYTES_DEFAULT,
-    count_of,
+    parse_count,
 )
 from seamark.formats.iceberg.metadata.replacement import find_row_count_mismatch
 from seamark.formats.iceberg.metadata.table_json import encode_table
@@ -65,10 +65,10 @@ def measure_health(
         clock: The clock of the table services.
         now_ms: The time that decides which snapshots and columns have expired.
     """
-    target_bytes = max(1, count_of(metadata.properties, TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT))
-    sizes = _measure_files(view, target_bytes, small_below(metadata) * target_bytes)
+    target_bytes = max(1, parse_count(metadata.properties, TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT))
+    sizes = _measure_files(view, target_bytes, get_small_file_fraction(metadata) * target_bytes)
     snapshot = metadata.current_snapshot
-    totals = {} if snapshot is None else snapshot.summary_map()
+    totals = {} if snapshot is None else snapshot.build_summary_map()
     expired_snapshots, why_not_expired = 0, ""
     try:
         expired_snapshots = len(find_expired(metadata, ExpirationPolicy.of(metadata, now_ms), now_ms).snapshot_ids)
@@ -84,7 +84,8 @@ def measure_health(
         small_files=sizes.small_files,
         files_if_compacted=sizes.files_if_compacted,
         delete_files=view.delete_file_count,
-        deleted_records=count_of(totals, "total-position-deletes", 0) + count_of(totals, "total-equality-deletes", 0),
+        deleted_records=parse_count(totals, "total-position-deletes", 0)
+        + parse_count(totals, "total-equality-deletes", 0),
         manifests=len(view.manifests) + len(view.delete_manifests),
         metadata_size_in_bytes=len(encode_table(metadata)),
         snapshots=len(metadata.snapshots),

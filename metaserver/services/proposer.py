@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 import msgspec
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.formats.iceberg.metadata.properties import as_bool
+from seamark.formats.iceberg.metadata.properties import parse_bool
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.services.service import TableService
 from seamark.metaserver.planner.view.view import TableView
@@ -119,7 +119,7 @@ class JobProposer(ABC):
     def is_on(self, metadata: TableMetadata) -> bool:
         """Return whether the policy of the table enables the service."""
         switch = self.service.switch
-        return switch is None or as_bool(metadata.properties, switch, self._settings.runs_by_default(self.service))
+        return switch is None or parse_bool(metadata.properties, switch, self._settings.runs_by_default(self.service))
 
     def make_job(self, entry: Entry, pause_s: float = 1.0, **details: Any) -> Job:
         """Return a job of the service.

@@ -11,8 +11,8 @@ from seamark.formats.iceberg.expressions.binding import bind
 from seamark.formats.iceberg.expressions.expression import TRUE
 from seamark.formats.iceberg.expressions.expression_json import parse_expression
 from seamark.formats.iceberg.expressions.residuals import Residuals
-from seamark.formats.iceberg.metadata.bucket_counts import coarser_specs
-from seamark.formats.iceberg.metadata.clustering import CLUSTERED_BY, COLUMNS, ClusteringLayout, layer_of
+from seamark.formats.iceberg.metadata.bucket_counts import list_coarser_specs
+from seamark.formats.iceberg.metadata.clustering import CLUSTERED_BY, COLUMNS, ClusteringLayout, parse_layer
 from seamark.formats.iceberg.metadata.column_ttl import COLUMNS as TTL_COLUMNS
 from seamark.formats.iceberg.metadata.column_ttl import TtlPolicy, TtlRule
 from seamark.formats.iceberg.metadata.compaction import (
@@ -20,15 +20,15 @@ from seamark.formats.iceberg.metadata.compaction import (
     DELETED_ROWS_MIN_FRACTION,
     MIN_FILES,
     MIN_FILES_DEFAULT,
-    small_below,
+    get_small_file_fraction,
 )
 from seamark.formats.iceberg.metadata.manifest_policy import MIN_COUNT, MIN_COUNT_DEFAULT, REWRITTEN_BY_MARK
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.properties import (
     TARGET_FILE_BYTES,
     TARGET_FILE_BYTES_DEFAULT,
-    as_bool,
-    count_of,
+    parse_bool,
+    parse_count,
 )
 from seamark.formats.iceberg.metadata.retention import MAX_REF_AGE
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
@@ -109,12 +109,14 @@ class Compaction(RewriteProposer):
         snapshot, properties = metadata.current_snapshot, metadata.properties
         if snapshot is None or not self.is_on(metadata) or self._is_clustered(metadata):
             return None
-        totals, files = snapshot.summary_map(), _count_data_files(snapshot)
-        if not count_of(totals, "total-delete-files", 0):
-            target_bytes = count_of(properties, TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT)
-            size_bytes = count_of(totals, "total-files-size", 0)
-            min_files = count_of(properties, MIN_FILES, MIN_FILES_DEFAULT)
-            is_large = size_bytes >= small_below(metadata) * target_bytes * files  # The average size counts.
+        totals, files = snapshot.build_summary_map(), _count_data_files(snapshot)
+        if not parse_count(totals, "total-delete-files", 0):
+            target_bytes = parse_count(properties, TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT)
+            size_bytes = parse_count(totals, "total-files-size", 0)
+            min_files = parse_count(properties, MIN_FILES, MIN_FILES_DEFAULT)
+            is_large = (
+                size_bytes >= get_small_file_fraction(metadata) * target_bytes * files
+            )  # The average size counts.
             if files < min_files or is_large:
                 return None
         size_bytes, launcher = bytes_since(metadata, COMPACTED_BY), launcher_of(properties)
@@ -128,13 +130,13 @@ class Compaction(RewriteProposer):
         if self._is_clustered(state.metadata):
             return
         health = state.health
-        min_files = max(2, count_of(state.metadata.properties, MIN_FILES, MIN_FILES_DEFAULT))
+        min_files = max(2, parse_count(state.metadata.properties, MIN_FILES, MIN_FILES_DEFAULT))
         if health.files - health.files_if_compacted >= min_files - 1:
             yield self.make_problem(
                 state,
                 "small files",
                 f"{health.small_files:,} of {health.files:,} data files are smaller than "
-                f"{small_below(state.metadata):.0%} of {health.target_file_size_in_bytes:,} bytes",
+                f"{get_small_file_fraction(state.metadata):.0%} of {health.target_file_size_in_bytes:,} bytes",
                 f"a scan of the whole table opens {health.files:,} files; {health.files_if_compacted:,} would do",
             )
         yield from _report_deleted_rows(self, state)
@@ -177,9 +179,9 @@ class TableClustering(RewriteProposer):
         if layout is None:
             return
         paths = lookup(state.view).texts("file_path").values()
-        layers = Counter(layer_of((path or b"").decode()) for path in paths)
+        layers = Counter(parse_layer((path or b"").decode()) for path in paths)
         files, unclustered = layers.total(), layers.pop(None, 0)
-        if unclustered < max(2, count_of(state.metadata.properties, MIN_FILES, MIN_FILES_DEFAULT)):
+        if unclustered < max(2, parse_count(state.metadata.properties, MIN_FILES, MIN_FILES_DEFAULT)):
             return
         yield self.make_problem(
             state,
@@ -202,7 +204,7 @@ def is_clustered(properties: Mapping[str, str], by_default: bool) -> bool:
     """
     switch = CLUSTERING.switch
     assert switch is not None
-    return bool(properties.get(COLUMNS, "").strip()) and as_bool(properties, switch, by_default)
+    return bool(properties.get(COLUMNS, "").strip()) and parse_bool(properties, switch, by_default)
 
 
 def _report_deleted_rows(proposer: JobProposer, state: TableState) -> Iterator[Problem]:
@@ -297,11 +299,14 @@ def _find_expired_files(view: TableView, metadata: TableMetadata, rule: TtlRule)
     is_expired, rows = expired[grouped.numbers], files.longs("record_count")
     has_any_values, size_bytes = np.zeros(files.files, dtype=np.bool_), 0
     for name in rule.columns:
-        column = schema.column_named(name)
+        column = schema.find_column_by_name(name)
         if column is None:
             raise BadRequest(f"{TTL_COLUMNS} names {name[:100]!r}, but the table has no such column")
         for leaf in schema.index.by_id.values():
-            if isinstance(leaf.type, str) and column.id in {leaf.id, *(outer.id for outer in schema.ancestors(leaf))}:
+            if isinstance(leaf.type, str) and column.id in {
+                leaf.id,
+                *(outer.id for outer in schema.list_ancestors(leaf)),
+            }:
                 stats = files.stats(RequestedColumn(leaf.id, leaf.type))
                 sizes = stats.counts("column_sizes")
                 has_values = is_expired & (sizes > 0) & (stats.counts("null_value_counts") != rows)
@@ -444,11 +449,11 @@ class ManifestRewriting(RewriteProposer):
         snapshot = metadata.current_snapshot
         if snapshot is None or not self.is_on(metadata):
             return None
-        summary = snapshot.summary_map()
+        summary = snapshot.build_summary_map()
         name, value = REWRITTEN_BY_MARK
-        files = _count_data_files(snapshot) + count_of(summary, "total-delete-files", 0)
+        files = _count_data_files(snapshot) + parse_count(summary, "total-delete-files", 0)
         # With at least 4 manifests, a bad order of the entries is also a reason.
-        min_files = min(4, max(2, count_of(metadata.properties, MIN_COUNT, MIN_COUNT_DEFAULT)))
+        min_files = min(4, max(2, parse_count(metadata.properties, MIN_COUNT, MIN_COUNT_DEFAULT)))
         if summary.get(name) == value or files < min_files:
             return None
         return self.make_job(entry, self._PAUSE_S, idle_pause_s=min(self._PAUSE_S, rewrite_pause_s(files)))
@@ -476,15 +481,15 @@ class BucketSplitting(RewriteProposer):
         The job plans the table and finds the files of the old spec.
         """
         snapshot = metadata.current_snapshot
-        if snapshot is None or not self.is_on(metadata) or not coarser_specs(metadata):
+        if snapshot is None or not self.is_on(metadata) or not list_coarser_specs(metadata):
             return None
         return self.make_job(entry, rewrite_pause_s(_count_data_files(snapshot)))
 
     def find_problems(self, state: TableState) -> Iterator[Problem]:
         """Yield files that were written with earlier bucket counts."""
-        coarse = coarser_specs(state.metadata)
+        coarse = list_coarser_specs(state.metadata)
         files = lookup(state.view)
-        specs = files.by_segment([segment.block.spec_id for segment in files.segments])
+        specs = files.repeat_by_segment([segment.block.spec_id for segment in files.segments])
         shared = int(np.isin(specs, list(coarse)).sum()) if coarse else 0
         if shared:
             yield self.make_problem(
@@ -516,7 +521,7 @@ class AutoAdvice(RewriteProposer):
 
 
 def _count_data_files(snapshot: Snapshot) -> int:
-    return count_of(snapshot.summary_map(), "total-data-files", 0)
+    return parse_count(snapshot.build_summary_map(), "total-data-files", 0)
 
 
 PROPOSERS: dict[str, type[JobProposer]] = {

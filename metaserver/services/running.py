@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import msgspec
 
-from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.decoding import convert_json
 from seamark.metaserver.services.job import Job, JobProgress, Report
 from seamark.metaserver.services.job_queue import JobQueue
 from seamark.metaserver.store.lease import SERVICES
@@ -180,7 +180,7 @@ async def load_jobs(store: PointerStore, now_ms: int) -> JobsState:
     """
     state = await store.lease_state(SERVICES, now_ms)
     try:
-        return msgspec.structs.replace(from_json(state, JobsState), is_held=True) if state else JobsState()
+        return msgspec.structs.replace(convert_json(state, JobsState), is_held=True) if state else JobsState()
     except msgspec.DecodeError:
         return JobsState(is_held=True)
 

@@ -19,7 +19,7 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.protocol.wire import RECHECK_AFTER
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import SeamarkError
-from seamark.formats.services.services import SERVICES, steering_prefixes
+from seamark.formats.services.services import SERVICES, list_steering_prefixes
 from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.access.standing_rights import StandingRights
 from seamark.metaserver.runtime.background import report
@@ -269,7 +269,7 @@ class Scheduler:
         """
         table = await self._watch.find(job.namespace, job.table)
         target = Securable(job.namespace, TABLE, job.table)
-        prefixes = (_PREFIX_OF_ALL_SERVICES, *steering_prefixes(job.service))
+        prefixes = (_PREFIX_OF_ALL_SERVICES, *list_steering_prefixes(job.service))
         for name, setter in ({} if table is None else await self._watch.list_setters(table[0])).items():
             if not name.startswith(prefixes):
                 continue

@@ -12,7 +12,7 @@ from seamark.formats.runtime.tls import Certificate
 from seamark.metaserver.access.authorizer import Authorizer
 from seamark.metaserver.access.standing_rights import StandingRights
 from seamark.metaserver.access.worker_tokens import ServiceTokens
-from seamark.metaserver.objects.storages import job_keys, storages_of
+from seamark.metaserver.objects.storages import list_storages, make_job_keys
 from seamark.metaserver.objects.warehouse import Warehouse
 from seamark.metaserver.runtime.extensions import Extensions
 from seamark.metaserver.services.job import JOB_S_MAX, Launcher
@@ -89,7 +89,7 @@ async def open_scheduler(
     issue: Callable[[NamespacePath], str] | None = None
     if settings.auth != "none":
         issue = partial(tokens.issue, ttl_s=JOB_S_MAX)
-    storages = storages_of(settings)
+    storages = list_storages(settings)
     environment = {
         **job_variables(storages),
         "SEAMARK_LOG_LEVEL": settings.log_level,
@@ -105,7 +105,7 @@ async def open_scheduler(
         issue,
         folders,
         umask,
-        keys=job_keys(settings, storages),
+        keys=make_job_keys(settings, storages),
         # The certificate may not name the bound address, but it must name the address in services_url.
         certificates=None if certificate is None or settings.services_url else certificate.leaves,
     )

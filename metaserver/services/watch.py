@@ -14,8 +14,8 @@ from seamark.formats.runtime.errors import SeamarkError
 from seamark.metaserver.catalog.policies import (
     Policies,
     add_policies,
+    find_effective_setters,
     load_policies,
-    setters_in_effect,
     with_policies,
 )
 from seamark.metaserver.runtime.background import report
@@ -128,7 +128,7 @@ class TableWatch:
         """
         try:
             metadata = await self._load(entry.metadata_location)
-            return setters_in_effect(metadata, await load_policies(self._store, entry.namespace))
+            return find_effective_setters(metadata, await load_policies(self._store, entry.namespace))
         except SeamarkError:
             return {}
 

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from seamark.formats.runtime.errors import ConfigError
-from seamark.formats.storage.storages import LOCAL, rules_of
+from seamark.formats.storage.storages import LOCAL, find_rules
 from seamark.metaserver.settings.fleet import split_address
 from seamark.metaserver.settings.settings import FIELDS, Settings, environment_name, flag_name
 
@@ -208,7 +208,7 @@ def convert(name: str, value: Any, source: str) -> Any:
 def _as_location(text: str) -> str:
     """Return the URL that a path, or a location written by Hadoop or Java, probably means; empty if there is none."""
     scheme, separator, after_scheme = text.partition("://")
-    rules = rules_of(scheme)
+    rules = find_rules(scheme)
     if rules is not None and scheme in rules.aliases:
         return f"{rules.scheme}://{after_scheme}"
     path = text.removeprefix("file:")

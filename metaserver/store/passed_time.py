@@ -17,7 +17,7 @@ from contextlib import suppress
 import msgspec
 
 from seamark.formats.runtime.clock import Clock
-from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.decoding import convert_json
 from seamark.formats.runtime.errors import CommitConflict
 from seamark.metaserver.store.operations import SaveCursor
 from seamark.metaserver.store.port import PointerStore
@@ -84,7 +84,7 @@ async def look_at_clock(store: PointerStore, clock: Clock) -> PassedTime:
     Unless the clock has jumped, a look is recorded at most once a minute.
     """
     text = await store.cursor(_CURSOR)
-    last = None if text is None else from_json(text, _Look)
+    last = None if text is None else convert_json(text, _Look)
     look = _add_look(last, clock.now_ms(), clock.monotonic(), clock.machine)
     is_news = last is None or look.gaps != last.gaps or not 0 <= look.now_ms - last.now_ms < _SAVED_EVERY_MS
     if is_news:

@@ -122,7 +122,7 @@ class StaleReads:
         """Forget the results that these operations of this server may have changed."""
         for operation in operations:
             if isinstance(operation, SwapPointer | RenameEntry | DropEntry):
-                self._known.pop(entry_key(operation.kind, operation.namespace, operation.name), None)
+                self._known.pop(make_entry_key(operation.kind, operation.namespace, operation.name), None)
             if reads := _CHANGED_READS.get(type(operation)):
                 for key in [key for key in self._known if isinstance(key, tuple) and key[0] in reads]:
                     del self._known[key]
@@ -133,5 +133,5 @@ class StaleReads:
         await asyncio.gather(*self._running.values(), return_exceptions=True)
 
 
-def entry_key(kind: object, namespace: object, name: str) -> tuple[object, ...]:
+def make_entry_key(kind: object, namespace: object, name: str) -> tuple[object, ...]:
     return ("entry", kind, namespace, name)

@@ -149,5 +149,5 @@ def is_flush(snapshot: Snapshot, table_uuid: str | None) -> bool:
     """
     if FLUSH_MARK.encode() not in bytes(snapshot.summary):
         return False
-    summary = snapshot.summary_map()
+    summary = snapshot.build_summary_map()
     return summary.get(FLUSH_MARK) == "true" and summary.get(FLUSH_TABLE, table_uuid) == table_uuid

@@ -28,7 +28,7 @@ from seamark.formats.iceberg.manifests.writer import (
     write_manifest_list,
 )
 from seamark.formats.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
-from seamark.formats.iceberg.metadata.properties import count_of
+from seamark.formats.iceberg.metadata.properties import parse_count
 from seamark.formats.iceberg.metadata.snapshot import MAIN, Snapshot, SnapshotLogEntry, SnapshotRef
 from seamark.formats.protocol.wire import FRESH_FOLDER
 from seamark.formats.runtime.clock import Clock
@@ -129,7 +129,7 @@ def _summarize(current: Snapshot | None, files: Sequence[ContentFile], *, has_de
 
     A snapshot with deletes has no totals of deletes, because an engine could skip delete files by a total of 0.
     """
-    before = {} if current is None else current.summary_map()
+    before = {} if current is None else current.build_summary_map()
     added = {
         "data-files": len(files),
         "records": sum(file.record_count for file in files),
@@ -143,7 +143,7 @@ def _summarize(current: Snapshot | None, files: Sequence[ContentFile], *, has_de
         if f"total-{name}" in before and not has_deletes:
             summary[f"total-{name}"] = before[f"total-{name}"]
     for name, count in added.items():
-        total = count_of(before, f"total-{name}", -1) if current is not None else 0
+        total = parse_count(before, f"total-{name}", -1) if current is not None else 0
         if total >= 0:
             summary[f"total-{name}"] = str(total + count)
     return summary

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.types.values import FLOATS
-from seamark.formats.index.keys.keys import family_of
+from seamark.formats.index.keys.keys import get_family
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.streams.row_files import RowKey
 
@@ -58,7 +58,7 @@ def identify_key(metadata: TableMetadata) -> RowKey | None:
     except BadRequest:
         return None
     by_name = {field.name: field for field in metadata.current_schema.fields}
-    return tuple((by_name[name].id, family_of(str(by_name[name].type))) for name in names)
+    return tuple((by_name[name].id, get_family(str(by_name[name].type))) for name in names)
 
 
 class _AcceptedKey(NamedTuple):

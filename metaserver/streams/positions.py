@@ -151,7 +151,7 @@ def parse_ranges(snapshot: Snapshot, table: ReadableTable) -> tuple[FlushedRange
     """
     if FLUSH_OFFSETS.encode() not in bytes(snapshot.summary):
         return None
-    summary = snapshot.summary_map()
+    summary = snapshot.build_summary_map()
     text = summary.get(FLUSH_OFFSETS)
     if text is None or summary.get(FLUSH_TABLE, table.metadata.table_uuid) != table.metadata.table_uuid:
         return None
@@ -371,7 +371,7 @@ def _read_files(
         OffsetOutOfRange: The log has removed the rows, and some rows of the files were read before.
     """
     files = Files(snapshot.snapshot_id, snapshot.parent_snapshot_id, False, passed)
-    operation = snapshot.summary_map().get(_OPERATION, "unknown")
+    operation = snapshot.build_summary_map().get(_OPERATION, "unknown")
     if flushed is not None:
         if operation != _APPEND:
             raise OffsetOutOfRange(

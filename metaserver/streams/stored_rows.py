@@ -24,7 +24,7 @@ from seamark.metaserver.planner.answer.answer import ScanTaskWriter, TaskForm
 from seamark.metaserver.planner.indexes.resolver import IndexResolver
 from seamark.metaserver.planner.lookup.lookup import files_at
 from seamark.metaserver.planner.plan.planner import Planner
-from seamark.metaserver.planner.rows.lookup_keys import arrays_of, keys_of_arrays
+from seamark.metaserver.planner.rows.lookup_keys import build_keys, extract_term_arrays
 from seamark.metaserver.planner.rows.record_lookup import Locator
 from seamark.metaserver.planner.rows.row_deletes import RowDeletes
 from seamark.metaserver.planner.scan.request import PinnedRequest, ScanRequest
@@ -109,8 +109,8 @@ class StoredRows:
     def lookup(self, keys: pa.Table, index: str) -> FoundRows:
         """Return the rows that a record index has for keys, and the files that it does not cover."""
         definition = read_definitions(self._metadata).by_name[index]
-        arrays, _ = arrays_of(definition.terms, keys)
-        columns = keys_of_arrays(definition.terms, arrays)
+        arrays, _ = extract_term_arrays(definition.terms, keys)
+        columns = build_keys(definition.terms, arrays)
         return self._run(self._look_up(columns, index))
 
     async def _look_up(self, columns: Any, index: str) -> FoundRows:
@@ -143,5 +143,5 @@ class StoredRows:
 
 def _list_paths(view: TableView, positions: Any) -> list[str]:
     """Return the paths of the data files at these positions in the view. The positions are ascending."""
-    texts = files_at(view, view.entry_ids_at(positions)).texts("file_path").values() if len(positions) else []
+    texts = files_at(view, view.find_entry_ids(positions)).texts("file_path").values() if len(positions) else []
     return [(text or b"").decode("utf-8", "replace") for text in texts]

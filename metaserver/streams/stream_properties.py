@@ -5,7 +5,7 @@ module is pure.
 from __future__ import annotations
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.formats.iceberg.metadata.properties import as_bool, as_int
+from seamark.formats.iceberg.metadata.properties import parse_bool, parse_int
 from seamark.formats.protocol.wire import FRESH_FOLDER, STREAM_ENABLED
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.catalog.values import LoadedTable
@@ -20,13 +20,13 @@ _FORMAT_VERSION_MIN = 2
 def shards_of(loaded: LoadedTable) -> int:
     """Return the number of shards that a table has, or gets with its first row."""
     assert loaded.entry is not None
-    shards = as_int(loaded.metadata.properties, SHARDS, 1)
+    shards = parse_int(loaded.metadata.properties, SHARDS, 1)
     return len(loaded.entry.parse_flushed_offsets()) or min(max(1, shards), SHARDS_MAX)
 
 
 def is_stream_table(metadata: TableMetadata) -> bool:
     """Return whether the property of stream tables is set."""
-    return as_bool(metadata.properties, ENABLED, False)
+    return parse_bool(metadata.properties, ENABLED, False)
 
 
 def check_stream_table(metadata: TableMetadata, subject: str) -> None:
@@ -41,12 +41,12 @@ def check_stream_table(metadata: TableMetadata, subject: str) -> None:
         raise BadRequest(
             f"{subject} has format version {metadata.format_version}; a stream table needs version 2 or 3. Upgrade it"
         )
-    if not as_int(metadata.properties, FLUSH_INTERVAL, FLUSH_INTERVAL_MS_MIN) >= FLUSH_INTERVAL_MS_MIN:
+    if not parse_int(metadata.properties, FLUSH_INTERVAL, FLUSH_INTERVAL_MS_MIN) >= FLUSH_INTERVAL_MS_MIN:
         interval = metadata.properties[FLUSH_INTERVAL]
         raise BadRequest(
             f"{subject}: {FLUSH_INTERVAL} is {interval!r}; it has to be at least {FLUSH_INTERVAL_MS_MIN} ms"
         )
-    if not 1 <= as_int(metadata.properties, SHARDS, 1) <= SHARDS_MAX:
+    if not 1 <= parse_int(metadata.properties, SHARDS, 1) <= SHARDS_MAX:
         raise BadRequest(
             f"{subject}: {SHARDS} is {metadata.properties[SHARDS]!r}; it is a number from 1 to {SHARDS_MAX}"
         )

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 
 from seamark.formats.protocol.wire import encode_json
-from seamark.formats.runtime.decoding import from_attributes
+from seamark.formats.runtime.decoding import convert_attributes
 from seamark.metaserver.store.model import EntryKind, Instant, InstantState
 
 CONTENT_TYPE = "application/cloudevents+json; charset=utf-8"
@@ -57,7 +57,7 @@ def cloud_event(instant: Instant, source: str) -> dict[str, Any]:
         "type": f"io.seamark.{instant.kind.value}.{instant.action}.{instant.state.value}",
         "time": datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         "datacontenttype": "application/json",
-        "data": from_attributes(instant, InstantAnswer),
+        "data": convert_attributes(instant, InstantAnswer),
     }
     subject = "/".join(part for part in (*instant.namespace, instant.name) if part)
     return {**event, "subject": subject} if subject else event

@@ -19,9 +19,9 @@ from urllib.parse import quote, urlencode, urlsplit, urlunsplit
 import msgspec
 
 from seamark.formats.runtime.clock import Clock
-from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.decoding import convert_json
 from seamark.formats.runtime.errors import BadRequest, ConfigError, StorageError
-from seamark.formats.storage.locations import Location, location_key, parse_location
+from seamark.formats.storage.locations import Location, make_location_key, parse_location
 from seamark.metaserver.access.protectors import KeyProtector, WrongKey, key_file, open_protector
 from seamark.metaserver.objects.storages import SERVER_STORAGES
 from seamark.metaserver.runtime.home import is_in_home, sqlite_file
@@ -185,9 +185,9 @@ def check_apart_from_server(location: Location, settings: Settings, server_roots
     Raises:
         BadRequest: The location overlaps one of them.
     """
-    key = location_key(location)
+    key = make_location_key(location)
     for root in server_roots:
-        if do_overlap(key, location_key(root)):
+        if do_overlap(key, make_location_key(root)):
             raise BadRequest(f"The location {str(location)!r} overlaps {str(root)!r} of the server; choose another")
     if location.is_local:
         database = sqlite_file(settings)
@@ -379,7 +379,7 @@ async def open_credentials(settings: Settings, clock: Clock, warehouse: StoredWa
             f"The credentials of the warehouse {warehouse.name} are encrypted with the key {error}, which this server "
             "does not have; set them again with seamark warehouse change"
         ) from None
-    return from_json(opened, dict[str, Any])
+    return convert_json(opened, dict[str, Any])
 
 
 async def renew_seal(settings: Settings, clock: Clock, warehouse: StoredWarehouse) -> bytes | None:

@@ -28,7 +28,7 @@ from seamark.formats.runtime.errors import (
     RetryLater,
     SeamarkError,
 )
-from seamark.formats.storage.locations import Location, location_key, parse_location
+from seamark.formats.storage.locations import Location, make_location_key, parse_location
 from seamark.metaserver.access.principal import Role
 from seamark.metaserver.objects.warehouse import Warehouse
 from seamark.metaserver.runtime.home import prepare_home
@@ -206,7 +206,7 @@ class Warehouses:
             name=name,
             id=warehouse_id,
             location=str(parsed),
-            location_key=location_key(parsed),
+            location_key=make_location_key(parsed),
             settings=own_settings,
             credentials=await seal_credentials(self._settings, self._clock, warehouse_id, credentials),
             created_ms=self._clock.now_ms(),

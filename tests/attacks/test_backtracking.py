@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from seamark.connector.analysis.lexer import UnsupportedStatement, normalize_numerals, tokens_of
+from seamark.connector.analysis.lexer import UnsupportedStatement, normalize_numerals, tokenize_trino
 from seamark.connector.analysis.scans import STATEMENT_CHARACTERS_MAX
 from seamark.connector.client.errors import InvalidRequest as StatementRefused
 from seamark.connector.jobs.statements import TEXT_MAX, parse_statement
@@ -29,10 +29,10 @@ from seamark.formats.iceberg.metadata.properties import (
     remove_client_properties,
 )
 from seamark.formats.iceberg.types.schema import Schema
-from seamark.formats.iceberg.types.types import canonical_primitive
+from seamark.formats.iceberg.types.types import canonicalize_primitive
 from seamark.formats.iceberg.types.values import DECIMAL_CHARACTERS_MAX
 from seamark.formats.protocol.wire import encode_json, fold_name, fold_path
-from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.decoding import convert_json
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.store.operations import CreateNamespace
 from tests.attacks.patterns import PatternUse, find_superlinear_texts, generate_by_size, measure_excessive_growth
@@ -49,13 +49,13 @@ BLANKS = " " * 1_000_000
 @pytest.mark.parametrize("text", ["geometry({0}", "geography({0}", "geography({0},{0}", "geometry{0}", "decimal({0}"])
 def test_long_types_are_read_in_linear_time(text: str, length: int) -> None:
     with pytest.raises(BadRequest) as error:
-        canonical_primitive(text.format(BLANKS[: length // text.count("{0}")]))
+        canonicalize_primitive(text.format(BLANKS[: length // text.count("{0}")]))
     assert len(str(error.value)) < 1200
 
 
 def test_types_with_blanks_are_read() -> None:
-    assert canonical_primitive(f"geography(  srid:1 ,{BLANKS[:900]}Karney )") == "geography(srid:1, karney)"
-    assert canonical_primitive(f"geometry{BLANKS[:900]}( OGC:CRS84 )") == "geometry"
+    assert canonicalize_primitive(f"geography(  srid:1 ,{BLANKS[:900]}Karney )") == "geography(srid:1, karney)"
+    assert canonicalize_primitive(f"geometry{BLANKS[:900]}( OGC:CRS84 )") == "geometry"
 
 
 @pytest.mark.parametrize("text", [f"a{BLANKS}", f"a{BLANKS}b,", f'"a{BLANKS}', '"' * 999_999, "a:1," * 250_000])
@@ -74,7 +74,7 @@ def test_ages_of_columns_with_blanks_are_read() -> None:
 def test_long_statements_are_read_in_linear_time(part: str) -> None:
     text = part * (STATEMENT_CHARACTERS_MAX // len(part) - 1) + "!"
     for read_function, value in (
-        (tokens_of, text),
+        (tokenize_trino, text),
         (normalize_numerals, text),
         (parse_statement, f"ALTER TABLE t {text[: TEXT_MAX - 100]}"),
     ):
@@ -169,7 +169,7 @@ def test_client_properties_are_recognised_in_long_names() -> None:
 
 @pytest.mark.parametrize("part", ["[0]", "[a]", "[f(1)]"])
 def test_chains_of_brackets_are_rejected_before_they_take_long(part: str) -> None:
-    schema = from_json(encode_json(SCHEMA), Schema)
+    schema = convert_json(encode_json(SCHEMA), Schema)
     assert parse_sql("id = ARRAY[1, 2][1] AND data = 'x'", schema).unused
     with pytest.raises(BadRequest, match="too many ways"):
         parse_sql(f"id = a{part * 3_000}", schema)

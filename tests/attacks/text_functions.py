@@ -20,7 +20,7 @@ from typing import Any
 from seamark.formats.iceberg.expressions.sql import parse_sql
 from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.protocol.wire import encode_json
-from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.decoding import convert_json
 from tests.attacks.patterns import PACKAGES, REPO, generate_by_size, measure_excessive_growth, shorten_text
 from tests.attacks.world import SCHEMA
 
@@ -60,7 +60,7 @@ def list_functions() -> Iterator[tuple[str, Callable[[str], object]]]:
 
     This includes the reader of predicates, which also needs a schema.
     """
-    schema = from_json(encode_json(SCHEMA), Schema)
+    schema = convert_json(encode_json(SCHEMA), Schema)
     yield "parse_sql", _build_call(partial(parse_sql, schema=schema), ["str"], {})
     for package in PACKAGES:
         for path in sorted((REPO / package).rglob("*.py")):

@@ -24,7 +24,7 @@ from bench.demo.screen import show
 from bench.ssb.queries import QUERIES
 from seamark.commands.demo.demo import DemoLookup, DemoResult
 from seamark.commands.demo.demo import show as show_lookup
-from seamark.connector.client.engines import catalog_conf
+from seamark.connector.client.engines import build_catalog_conf
 from tests.services.java import SHORT_LIVED
 from tests.services.process import REPO, is_http_ok
 
@@ -64,7 +64,7 @@ def test_folder_with_foreign_files_is_never_emptied(tmp_path: Path) -> None:
 
 def test_spark_command_has_the_settings_that_the_tests_use() -> None:
     text = connect.format_spark("http://127.0.0.1:1", [Path("/jars/iceberg.jar")], "ssb.lineorder")
-    for key, value in catalog_conf(connect.CATALOG, "http://127.0.0.1:1").items():
+    for key, value in build_catalog_conf(connect.CATALOG, "http://127.0.0.1:1").items():
         assert f"--conf {key}={value}" in text
     assert "--jars /jars/iceberg.jar" in text
 

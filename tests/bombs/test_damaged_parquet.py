@@ -19,9 +19,9 @@ from seamark.formats.iceberg.files import thrift
 from seamark.formats.iceberg.files.budget import create_decoding_budget
 from seamark.formats.iceberg.files.footer import MAGIC, read_footer
 from seamark.formats.iceberg.files.parquet import Unreadable
-from seamark.formats.iceberg.files.parquet_reading import BoundedParquet, page_sizes
+from seamark.formats.iceberg.files.parquet_reading import BoundedParquet, read_page_sizes
 from seamark.formats.iceberg.files.thrift import BINARY, I32, I64, LIST, STRUCT, Fields
-from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.index.keys.arrow_keys import convert_to_keys
 from tests.bombs.peak import measure_peak
 
 ROWS = 300
@@ -57,8 +57,10 @@ def read(data: bytes) -> list[pa.ChunkedArray]:
     """Read a file in all the ways in which the server reads data and delete files."""
     columns = BoundedParquet(pa.BufferReader(data), "p", create_decoding_budget(64 << 20)).columns(PATHS)
     for number, kind in enumerate(KINDS.values()):
-        keys_of(columns[number], kind)
-    BoundedParquet(pa.BufferReader(data), "p", create_decoding_budget(64 << 20)).columns_at(PATHS, np.array([0, 5, 99]))
+        convert_to_keys(columns[number], kind)
+    BoundedParquet(pa.BufferReader(data), "p", create_decoding_budget(64 << 20)).read_columns_at(
+        PATHS, np.array([0, 5, 99])
+    )
     plain = BoundedParquet(pa.BufferReader(data), "p", create_decoding_budget(64 << 20)).read_plain_columns(PATHS)
     return [plain[number] for number in PATHS]
 
@@ -141,7 +143,7 @@ def test_page_that_states_its_size_twice_is_rejected() -> None:
     data = encode_rows(compression="none", use_dictionary=False)
     page, end = thrift.read(data, 4)
     with pytest.raises(ValueError, match="the field 2 is repeated"):
-        page_sizes(repeat_field(thrift.write(page), 2, I64, 1) + data[end:], ROWS)
+        read_page_sizes(repeat_field(thrift.write(page), 2, I64, 1) + data[end:], ROWS)
 
 
 def test_page_whose_number_of_values_exceeds_32_bits_is_rejected() -> None:
@@ -151,7 +153,7 @@ def test_page_whose_number_of_values_exceeds_32_bits_is_rejected() -> None:
     fields = page[5][1]
     fields[1] = I32, fields[1][1] + (1 << 32)
     with pytest.raises(ValueError, match="states 4294967596 values"):
-        page_sizes(thrift.write(page) + data[end:], ROWS)
+        read_page_sizes(thrift.write(page) + data[end:], ROWS)
 
 
 def test_field_whose_id_exceeds_16_bits_is_rejected() -> None:

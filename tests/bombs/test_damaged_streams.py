@@ -12,7 +12,7 @@ from seamark.formats.iceberg.types.schema import Field, Schema
 from seamark.formats.index.keys.hashing import hash_halves
 from seamark.formats.index.keys.terms import resolve
 from seamark.formats.runtime.errors import BadRequest, TooLarge
-from seamark.metaserver.planner.rows.lookup_keys import arrays_of, keys_of_arrays
+from seamark.metaserver.planner.rows.lookup_keys import build_keys, extract_term_arrays
 from seamark.metaserver.streams.incoming.arrow_body import read_stream
 from tests.bombs.peak import measure_peak
 
@@ -51,10 +51,10 @@ def encode_all_forms() -> list[bytes]:
 def count_keys(data: bytes) -> str:
     """Return the number of keys in a body, as the route reads it."""
     try:
-        arrays, shared_bytes = arrays_of(TERMS, read_stream(data, "The body", rows_max=1_000_000))
+        arrays, shared_bytes = extract_term_arrays(TERMS, read_stream(data, "The body", rows_max=1_000_000))
         if shared_bytes > 1 << 26:
             return "too large"
-        keys = keys_of_arrays(TERMS, arrays)
+        keys = build_keys(TERMS, arrays)
         hash_halves(keys)
     except (BadRequest, TooLarge) as error:
         return error.message

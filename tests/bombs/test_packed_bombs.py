@@ -15,7 +15,7 @@ import pytest
 from seamark.formats.iceberg.manifests.manifest import decode_manifest
 from seamark.formats.iceberg.metadata.table_json import decode_table
 from seamark.formats.index.keys import arrow_keys
-from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.index.keys.arrow_keys import convert_to_keys
 from seamark.formats.runtime.errors import Corrupt
 from tests.bombs.peak import measure_peak
 
@@ -93,7 +93,7 @@ def make_shared_values(form: str) -> pa.Array:
 
 def expand_as_keys(form: str) -> str:
     try:
-        keys_of(make_shared_values(form), "string")
+        convert_to_keys(make_shared_values(form), "string")
     except ValueError as error:
         return str(error)
     return "expanded"
@@ -109,9 +109,9 @@ def test_keys_whose_rows_share_one_long_value_are_not_expanded(form: str) -> Non
 def test_shared_values_within_the_limit_are_ordinary_keys() -> None:
     plain_array = pa.array(["a", "b", None, "a"])
     forms = [plain_array.dictionary_encode(), plain_array.cast(pa.string_view()), pa.array(plain_array).slice(0)]
-    expected = keys_of(plain_array, "string")
+    expected = convert_to_keys(plain_array, "string")
     for form in forms:
-        keys = keys_of(form, "string")
+        keys = convert_to_keys(form, "string")
         assert keys.heap is not None
         assert expected.heap is not None
         assert keys.heap.tobytes() == expected.heap.tobytes()

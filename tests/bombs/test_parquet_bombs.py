@@ -26,7 +26,7 @@ from seamark.formats.iceberg.files.parquet_reading import (
     FOOTER_FREE_BYTES,
     FOOTER_LIMIT_BYTES,
     BoundedParquet,
-    page_sizes,
+    read_page_sizes,
 )
 from seamark.formats.iceberg.types.schema import Field, Schema
 from seamark.formats.index.keys.delete_files import DeleteFile, decode_delete_content
@@ -289,7 +289,7 @@ def test_page_header_that_expands_to_much_is_not_read(tmp_path: Path) -> None:
 
 def count_pages(path: str) -> str:
     try:
-        return str(page_sizes(Path(path).read_bytes(), 10))
+        return str(read_page_sizes(Path(path).read_bytes(), 10))
     except ValueError as error:
         return str(error)
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from seamark.cache.disk import DiskTier
-from seamark.cache.envelope import HEADER_BYTES, key_digest
-from seamark.cache.ledger import file_name
+from seamark.cache.envelope import HEADER_BYTES, compute_key_digest
+from seamark.cache.ledger import make_file_name
 from tests.cache.contract import TierContract
 from tests.cache.payloads import make_payload
 from tests.faults.rigs.disk import mount_small_disk
@@ -33,7 +33,7 @@ def measure_disk_bytes(folder: Path) -> int:
 
 
 def get_path(folder: Path, key: str) -> Path:
-    return folder / file_name(key_digest(key))
+    return folder / make_file_name(compute_key_digest(key))
 
 
 class TestDiskTier(TierContract):

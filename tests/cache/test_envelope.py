@@ -6,26 +6,26 @@ import random
 
 import pytest
 
-from seamark.cache.envelope import HEADER_BYTES, Damaged, key_digest, seal, unseal
+from seamark.cache.envelope import HEADER_BYTES, Damaged, compute_key_digest, seal, unseal
 from tests.seeds import quick
 
 
 def seal_payload(key: str, payload: bytes) -> bytes:
-    return seal(key_digest(key), [memoryview(payload)]) + payload
+    return seal(compute_key_digest(key), [memoryview(payload)]) + payload
 
 
 @pytest.mark.parametrize("size", [0, 1, 100, 100_000])
 def test_sealed_value_is_unsealed_without_a_copy(size: int) -> None:
     payload = random.Random(size).randbytes(size)
     data = memoryview(seal_payload("k", payload))
-    view = unseal(key_digest("k"), data)
+    view = unseal(compute_key_digest("k"), data)
     assert view == payload
     assert view.obj is data.obj
 
 
 def test_parts_are_sealed_as_one_payload() -> None:
     parts = [memoryview(part) for part in (b"a", b"", b"bc", bytes(1000))]
-    assert seal(key_digest("k"), parts) == seal(key_digest("k"), [memoryview(b"".join(parts))])
+    assert seal(compute_key_digest("k"), parts) == seal(compute_key_digest("k"), [memoryview(b"".join(parts))])
 
 
 def test_every_flipped_bit_is_rejected() -> None:
@@ -34,21 +34,21 @@ def test_every_flipped_bit_is_rejected() -> None:
         data = bytearray(good)
         data[bit // 8] ^= 1 << bit % 8
         with pytest.raises(Damaged):
-            unseal(key_digest("k"), memoryview(data))
+            unseal(compute_key_digest("k"), memoryview(data))
 
 
 def test_every_truncated_length_is_rejected() -> None:
     good = seal_payload("k", b"payload of some bytes")
     for length in range(len(good)):
         with pytest.raises(Damaged):
-            unseal(key_digest("k"), memoryview(good)[:length])
+            unseal(compute_key_digest("k"), memoryview(good)[:length])
     with pytest.raises(Damaged, match="the payload has"):
-        unseal(key_digest("k"), memoryview(good + b"\0"))
+        unseal(compute_key_digest("k"), memoryview(good + b"\0"))
 
 
 def test_value_of_another_key_is_rejected() -> None:
     with pytest.raises(Damaged, match="another key"):
-        unseal(key_digest("a"), memoryview(seal_payload("b", b"x")))
+        unseal(compute_key_digest("a"), memoryview(seal_payload("b", b"x")))
 
 
 def test_future_layout_is_rejected_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +56,7 @@ def test_future_layout_is_rejected_by_name(monkeypatch: pytest.MonkeyPatch) -> N
     later_payload = seal_payload("k", b"x")
     monkeypatch.undo()
     with pytest.raises(Damaged, match="version 2"):
-        unseal(key_digest("k"), memoryview(later_payload))
+        unseal(compute_key_digest("k"), memoryview(later_payload))
 
 
 @pytest.mark.parametrize("seed", quick(range(20), 3))
@@ -76,4 +76,4 @@ def test_random_overwrites_cuts_and_shifts_are_rejected(seed: int) -> None:
                 data[start:start] = source.randbytes(length)
         if data != good:
             with pytest.raises(Damaged):
-                unseal(key_digest("k"), memoryview(data))
+                unseal(compute_key_digest("k"), memoryview(data))

@@ -16,7 +16,7 @@ from seamark.formats.iceberg.views.view import decode_view
 from seamark.formats.runtime.clock import Clock, SystemClock
 from seamark.formats.runtime.errors import CommitUnknown, RetryLater, StorageError
 from seamark.metaserver.catalog.catalog import Catalog, open_catalog
-from seamark.metaserver.catalog.ownership.owners import fingerprint_of
+from seamark.metaserver.catalog.ownership.owners import compute_view_fingerprint
 from seamark.metaserver.catalog.values import Caller, CreateTable
 from seamark.metaserver.commit.engine_commits.engine_commits import EngineCommits
 from seamark.metaserver.commit.publication import Publisher, open_publisher
@@ -47,7 +47,7 @@ def rename_without_digest(location: str) -> Path:
         )
         if "view-uuid" in json.loads(path.read_bytes()):
             metadata = decode_view(path.read_bytes(), new_location)
-            prints = fingerprint_of(metadata, new_location), fingerprint_of(metadata, location)
+            prints = compute_view_fingerprint(metadata, new_location), compute_view_fingerprint(metadata, location)
             database.execute("UPDATE instants SET fingerprint = ? WHERE fingerprint = ?", prints)
     database.close()
     return path

@@ -13,7 +13,7 @@ import pytest
 
 from seamark.formats.iceberg.metadata.table_json import encode_table
 from seamark.formats.runtime.errors import BadRequest, CommitConflict, Forbidden, SeamarkError
-from seamark.formats.storage.locations import location_key, parse_location
+from seamark.formats.storage.locations import make_location_key, parse_location
 from seamark.metaserver.catalog.values import Caller, CreateTable, CreateView, TableChange, TableIdentifier
 from seamark.metaserver.store.model import EntryKind
 from seamark.metaserver.store.port import InstantFilter
@@ -101,7 +101,7 @@ async def test_location_inside_that_of_a_moved_table_is_rejected(tmp_path: Path,
 async def test_no_location_may_contain_that_of_a_table(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await move_table(rig)
-        place = f"{rig.catalog.warehouse.namespace_location(('a',))}/deep"
+        place = f"{rig.catalog.warehouse.make_namespace_location(('a',))}/deep"
         await rig.catalog.tables.create(
             CONFINED_CALLER, ("a",), CreateTable(name="d", schema=SCHEMA, location=f"{place}/in/er")
         )
@@ -130,7 +130,7 @@ async def test_dropped_table_keeps_its_location_until_it_is_purged(tmp_path: Pat
 async def test_moved_table_keeps_the_locations_of_its_older_files(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         location = await move_table(rig)
-        new_location = f"{rig.catalog.warehouse.namespace_location(('b',))}/new"
+        new_location = f"{rig.catalog.warehouse.make_namespace_location(('b',))}/new"
         await rig.commits.commit_table(
             CALLER, ("b",), "moved", [], [{"action": "set-location", "location": new_location}]
         )
@@ -144,7 +144,7 @@ async def test_moved_table_keeps_the_locations_of_its_older_files(tmp_path: Path
 async def test_only_one_of_two_concurrent_overlapping_claims_succeeds(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await move_table(rig)
-        place = f"{rig.catalog.warehouse.namespace_location(('a',))}/race"
+        place = f"{rig.catalog.warehouse.make_namespace_location(('a',))}/race"
         staged = [
             (await rig.catalog.tables.stage(CALLER, ("a",), CreateTable(name=f"r{n}", schema=SCHEMA, location=where)))
             for n, where in enumerate((place, f"{place}/in", place, f"{place}/in/ner"))
@@ -169,7 +169,7 @@ async def test_only_one_of_two_concurrent_overlapping_claims_succeeds(tmp_path: 
 async def test_staging_pass_does_not_open_a_location_that_belongs_to_another_table_now(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await move_table(rig)
-        place = f"{rig.catalog.warehouse.namespace_location(('a',))}/staged"
+        place = f"{rig.catalog.warehouse.make_namespace_location(('a',))}/staged"
         await rig.catalog.tables.stage(CONFINED_CALLER, ("a",), CreateTable(name="s", schema=SCHEMA, location=place))
         token = rig.catalog.staging.issue(("a",), "s", place)
         assert await rig.catalog.find_staged_location(CONFINED_CALLER, token, ("a",), "s") == place
@@ -183,7 +183,7 @@ async def test_staging_pass_does_not_open_a_location_that_belongs_to_another_tab
 async def test_symbolic_link_does_not_bypass_a_claim(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         location = await move_table(rig)
-        folder = Path(parse_location(rig.catalog.warehouse.namespace_location(("a",))).file_path)
+        folder = Path(parse_location(rig.catalog.warehouse.make_namespace_location(("a",))).file_path)
         (folder / "link").symlink_to(parse_location(location).file_path)
         (folder / "other").symlink_to(folder.parent / "b")
         for caller in (CALLER, CONFINED_CALLER):
@@ -207,7 +207,7 @@ async def test_claim_belongs_to_the_path_and_not_to_the_target_of_a_link(tmp_pat
         before = await rig.catalog.context.store.claims((await rig.catalog.tables.entry(("b",), "moved")).uuid)
         folder = Path(parse_location(location).file_path)
         folder.rename(f"{folder}-away")
-        folder.symlink_to(parse_location(rig.catalog.warehouse.namespace_location(("b",))).file_path)
+        folder.symlink_to(parse_location(rig.catalog.warehouse.make_namespace_location(("b",))).file_path)
         assert [rig.catalog.warehouse.key(parse_location(location))] == [before[0].location]
         await rig.catalog.tables.create(CALLER, ("b",), CreateTable(name="free", schema=SCHEMA))
 
@@ -215,7 +215,7 @@ async def test_claim_belongs_to_the_path_and_not_to_the_target_of_a_link(tmp_pat
 async def test_tables_share_a_folder_only_if_an_unconfined_caller_allows_it(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await move_table(rig)
-        common = {"write.data.path": f"{rig.catalog.warehouse.namespace_location(('a',))}/common"}
+        common = {"write.data.path": f"{rig.catalog.warehouse.make_namespace_location(('a',))}/common"}
         for name in ("one", "two"):
             await rig.catalog.tables.create(CALLER, ("a",), CreateTable(name=name, schema=SCHEMA, properties=common))
         with pytest.raises(BadRequest, match="overlaps"):
@@ -228,14 +228,14 @@ async def test_purge_deletes_nothing_in_the_location_of_another_table(tmp_path: 
     """The tables overlapped before overlaps were rejected."""
     async with open_rig(tmp_path) as rig:
         await move_table(rig)
-        place = f"{rig.catalog.warehouse.namespace_location(('a',))}/over"
+        place = f"{rig.catalog.warehouse.make_namespace_location(('a',))}/over"
         await rig.catalog.tables.create(CALLER, ("a",), CreateTable(name="outer", schema=SCHEMA, location=place))
         outer = (await rig.catalog.tables.load(("a",), "outer")).entry
         inner = (await rig.catalog.tables.load(("a",), "mine")).entry
         assert outer is not None
         assert inner is not None
     with sqlite3.connect(tmp_path / "seamark.db") as connection:
-        key = location_key(parse_location(f"{place}/inner"))
+        key = make_location_key(parse_location(f"{place}/inner"))
         connection.execute("INSERT INTO claims (location, uuid, shared) VALUES (?, ?, 0)", (key, inner.uuid))
     live, own_location = f"{place}/inner/metadata/live.puffin", f"{place}/metadata/own.puffin"
     path = rename_without_digest(outer.metadata_location)
@@ -307,7 +307,7 @@ async def test_dropped_entry_can_be_recreated_only_with_its_name_and_location(tm
     async with open_rig(tmp_path) as rig:
         await move_table(rig)
         tables, dropped = rig.catalog.tables, rig.catalog.dropped
-        place = f"{rig.catalog.warehouse.namespace_location(('a',))}/again"
+        place = f"{rig.catalog.warehouse.make_namespace_location(('a',))}/again"
 
         def make(name: str, location: str = place, caller: Caller = CONFINED_CALLER) -> Any:
             return tables.create(caller, ("a",), CreateTable(name=name, schema=SCHEMA, location=location))
@@ -331,7 +331,7 @@ async def test_dropped_entry_cannot_be_registered_over_the_current_owner_of_its_
     async with open_rig(tmp_path) as rig:
         await move_table(rig)
         tables, views = rig.catalog.tables, rig.catalog.views
-        place = f"{rig.catalog.warehouse.namespace_location(('a',))}/again"
+        place = f"{rig.catalog.warehouse.make_namespace_location(('a',))}/again"
         table = CreateTable(name="again", schema=SCHEMA, location=place)
         first = (await tables.create(CALLER, ("a",), table)).entry
         await tables.drop(CALLER, ("a",), "again", purge=False)
@@ -374,7 +374,7 @@ async def test_registering_an_older_file_revokes_later_permissions_and_keeps_the
             }
 
         before = await list_claimed_locations()
-        assert before[1] == {location_key(parse_location(allowed))}
+        assert before[1] == {make_location_key(parse_location(allowed))}
         await tables.register(CALLER, *name, first.metadata_location, overwrite=True)
         assert await list_claimed_locations() == (before[0], set()), "files lie where they were written"
         await tables.register(CALLER, *name, second.metadata_location, overwrite=True)
@@ -394,7 +394,7 @@ async def test_table_is_identified_by_the_uuid_in_the_database(tmp_path: Path) -
             await rig.store.claims(victim.uuid),
             await rig.store.instants(_filter_by_uuid(victim.uuid), 100),
         )
-        place = f"{rig.catalog.warehouse.namespace_location(('a',))}/old"
+        place = f"{rig.catalog.warehouse.make_namespace_location(('a',))}/old"
         old_metadata = {**json.loads(encode_table(metadata)), "location": place, "format-version": 1}
         del old_metadata["table-uuid"]
         await rig.objects.create(f"{place}/v1.metadata.json", json.dumps(old_metadata).encode())

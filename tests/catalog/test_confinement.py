@@ -61,14 +61,14 @@ async def test_every_operation_rejects_a_forbidden_location(tmp_path: Path) -> N
                 CONFINED_CALLER, ("a",), CreateView(name="v", schema=SCHEMA, view_version=VERSION, location=tenants)
             ),
             "the namespace's own folder": commit(
-                action="set-location", location=rig.catalog.warehouse.namespace_location(("a",))
+                action="set-location", location=rig.catalog.warehouse.make_namespace_location(("a",))
             ),
         }
         for description, attempt in attempts.items():
             with pytest.raises(Forbidden, match="wa"):  # noqa: PT012  the second line says which
                 await attempt
                 pytest.fail(f"{description} was accepted")
-        inside = f"{rig.catalog.warehouse.namespace_location(('a',))}/elsewhere"
+        inside = f"{rig.catalog.warehouse.make_namespace_location(('a',))}/elsewhere"
         await commit(action="set-location", location=inside)
         assert (await tables.load(("a",), "mine")).metadata.location == inside
 

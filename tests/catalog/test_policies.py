@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from seamark.formats.runtime.errors import BadRequest
-from seamark.metaserver.catalog.policies import SETTERS, load_policies, setters_in_effect, setters_of
+from seamark.metaserver.catalog.policies import SETTERS, find_effective_setters, load_policies, parse_setters
 from seamark.metaserver.catalog.values import Caller, CreateTable, TableChange
 from tests.catalog.rig import CALLER, SCHEMA, Rig, open_rig
 
@@ -32,23 +32,25 @@ async def test_server_records_who_set_each_property_of_a_policy(tmp_path: Path) 
         )
         request = CreateTable(name="t", schema=SCHEMA, properties={COLUMNS: "id", "comment": "c", **FORGED_SETTERS})
         created_table = await rig.catalog.tables.create(WENDY, ("db",), request)
-        assert setters_of(created_table.metadata.properties) == {COLUMNS: "wendy"}
+        assert parse_setters(created_table.metadata.properties) == {COLUMNS: "wendy"}
         change = await commit(rig, OTTO, {"action": "set-properties", "updates": {SWITCH: "true", **FORGED_SETTERS}})
-        assert setters_of(change) == {COLUMNS: "wendy", SWITCH: "otto"}
+        assert parse_setters(change) == {COLUMNS: "wendy", SWITCH: "otto"}
         change = await commit(rig, OTTO, {"action": "set-properties", "updates": {"comment": "d", **FORGED_SETTERS}})
-        assert setters_of(change) == {COLUMNS: "wendy", SWITCH: "otto"}
+        assert parse_setters(change) == {COLUMNS: "wendy", SWITCH: "otto"}
         removal = {"action": "remove-properties", "removals": [SETTERS, COLUMNS]}
-        assert setters_of(await commit(rig, OTTO, removal)) == {SWITCH: "otto"}
+        assert parse_setters(await commit(rig, OTTO, removal)) == {SWITCH: "otto"}
         loaded_table = await rig.catalog.tables.load(("db",), "t")
         policies = await load_policies(rig.store, ("db",))
-        assert setters_in_effect(loaded_table.metadata, policies) == {
+        assert find_effective_setters(loaded_table.metadata, policies) == {
             SWITCH: "otto",
             "history.expire.max-snapshot-age-ms": "otto",
         }
         await rig.catalog.namespaces.update_properties(WENDY, ("db",), [], {SWITCH: "false", **FORGED_SETTERS})
         policies = await load_policies(rig.store, ("db",))
         assert policies[SWITCH].principal_name == "wendy"
-        assert setters_in_effect(loaded_table.metadata, policies)[SWITCH] == "otto"  # The table's own policy counts.
+        assert (
+            find_effective_setters(loaded_table.metadata, policies)[SWITCH] == "otto"
+        )  # The table's own policy counts.
 
 
 async def test_no_names_are_recorded_without_logins(tmp_path: Path) -> None:

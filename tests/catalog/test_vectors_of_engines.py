@@ -100,5 +100,5 @@ async def test_marks_over_the_memory_limit_are_counted_before_they_are_read(
         second = Appender(await load(rig))
         marks = [build_entry(second.snapshot_id, DELETED, first.sequence, vector) for vector in vectors[1:]]
         stays = build_entry(first.snapshot_id, EXISTING, first.sequence, vectors[0])
-        monkeypatch.setattr(manifests, "removals_of", refuse)
+        monkeypatch.setattr(manifests, "list_removals", refuse)
         assert len(await delete(rig, second, [*marks, stays])) == 6, "the commit is as the engine wrote it"

@@ -66,13 +66,13 @@ async def test_entries_of_large_manifests_are_compared_off_the_event_loop(
 
     In this test every manifest counts as large.
     """
-    threads, real = [], manifest_filter.key_of
+    threads, real = [], manifest_filter.make_file_key
 
     def count_and_key(file: ContentFile) -> Remove:
         threads.append(threading.get_ident())
         return real(file)
 
-    monkeypatch.setattr(manifest_filter, "key_of", count_and_key)
+    monkeypatch.setattr(manifest_filter, "make_file_key", count_and_key)
     monkeypatch.setattr(manifests, "_IN_LOOP_ENTRIES", 0)
     async with running(tmp_path) as server:
         lake = await Lake.create(Api(server))

@@ -160,14 +160,14 @@ def test_comparing_a_thousand_partitions_with_a_thousand_needs_about_one_lookup_
 ) -> None:
     partitions = PartitionOverlap(_build_table([PartitionSpec(0, (PartitionField("f", "identity", 1, (), 1000),))]))
     look_count = 0
-    constraints = PartitionOverlap.constraints
+    constraints = PartitionOverlap.list_constraints
 
     def count_looks(self: PartitionOverlap, partition: Any) -> Any:
         nonlocal look_count
         look_count += 1
         return constraints(self, partition)
 
-    monkeypatch.setattr(PartitionOverlap, "constraints", count_looks)
+    monkeypatch.setattr(PartitionOverlap, "list_constraints", count_looks)
     monkeypatch.setattr(overlap, "_are_disjoint", None)  # A comparison of two partitions would raise an error.
     monkeypatch.setattr(overlap, "_implies", None)
     targets = Targets(partitions, [(0, (number,)) for number in range(1000)])

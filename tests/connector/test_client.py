@@ -25,7 +25,7 @@ from seamark.connector.client.errors import (
     Unreachable,
 )
 from seamark.connector.client.names import hide_credentials, split_name
-from seamark.connector.client.values import At, parse_as_of
+from seamark.connector.client.values import At, parse_timestamp
 from seamark.connector.sql.session import SqlSession
 from tests.api.plans.planned import append, build_data_file
 from tests.connector.server_thread import ServerThread
@@ -246,10 +246,10 @@ def test_as_of_time_is_parsed_to_the_millisecond() -> None:
     """A float of seconds would lose a millisecond of each time, and so name the snapshot before."""
     for expected in (1_079_337_347_472, 2_165_497_250_429, 2_183_226_373_411):
         expected_time = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=expected)
-        assert parse_as_of(expected_time.isoformat()) == expected
-        assert parse_as_of(expected_time.replace(tzinfo=None).isoformat()) == expected
-    assert parse_as_of("1969-12-31T23:59:59.999") == -1
-    assert parse_as_of("2026-10-25T02:30+02:00") == parse_as_of("2026-10-25T00:30")
+        assert parse_timestamp(expected_time.isoformat()) == expected
+        assert parse_timestamp(expected_time.replace(tzinfo=None).isoformat()) == expected
+    assert parse_timestamp("1969-12-31T23:59:59.999") == -1
+    assert parse_timestamp("2026-10-25T02:30+02:00") == parse_timestamp("2026-10-25T00:30")
 
 
 def test_page_of_another_server_is_reported_as_such() -> None:

@@ -17,7 +17,14 @@ from click.testing import CliRunner, Result
 from pyiceberg.catalog import load_catalog
 
 from seamark.commands.main import cli
-from seamark.connector.client.engines import ENGINES, EXTENSIONS, NO_HIVE, RUNTIME, catalog_conf, connection_text
+from seamark.connector.client.engines import (
+    ENGINES,
+    EXTENSIONS,
+    NO_HIVE,
+    RUNTIME,
+    build_catalog_conf,
+    format_connection,
+)
 from seamark.connector.client.indexes import IndexClient
 from tests.connector.server_thread import ServerThread
 from tests.docs.pages import REPO, Page
@@ -43,20 +50,24 @@ def test_pyiceberg_script_runs(client: IndexClient, tmp_path: Path) -> None:
 @pytest.mark.parametrize("has_token", [False, True])
 def test_python_scripts_compile_and_take_the_token_from_the_environment(has_token: bool) -> None:
     for engine in ("pyspark", "pyiceberg"):
-        text = connection_text(engine, "sea", URI, has_token=has_token)
+        text = format_connection(engine, "sea", URI, has_token=has_token)
         compile(text, engine, "exec")
         assert ("SEAMARK_TOKEN" in text) == has_token
     conf = dict(
-        re.findall(r"\.config\('([^']+)', '([^']+)'\)", connection_text("pyspark", "sea", URI, has_token=False))
+        re.findall(r"\.config\('([^']+)', '([^']+)'\)", format_connection("pyspark", "sea", URI, has_token=False))
     )
-    assert conf == {"spark.jars.packages": RUNTIME, "spark.sql.extensions": EXTENSIONS, **catalog_conf("sea", URI)}
+    assert conf == {
+        "spark.jars.packages": RUNTIME,
+        "spark.sql.extensions": EXTENSIONS,
+        **build_catalog_conf("sea", URI),
+    }
 
 
 def test_spark_configuration_is_that_of_the_tests() -> None:
-    text = connection_text("spark", "sea", URI, has_token=False)
+    text = format_connection("spark", "sea", URI, has_token=False)
     assert text.startswith(f"spark-sql --packages {RUNTIME} ")
-    assert read_spark_conf(text) == {**NO_HIVE, "spark.sql.extensions": EXTENSIONS, **catalog_conf("sea", URI)}
-    with_token = connection_text("spark", "sea", URI, has_token=True)
+    assert read_spark_conf(text) == {**NO_HIVE, "spark.sql.extensions": EXTENSIONS, **build_catalog_conf("sea", URI)}
+    with_token = format_connection("spark", "sea", URI, has_token=True)
     assert '"spark.sql.catalog.sea.token=$SEAMARK_TOKEN"' in with_token
     output = subprocess.run(
         ["sh", "-c", with_token.replace("spark-sql", "printf '%s\\n'", 1)],
@@ -72,22 +83,22 @@ def test_trino_configuration_is_that_of_the_how_to() -> None:
     blocks = [
         block.text for block in Page(REPO / "docs/how-to/connect-trino.md").blocks if block.language == "properties"
     ]
-    assert connection_text("trino", "sea", URI, has_token=False).splitlines()[1:] == blocks[0].strip().splitlines()
-    of_s3 = connection_text("trino", "sea", URI, has_token=True, on_s3=True).splitlines()[1:]
+    assert format_connection("trino", "sea", URI, has_token=False).splitlines()[1:] == blocks[0].strip().splitlines()
+    of_s3 = format_connection("trino", "sea", URI, has_token=True, on_s3=True).splitlines()[1:]
     documented = {line.partition("=")[0] for line in blocks[1].strip().splitlines()}
     assert {line.partition("=")[0] for line in of_s3} == documented - {"iceberg.metadata-cache.enabled"}
 
 
 def test_duckdb_configuration_is_that_of_the_how_to() -> None:
     statement = next(
-        line for line in connection_text("duckdb", "sea", URI, has_token=False).splitlines() if "ATTACH" in line
+        line for line in format_connection("duckdb", "sea", URI, has_token=False).splitlines() if "ATTACH" in line
     )
     assert statement in (REPO / "docs/how-to/connect-duckdb.md").read_text()
 
 
 def test_duckdb_text_takes_the_token_from_the_environment() -> None:
-    assert "TOKEN getenv('SEAMARK_TOKEN')" in connection_text("duckdb", "sea", URI, has_token=True)
-    assert "TOKEN" not in connection_text("duckdb", "sea", URI, has_token=False)
+    assert "TOKEN getenv('SEAMARK_TOKEN')" in format_connection("duckdb", "sea", URI, has_token=True)
+    assert "TOKEN" not in format_connection("duckdb", "sea", URI, has_token=False)
 
 
 def test_duckdb_text_runs(server: ServerThread, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from seamark.connector.spark.query.conditions import SparkColumn
 from seamark.connector.spark.statements.collected_rows import ordinals_of
 from seamark.connector.spark.statements.key_values import fitting_rows
 from seamark.connector.spark.statements.row_changes import match_rows
-from seamark.connector.write.latest_rows import batch_of
+from seamark.connector.write.latest_rows import find_latest_rows
 from seamark.formats.iceberg.types.schema import Field, Schema
 from tests.seeds import first_seed
 
@@ -44,7 +44,7 @@ def test_rows_have_the_ordinal_of_their_key() -> None:
             {"a": pa.array([a for a, _ in rows], pa.int64()), "b": pa.array([b for _, b in rows], pa.string())}
         )
         fitting = fitting_rows(values, columns).combine_chunks()
-        keys = batch_of(fitting.to_batches(), schema, ["b", "a"]).keys
+        keys = find_latest_rows(fitting.to_batches(), schema, ["b", "a"]).keys
         paths_before = list(zip(*(column.to_pylist() for column in reversed(keys.columns)), strict=True))
         usable = {row for row in rows if None not in row and -(1 << 31) <= row[0] < 1 << 31}  # type: ignore[operator]
         assert len(paths_before) == len(usable)

@@ -238,5 +238,5 @@ def test_numeric_bounds_stay_arrays() -> None:
         tracemalloc.stop()
     # A bound has a key, a position and a rank of 8 bytes each; a number object takes 40.
     assert memory_bytes < 2 * files * 32
-    assert [axis.key_at(rank) for rank in (0, 1, 2 * files - 1)] == [0, 500, (files - 1) * 1000 + 500]
+    assert [axis.get_key(rank) for rank in (0, 1, 2 * files - 1)] == [0, 500, (files - 1) * 1000 + 500]
     assert len(ranges[0].lower) == files

@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from seamark.commands.main import cli
-from seamark.connector.client.engines import catalog_conf
+from seamark.connector.client.engines import build_catalog_conf
 from seamark.metaserver.settings.settings import Settings
 from tests.docs.commands import list_subcommands
 from tests.services import postgres, s3, trino
@@ -118,7 +118,7 @@ def test_spark_defaults_equal_those_that_the_connector_would_write() -> None:
     spark_settings = {
         key: value for key, value in read_spark_defaults().items() if key.startswith("spark.sql.catalog.")
     }
-    assert spark_settings == catalog_conf("seamark", "http://seamark:8181", extra=store)
+    assert spark_settings == build_catalog_conf("seamark", "http://seamark:8181", extra=store)
 
 
 def test_server_settings_are_known_and_agree_with_other_services() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from bench.connect import format_trino as trino_snippet
 from seamark.commands.main import cli
-from seamark.connector.client.engines import EXTENSIONS, NO_HIVE, catalog_conf
+from seamark.connector.client.engines import EXTENSIONS, NO_HIVE, build_catalog_conf
 from seamark.formats.runtime import errors
 from seamark.formats.runtime.tls import CA_VARIABLE
 from seamark.metaserver.access.certificates.rules import read_rules
@@ -213,7 +213,12 @@ def test_spark_configuration_of_the_page_is_that_of_the_tests_and_the_demo() -> 
     page = Page(REPO / "docs" / "how-to" / "connect-spark.md")
     first = next(block for block in page.blocks if block.mark == "run: spark-catalog")
     purge = {"spark.sql.catalog.sea.rest-catalog-purge": "true"}  # It has no effect before Iceberg 1.12.
-    expected = {**NO_HIVE, "spark.sql.extensions": EXTENSIONS, **catalog_conf("sea", "http://127.0.0.1:8181"), **purge}
+    expected = {
+        **NO_HIVE,
+        "spark.sql.extensions": EXTENSIONS,
+        **build_catalog_conf("sea", "http://127.0.0.1:8181"),
+        **purge,
+    }
     assert read_spark_conf(first.text) == expected
     pom = (DEPLOY / "jars" / "pom.xml").read_text()
     version = re.search(r"<iceberg.version>(.*)</", pom)

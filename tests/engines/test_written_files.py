@@ -41,7 +41,7 @@ from seamark.connector.read.tables import open_table, plan
 from seamark.connector.write.appends import append
 from seamark.connector.write.delete_files import DeletedRows, WrittenDeletes, write_deletes, write_equality_deletes
 from seamark.connector.write.target import WriteTarget
-from seamark.formats.iceberg.types.types import base_name
+from seamark.formats.iceberg.types.types import get_base_name
 from seamark.formats.iceberg.types.values import decode
 from tests.connector.read import typed
 from tests.engines.conftest import collect_rows
@@ -185,7 +185,7 @@ def test_metrics_are_those_that_iceberg_writes(lake: Lake, written_rows: pa.Tabl
                 kind = kinds[column_id]
                 # The values are equal, but their bits can differ: zeros can have another sign.
                 pair = decode(kind, bytes(bound)), decode(kind, bytes(expected[name][column_id]))
-                assert pair[0] == pair[1], (part, name, base_name(kind))
+                assert pair[0] == pair[1], (part, name, get_base_name(kind))
 
 
 def delete_by_position(lake: Lake, name: str, ids: set[int]) -> WrittenDeletes:

@@ -16,7 +16,7 @@ from seamark.formats.runtime.errors import RetryLater
 from seamark.metaserver.gateway.backend import S3Call
 from seamark.metaserver.gateway.caching.store import StoreAnswer
 from seamark.metaserver.gateway.conditions import check_read, read_range
-from seamark.metaserver.gateway.s3_errors import S3Error, error_answer
+from seamark.metaserver.gateway.s3_errors import S3Error, build_error_answer
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class FakeStore:
             return web.Response(status=204)
         stored_object = self.objects.get(location)
         if stored_object is None:
-            return error_answer(S3Error("NoSuchKey", "none"), "", "", head=call.method == "HEAD")
+            return build_error_answer(S3Error("NoSuchKey", "none"), "", "", head=call.method == "HEAD")
         check_read(call.headers, stored_object.etag, stored_object.modified_s)
         status, result, data = self._find(location, call.headers, "GET")
         if status == 416:

@@ -24,10 +24,10 @@ from seamark.formats.runtime.errors import SeamarkError
 from seamark.metaserver.gateway.backend import BrokenAnswer, S3Call, StartedAnswer
 from seamark.metaserver.gateway.caching.caching import CachingBackend
 from seamark.metaserver.gateway.caching.tiers import open_tiers
-from seamark.metaserver.gateway.caching.written_once import kind_of
+from seamark.metaserver.gateway.caching.written_once import find_written_once_kind
 from seamark.metaserver.gateway.conditions import read_range
 from seamark.metaserver.gateway.connection import SentAnswer
-from seamark.metaserver.gateway.s3_errors import S3Error, error_answer, of_seamark_error
+from seamark.metaserver.gateway.s3_errors import S3Error, build_error_answer, convert_error
 from seamark.metaserver.objects.s3_scope import parse_target
 from seamark.metaserver.settings.settings import Settings
 from tests.gateway.fake_store import FakeStore
@@ -104,9 +104,9 @@ async def open_worker(
             request.transport.abort()
             return SentAnswer(200, 0)
         except S3Error as error:
-            return error_answer(error, "", "", head=request.method == "HEAD")
+            return build_error_answer(error, "", "", head=request.method == "HEAD")
         except SeamarkError as error:
-            return error_answer(of_seamark_error(error), "", "", head=request.method == "HEAD")
+            return build_error_answer(convert_error(error), "", "", head=request.method == "HEAD")
 
     app = web.Application(client_max_size=1 << 30)
     app.router.add_route("*", "/{target:.*}", handle)
@@ -147,7 +147,7 @@ def to_location(path: str) -> str:
     ],
 )
 def test_only_objects_with_names_that_are_written_once_are_cached(key: str, kind: str | None) -> None:
-    assert kind_of(key) == kind
+    assert find_written_once_kind(key) == kind
 
 
 async def test_blocks_come_from_memory_then_disk_after_a_restart_then_the_store(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from seamark.metaserver.gateway.caching.records import ObjectRecord
 from seamark.metaserver.gateway.conditions import check_read
 from seamark.metaserver.gateway.folder_uploads import read_complete
 from seamark.metaserver.gateway.s3_errors import S3Error
-from seamark.metaserver.gateway.sigv4 import SignatureClaim, signing_key
+from seamark.metaserver.gateway.sigv4 import SignatureClaim, derive_signing_key
 from seamark.metaserver.objects.s3_scope import UNSIGNED_PAYLOAD, parse_delete_body
 from tests.gateway.rig import Keys, Rig
 from tests.gateway.test_isolation import send_raw
@@ -120,11 +120,11 @@ def test_trailer_signature_of_any_bytes_is_compared(signature: bytes) -> None:
     claim = SignatureClaim("a", "t", "20261125T000000Z", "us-east-1", ("host",), "0" * 64, SIGNED_TRAILER)
     signer = ChunkSigner("secret", claim.timestamp, claim.region, SIGNED_TRAILER, claim.signature)
     body = signer.chunk(b"hello") + signer.end("x-amz-checksum-crc32", "NhCmhg==")
-    decoder = ChunkDecoder(claim, signing_key("secret", claim.scope), 5)
+    decoder = ChunkDecoder(claim, derive_signing_key("secret", claim.scope), 5)
     assert b"".join(decoder.feed(body)) == b"hello"
     assert decoder.finish() == {"x-amz-checksum-crc32": "NhCmhg=="}
     name = b"x-amz-trailer-signature:"
-    forged_decoder = ChunkDecoder(claim, signing_key("secret", claim.scope), 5)
+    forged_decoder = ChunkDecoder(claim, derive_signing_key("secret", claim.scope), 5)
     forged_decoder.feed(body.partition(name)[0] + name + signature + b"\r\n\r\n")
     with pytest.raises(S3Error, match="does not match"):
         forged_decoder.finish()

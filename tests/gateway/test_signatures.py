@@ -24,10 +24,10 @@ from seamark.metaserver.gateway.sigv4 import (
     RequestTarget,
     SignatureClaim,
     check_signed_headers,
+    derive_signing_key,
     is_signed,
     read_claim,
     sign_headers,
-    signing_key,
     split_presigned,
 )
 from seamark.metaserver.objects.s3_scope import parse_target
@@ -133,7 +133,7 @@ def _build_claim(payload: str) -> SignatureClaim:
 
 def _build_decoder(payload: str = SIGNED, length: int = 66560) -> ChunkDecoder:
     claim = _build_claim(payload)
-    return ChunkDecoder(claim, signing_key(SECRET, claim.scope), length)
+    return ChunkDecoder(claim, derive_signing_key(SECRET, claim.scope), length)
 
 
 def _build_example() -> bytes:

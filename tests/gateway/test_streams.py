@@ -17,7 +17,7 @@ import psutil
 import pytest
 from botocore.exceptions import ClientError
 
-from seamark.metaserver.gateway.sigv4 import SignatureClaim, signing_key
+from seamark.metaserver.gateway.sigv4 import SignatureClaim, derive_signing_key
 from tests.gateway.rig import Keys, Rig, open_rig
 from tests.services.process import free_port
 from tests.services.s3 import S3, run_s3
@@ -59,7 +59,7 @@ def _build_chunks(signed: dict[str, str], keys: Keys, data: list[bytes]) -> byte
     claim = SignatureClaim(
         keys.access_key, "", signed["x-amz-date"], keys.region, (), signed["authorization"][-64:], ""
     )
-    key, previous, body = signing_key(keys.secret, claim.scope), claim.signature, b""
+    key, previous, body = derive_signing_key(keys.secret, claim.scope), claim.signature, b""
     empty = hashlib.sha256(b"").hexdigest()
     import hmac
 

@@ -8,7 +8,7 @@ import sys
 import msgspec
 import pytest
 
-from seamark.formats.runtime.decoding import from_json, from_msgpack, from_values
+from seamark.formats.runtime.decoding import convert_json, convert_msgpack, convert_values
 
 ROUNDS = 200
 """Without the lock the process crashed in the first rounds of each of five runs."""
@@ -16,7 +16,7 @@ FIRST_USE = f"""
 from __future__ import annotations  # as in our modules: msgspec evaluates the annotations, in Python
 import sys, types
 from threading import Barrier, Thread
-from seamark.formats.runtime.decoding import from_json, from_msgpack, from_values
+from seamark.formats.runtime.decoding import convert_json, convert_msgpack, convert_values
 
 sys.setswitchinterval(1e-6)
 SOURCE = '''
@@ -34,7 +34,8 @@ class Outer(msgspec.Struct, rename="kebab"):
 VALUE = {{"blobs": [{{"a": 1, "b": "x", "c": [1]}}], "properties": {{"k": "v"}}, "x-y": 3}}
 import msgspec
 USES = [
-    (from_json, msgspec.json.encode(VALUE)), (from_msgpack, msgspec.msgpack.encode(VALUE)), (from_values, VALUE),
+    (convert_json, msgspec.json.encode(VALUE)), (convert_msgpack, msgspec.msgpack.encode(VALUE)),
+    (convert_values, VALUE),
 ] * 2
 for number in range({ROUNDS}):
     module = types.ModuleType(f"round{{number}}")
@@ -65,10 +66,10 @@ class Point(msgspec.Struct):
 
 
 def test_values_have_the_requested_type_or_the_error_names_the_field() -> None:
-    assert from_json(b'{"x": 1}', Point) == from_values({"x": 1}, Point) == Point(1)
-    assert from_msgpack(msgspec.msgpack.encode({"x": 1, "y": 2}), Point) == Point(1, 2)
-    assert from_json('[{"x": 1}]', list[Point]) == [Point(1)]
-    assert from_values({1: "a"}, dict[int, str]) == {1: "a"}
-    for decode, document in ((from_json, b'{"x": "1"}'), (from_values, {"x": "1"})):
+    assert convert_json(b'{"x": 1}', Point) == convert_values({"x": 1}, Point) == Point(1)
+    assert convert_msgpack(msgspec.msgpack.encode({"x": 1, "y": 2}), Point) == Point(1, 2)
+    assert convert_json('[{"x": 1}]', list[Point]) == [Point(1)]
+    assert convert_values({1: "a"}, dict[int, str]) == {1: "a"}
+    for decode, document in ((convert_json, b'{"x": "1"}'), (convert_values, {"x": "1"})):
         with pytest.raises(msgspec.ValidationError, match=r"\$\.x"):
             decode(document, Point)  # type: ignore[operator]

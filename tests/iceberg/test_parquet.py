@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from seamark.formats.iceberg.files.parquet import AmbiguousColumn, column_of, find_columns, has_ids, to_dotted_names
+from seamark.formats.iceberg.files.parquet import AmbiguousColumn, find_columns, get_column, has_ids, to_dotted_names
 
 
 def build_field(name: str, kind: pa.DataType, field_id: int) -> pa.Field:
@@ -38,8 +38,8 @@ def test_file_has_field_ids_if_any_column_has_one() -> None:
 
 def test_column_is_found_by_path_when_another_has_its_dotted_name() -> None:
     table = pa.table([[1, 2], [{"a": 5}, None]], schema=pa.schema([("s.a", pa.int64()), ("s", DEEP_STRUCT.type)]))
-    assert column_of(table, ("s", "a")).to_pylist() == [5, None]
-    assert column_of(table, ("s.a",)).to_pylist() == [1, 2]
+    assert get_column(table, ("s", "a")).to_pylist() == [5, None]
+    assert get_column(table, ("s.a",)).to_pylist() == [1, 2]
     assert to_dotted_names([("s", "a"), ("s.a",)]) == ["s.a"]
     with pytest.raises(AmbiguousColumn, match="0 columns named 'x'"):
-        column_of(table, ("x",))
+        get_column(table, ("x",))

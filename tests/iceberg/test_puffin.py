@@ -23,8 +23,8 @@ from seamark.formats.iceberg.files.puffin import (
     TAIL_BYTES,
     Blob,
     Footer,
-    footer_size_bytes,
     read_footer,
+    read_footer_size,
     write_puffin,
 )
 from seamark.formats.runtime.errors import Corrupt
@@ -72,7 +72,7 @@ def test_puffin_file_is_equal_after_a_round_trip() -> None:
 
 def test_footer_is_read_from_the_end_of_a_file_alone() -> None:
     raw = write_sample()
-    footer_bytes = footer_size_bytes(raw[-TAIL_BYTES:], "a.puffin")
+    footer_bytes = read_footer_size(raw[-TAIL_BYTES:], "a.puffin")
     assert read_footer(raw[-footer_bytes:], len(raw), "a.puffin") == read_footer(raw, len(raw), "a.puffin")
     with pytest.raises(Corrupt, match=r"a\.puffin: a footer of"):
         read_footer(raw[1 - footer_bytes :], len(raw), "a.puffin")

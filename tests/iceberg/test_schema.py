@@ -8,8 +8,8 @@ import pytest
 
 from seamark.formats.iceberg.types.reading import read
 from seamark.formats.iceberg.types.schema import Schema, normalize_schema
-from seamark.formats.iceberg.types.transforms import accepts, canonical
-from seamark.formats.iceberg.types.types import canonical_primitive
+from seamark.formats.iceberg.types.transforms import accepts, canonicalize_transform
+from seamark.formats.iceberg.types.types import canonicalize_primitive
 from seamark.formats.runtime.errors import BadRequest
 from tests.iceberg.samples import build_field, build_schema
 
@@ -36,8 +36,8 @@ def build_struct(*fields: dict[str, Any]) -> dict[str, Any]:
     ],
 )
 def test_each_type_is_written_in_one_form(text: str, name: str) -> None:
-    assert canonical_primitive(text) == name
-    assert canonical_primitive(name) == name
+    assert canonicalize_primitive(text) == name
+    assert canonicalize_primitive(name) == name
 
 
 @pytest.mark.parametrize(
@@ -46,13 +46,13 @@ def test_each_type_is_written_in_one_form(text: str, name: str) -> None:
 )
 def test_unknown_type_is_rejected(text: str) -> None:
     with pytest.raises(BadRequest):
-        canonical_primitive(text)
+        canonicalize_primitive(text)
 
 
 def test_type_width_accepts_ascii_digits_only_as_in_java() -> None:
-    assert canonical("BUCKET[03]") == "bucket[3]"
+    assert canonicalize_transform("BUCKET[03]") == "bucket[3]"
     for other in ("bucket[٣]", "buc\u212aet[3]"):
-        assert canonical(other) == other
+        assert canonicalize_transform(other) == other
 
 
 def test_schemas_are_equal_despite_other_ids_and_spellings() -> None:
@@ -173,9 +173,9 @@ def test_schema_depth_is_limited() -> None:
 
 
 def test_transforms_are_written_in_one_form_and_check_their_source_type() -> None:
-    assert canonical("Bucket[016]") == "bucket[16]"
-    assert canonical("DAY") == "day"
-    assert canonical("Zorder[x]") == "Zorder[x]"
+    assert canonicalize_transform("Bucket[016]") == "bucket[16]"
+    assert canonicalize_transform("DAY") == "day"
+    assert canonicalize_transform("Zorder[x]") == "Zorder[x]"
     assert accepts("hour", "timestamp_ns")
     assert not accepts("hour", "date")
     assert accepts("bucket[4]", "decimal(9, 2)")
@@ -183,4 +183,4 @@ def test_transforms_are_written_in_one_form_and_check_their_source_type() -> Non
     assert not accepts("identity", "geography(OGC:CRS84, karney)")
     assert accepts("zorder", "double")
     with pytest.raises(BadRequest):
-        canonical("truncate[99999999999]")
+        canonicalize_transform("truncate[99999999999]")

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pyiceberg.table.metadata import TableMetadataUtil
 
 from seamark.formats.iceberg.metadata import table_json
-from seamark.formats.iceberg.metadata.metadata import TableMetadata, with_previous_file
-from seamark.formats.iceberg.metadata.table_json import decode_table, encode_table, refs_view
+from seamark.formats.iceberg.metadata.metadata import TableMetadata, add_previous_file
+from seamark.formats.iceberg.metadata.table_json import decode_table, encode_refs_view, encode_table
 from seamark.formats.runtime.errors import BadRequest, Corrupt
 from tests.iceberg.samples import (
     EVENTS,
@@ -65,7 +65,7 @@ def build_rich_table(version: int) -> TableMetadata:
         updates.append(
             {"action": "add-encryption-key", "encryption-key": {"key-id": "k", "encrypted-key-metadata": "AAEC"}}
         )
-    m, _ = with_previous_file(apply_json_updates(m, *updates), SOURCE, NOW)
+    m, _ = add_previous_file(apply_json_updates(m, *updates), SOURCE, NOW)
     return m
 
 
@@ -222,33 +222,33 @@ def test_metadata_with_a_flipped_byte_is_corrupt_or_consistent(position: int, by
 
 def test_refs_mode_has_only_referenced_snapshots_and_the_whole_log() -> None:
     m = apply_json_updates(add_snapshots(build_table(), 1, 2, 3, 4), set_ref(2, "v1", "tag"))
-    view = json.loads(refs_view(m))
+    view = json.loads(encode_refs_view(m))
     assert [s["snapshot-id"] for s in view["snapshots"]] == [2, 4]
     assert len(view["snapshot-log"]) == 4
     full = json.loads(encode_table(m))
     assert {**view, "snapshots": None} == {**full, "snapshots": None}
-    assert [s.snapshot_id for s in TableMetadataUtil.parse_raw(refs_view(m).decode()).snapshots] == [2, 4]
+    assert [s.snapshot_id for s in TableMetadataUtil.parse_raw(encode_refs_view(m).decode()).snapshots] == [2, 4]
 
 
 def test_metadata_log_keeps_the_newest_files_and_returns_those_removed() -> None:
     m = build_table(properties={"write.metadata.previous-versions-max": "3"})
     removed_names: list[str] = []
     for number in range(5):
-        m, expired_files = with_previous_file(m, f"f{number}", NOW + number)
+        m, expired_files = add_previous_file(m, f"f{number}", NOW + number)
         removed_names += expired_files
     assert [(e.metadata_file, e.timestamp_ms - NOW) for e in m.metadata_log] == [("f2", 2), ("f3", 3), ("f4", 4)]
     assert removed_names == ["f0", "f1"]
-    assert with_previous_file(m, "f5", NOW, max_entries=0)[1] == ["f2", "f3", "f4"]
-    assert len(with_previous_file(build_table(), "f", NOW)[0].metadata_log) == 1
+    assert add_previous_file(m, "f5", NOW, max_entries=0)[1] == ["f2", "f3", "f4"]
+    assert len(add_previous_file(build_table(), "f", NOW)[0].metadata_log) == 1
     with pytest.raises(BadRequest, match="previous-versions-max"):
-        with_previous_file(build_table(properties={"write.metadata.previous-versions-max": "x"}), "f", NOW)
+        add_previous_file(build_table(properties={"write.metadata.previous-versions-max": "x"}), "f", NOW)
 
 
 def test_snapshot_summary_is_kept_byte_for_byte_and_can_be_read() -> None:
     m = add_snapshots(build_table(), 1)
     data = encode_table(m).replace(b'"added-records":"7"', b'"added-records" : "7", "x":"\\u00e9"')
     decoded_table = decode_table(data, SOURCE)
-    assert decoded_table.snapshots[0].summary_map() == {"operation": "append", "added-records": "7", "x": "é"}
+    assert decoded_table.snapshots[0].build_summary_map() == {"operation": "append", "added-records": "7", "x": "é"}
     assert encode_table(decoded_table) == data
 
 

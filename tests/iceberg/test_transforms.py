@@ -28,7 +28,7 @@ from pyiceberg.types import (
     UUIDType,
 )
 
-from seamark.formats.iceberg.types.transforms import apply, result_type, start_of_month
+from seamark.formats.iceberg.types.transforms import apply, compute_result_type, start_of_month
 from seamark.formats.runtime.errors import BadRequest
 from tests.seeds import examples
 
@@ -177,7 +177,7 @@ def test_null_transforms_to_null_and_void_returns_null() -> None:
     ],
 )
 def test_result_types_equal_those_of_java(transform: str, kind: str, result: str) -> None:
-    assert result_type(transform, kind) == result
+    assert compute_result_type(transform, kind) == result
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from seamark.formats.index.index_file import FilesTable, assemble, open_index_file
-from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.index.keys.arrow_keys import convert_to_keys
 from seamark.formats.index.keys.hashing import hash_keys
 from seamark.formats.index.keys.keys import KeyRange, KeyRanges, Keys
 from seamark.formats.index.kinds import bitmap, bloom, postings, record
@@ -77,7 +77,7 @@ async def open_remote_file(kind: str, storage: RecordingStorage) -> RemoteIndexF
 
 def draw_keys(rng: random.Random, kind: Kind, columns: Sequence[Sequence[Any]]) -> Keys:
     values = [rng.choice(column) for column in columns if column and rng.random() < 0.5] + [kind.draw(rng)]
-    return keys_of(kind.arrow([value for value in values if value is not None]), get_kind(kind))
+    return convert_to_keys(kind.arrow([value for value in values if value is not None]), get_kind(kind))
 
 
 def draw_query(rng: random.Random, index: str, kind: Kind, columns: Sequence[Sequence[Any]]) -> IndexQuery:
@@ -109,7 +109,7 @@ async def test_answers_by_range_equal_those_of_the_whole_file(
     kind = rng.choice(KINDS)
     pool = [kind.draw(rng) for _ in range(60)] if seed % 2 else None
     columns = [draw_column(rng, kind, rng.choice([0, 1, 65, 700]), pool) for _ in range(rng.choice([1, 3, 40]))]
-    data = build_index_file(index, [keys_of(kind.arrow(values), get_kind(kind)) for values in columns])
+    data = build_index_file(index, [convert_to_keys(kind.arrow(values), get_kind(kind)) for values in columns])
     whole_index = OPENED[index].open(open_index_file(data, LOCATION).blob)
     remote_file = await open_remote_file(index, RecordingStorage(data))
     for _ in range(12):
@@ -137,7 +137,7 @@ async def test_flipped_bytes_never_cause_a_wrong_answer(index: str, seed: int, s
     rng = random.Random(f"flipped {index} {seed}")
     kind = rng.choice(KINDS)
     columns = [draw_column(rng, kind, rng.choice([1, 65, 300])) for _ in range(6)]
-    data = build_index_file(index, [keys_of(kind.arrow(values), get_kind(kind)) for values in columns])
+    data = build_index_file(index, [convert_to_keys(kind.arrow(values), get_kind(kind)) for values in columns])
     whole_index = OPENED[index].open(open_index_file(data, LOCATION).blob)
     queries = [draw_query(rng, index, kind, columns) for _ in range(4)]
     broken_count = 0
@@ -163,7 +163,7 @@ async def test_flipped_bytes_never_cause_a_wrong_answer(index: str, seed: int, s
 def build_long_keys(count: int, files: int) -> list[Keys]:
     files_per_manifest = count // files
     return [
-        keys_of(pa.array(range(n * files_per_manifest, (n + 1) * files_per_manifest), pa.int64()), "long")
+        convert_to_keys(pa.array(range(n * files_per_manifest, (n + 1) * files_per_manifest), pa.int64()), "long")
         for n in range(files)
     ]
 
@@ -176,7 +176,7 @@ async def test_lookup_of_a_key_needs_at_most_two_reads_of_a_record_index() -> No
     for _ in range(50):
         value = rng.randrange(150_000)
         before = len(storage.read)
-        query = RecordQuery.from_keys([keys_of(pa.array([value], pa.int64()), "long")])
+        query = RecordQuery.from_keys([convert_to_keys(pa.array([value], pa.int64()), "long")])
         rows = await remote_file.record.rows(query.high, query.low)
         assert rows is not None
         assert [(row.tolist()) for row in rows[1:]] == (
@@ -189,7 +189,9 @@ async def test_lookup_of_a_key_needs_at_most_two_reads_of_a_record_index() -> No
 async def test_bitmap_index_reads_the_sections_of_the_predicate_once() -> None:
     rng = np.random.default_rng(6)
     values = [np.sort(rng.integers(n << 40, (n + 1) << 40, 20_000)) for n in range(20)]
-    storage = RecordingStorage(build_index_file("bitmap", [keys_of(pa.array(value), "long") for value in values]))
+    storage = RecordingStorage(
+        build_index_file("bitmap", [convert_to_keys(pa.array(value), "long") for value in values])
+    )
     remote_file = await open_remote_file("bitmap", storage)
     key = int(values[3][777]) + (1 << 63)
     bitmap_query = BitmapQuery(KeyRanges("long", (KeyRange(key, key),)))
@@ -217,7 +219,7 @@ async def test_bitmap_index_reads_the_sections_of_the_predicate_once() -> None:
 async def test_probe_with_too_many_reads_or_bytes_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
     storage = RecordingStorage(build_index_file("record", build_long_keys(100_000, 10)))
     remote_file = await open_remote_file("record", storage)
-    query = RecordQuery.from_keys([keys_of(pa.array(range(0, 100_000, 500), pa.int64()), "long")])
+    query = RecordQuery.from_keys([convert_to_keys(pa.array(range(0, 100_000, 500), pa.int64()), "long")])
     before = len(storage.read)
     monkeypatch.setattr(cold, "RANGES_MAX", 50)
     assert await remote_file.probe(query) is None

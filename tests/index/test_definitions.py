@@ -15,8 +15,8 @@ from seamark.formats.iceberg.types.schema import Field, Schema
 from seamark.formats.index.definitions import (
     DEFINITIONS_MAX,
     IndexDefinition,
-    bucket_definitions,
     define,
+    list_bucket_definitions,
     of_id,
     read_definitions,
 )
@@ -250,7 +250,7 @@ def test_bucket_indexes_follow_the_partition_specs_through_evolution() -> None:
         PartitionSpec(2, (PartitionField("id_bucket", "bucket[16]", 1, (), 1002),)),
         PartitionSpec(3, (PartitionField("lost", "bucket[4]", 99, (), 1003),)),
     )
-    definitions = bucket_definitions(build_table({}, specs=specs))
+    definitions = list_bucket_definitions(build_table({}, specs=specs))
     assert [(item.name, item.kind, item.text) for item in definitions] == [
         ("bucket:id_bucket", "bucket", "bucket(bucket[8](id))"),
         ("bucket:id_bucket:2", "bucket", "bucket(bucket[16](id))"),

@@ -16,7 +16,7 @@ import pytest
 from isal import isal_zlib
 from pyiceberg.table.puffin import PuffinFile
 
-from seamark.formats.iceberg.files.puffin import Blob, footer_size_bytes, read_footer, write_puffin
+from seamark.formats.iceberg.files.puffin import Blob, read_footer, read_footer_size, write_puffin
 from seamark.formats.index.index_file import (
     FilesTable,
     UnknownVersion,
@@ -25,7 +25,7 @@ from seamark.formats.index.index_file import (
     read_files,
     read_header,
 )
-from seamark.formats.index.keys.hashing import file_ids
+from seamark.formats.index.keys.hashing import compute_file_ids
 from seamark.formats.runtime.errors import Corrupt
 
 UUID = "8b0b4b5e-6f2d-4f6a-9a55-5c4d7a8e2f10"
@@ -38,7 +38,7 @@ def build_files_table(files: int, seed: int = 1) -> FilesTable:
     paths = [f"s3://bücket/db/t/data/day={draw.randrange(9)}/{number:05d}-é.parquet" for number in range(files)]
     sizes = np.array([draw.randrange(1 << 40) for _ in paths], np.uint64)
     records = np.array([draw.randrange(1 << 33) for _ in paths], np.uint64)
-    return FilesTable.of(file_ids(paths, sizes, records), records, sizes, paths)
+    return FilesTable.of(compute_file_ids(paths, sizes, records), records, sizes, paths)
 
 
 def write_index_file(files: FilesTable) -> bytes:
@@ -78,7 +78,7 @@ def test_blob_of_a_kind_is_aligned_for_mapping(kind: str, alignment: int) -> Non
 
 def test_header_needs_only_the_end_of_a_file_and_its_list_only_the_first_blob() -> None:
     raw = write_index_file(build_files_table(30))
-    header = read_header(raw[-footer_size_bytes(raw[-12:], "a") :], len(raw), "a")
+    header = read_header(raw[-read_footer_size(raw[-12:], "a") :], len(raw), "a")
     stored_raw = raw[header.files_offset : header.files_offset + header.files_length]
     assert list_contents(read_files(stored_raw, header)) == list_contents(build_files_table(30))
 
@@ -241,7 +241,7 @@ def test_bytes_of_an_index_file_never_change() -> None:
     header = open_index_file(raw, "a").header
     arrays = raw[header.files_offset + 60 : header.files_offset + 60 + 32 * 3]
     assert hashlib.sha256(arrays).hexdigest() == "364572702b54093612b62a6eca051c77145a819c8e83b96b9b820e4c0235d414"
-    footer = json.loads(raw[-footer_size_bytes(raw, "a") + 4 : -12])
+    footer = json.loads(raw[-read_footer_size(raw, "a") + 4 : -12])
     assert footer["properties"] == {
         "created-by": "Seamark 0.1.0",
         "seamark.table-uuid": UUID,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from seamark.formats.iceberg.types.values import Value
 from seamark.formats.index.kernels import _scan
-from seamark.formats.index.packing import NONE, Form, Packed, form_of, key_of
+from seamark.formats.index.packing import NONE, Form, Packed, encode_key, get_form
 from tests.index.kinds.test_packing import VALUES, pack_bounds
 from tests.seeds import examples, first_seed, quick
 
@@ -46,7 +46,7 @@ class ScanColumns:
                 low.append(packed_span.low)
                 high.append(packed_span.high)
             first += len(values)
-        form = form_of(kind)
+        form = get_form(kind)
         assert form is not None
         dtype = (np.int64, np.float64, np.uint64)[form]
         self.form, self.rows = form, first
@@ -147,7 +147,7 @@ def test_comparison_keeps_matching_and_absent_values(kind: str, data: st.DataObj
     flat_values = [value for values in blocks for value in values if value is not None]
     literal = data.draw(st.one_of(VALUES[kind], *([st.sampled_from(flat_values)] if flat_values else [])))
     sides = ScanColumns(kind, blocks, absent_low=op < 2, sketched=data.draw(st.booleans()))
-    key = key_of(sides.form, kind, literal)
+    key = encode_key(sides.form, kind, literal)
     assume((op, key) not in ((3, 2**63 - 1), (1, -(2**63))))  # No value is beyond these, so nothing has to be kept.
     rows = sum(map(len, blocks))
     pattern = data.draw(st.lists(st.booleans(), min_size=1, max_size=100))
@@ -159,7 +159,7 @@ def test_comparison_keeps_matching_and_absent_values(kind: str, data: st.DataObj
     were = select_rows(state, mask, blocks)
     sides.run(op, key, state, mask, uuid=False)
     expected = [
-        state_before and (value is None or OPS[op](key_of(sides.form, kind, value), key))
+        state_before and (value is None or OPS[op](encode_key(sides.form, kind, value), key))
         for state_before, value in zip(were, [value for values in blocks for value in values], strict=True)
     ]
     rows_before = select_rows(state, mask, blocks)

@@ -33,7 +33,7 @@ from pyiceberg.types import (
     UUIDType,
 )
 
-from seamark.connector.arrow.casting import arrow_type
+from seamark.connector.arrow.casting import get_arrow_type
 from seamark.connector.arrow.distinct_values import add_values
 from seamark.formats.index.kernels import _murmur
 from seamark.formats.index.keys.theta import NOMINAL, SEED, SketchBuilder, ThetaSketch
@@ -126,7 +126,7 @@ VALUES: list[tuple[str, PrimitiveType, list[Any]]] = [
 @pytest.mark.parametrize(("kind", "peer", "values"), VALUES, ids=[kind for kind, _, _ in VALUES])
 def test_values_are_hashed_in_icebergs_serialisation(kind: str, peer: PrimitiveType, values: list[Any]) -> None:
     stored_bytes = [value.bytes if isinstance(value, uuid.UUID) else value for value in values]
-    array = pa.array([None, *stored_bytes, *stored_bytes], arrow_type(kind))
+    array = pa.array([None, *stored_bytes, *stored_bytes], get_arrow_type(kind))
     builder = SketchBuilder()
     add_values(builder, array.slice(1), kind)
     add_values(builder, array, kind)

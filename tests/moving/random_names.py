@@ -7,7 +7,7 @@ from typing import Any
 
 from seamark.connector.client.catalog import create_namespace, create_table, list_views, load_view, namespace_properties
 from seamark.connector.client.indexes import IndexClient
-from seamark.connector.client.names import namespace_path
+from seamark.connector.client.names import make_namespace_path
 from tests.api.client import SCHEMA, VIEW_VERSION
 
 _CHARACTERS = "aZ09_- .,:;%+&=?#@!'\"()[]{}|~^$*<>äß漢🙂\u202eé"
@@ -35,7 +35,7 @@ def fill_with_odd_names(client: IndexClient, seed: int, *, namespaces: int, entr
         properties = {draw_name(): draw_name()}
         if rng.random() < 0.2:
             body = {"name": name, "schema": SCHEMA, "view-version": VIEW_VERSION, "properties": properties}
-            client._request_json("POST", f"/v1/namespaces/{namespace_path(path)}/views", body=body)
+            client._request_json("POST", f"/v1/namespaces/{make_namespace_path(path)}/views", body=body)
         else:
             create_table(client, (*path, name), _COLUMNS, properties=properties)
 

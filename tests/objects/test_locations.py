@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from seamark.formats.runtime.errors import BadRequest, ConfigError
 from seamark.formats.storage.locations import parse_location
-from seamark.metaserver.objects.warehouse import Warehouse, safe_segment
+from seamark.metaserver.objects.warehouse import Warehouse, make_safe_segment
 
 ROOTS = ["file:///srv/warehouse", "s3://lake/warehouse", "s3://lake", "file:///"]
 UUID = uuid.UUID("0190b5a2-0000-7000-8000-000000000000")
@@ -49,7 +49,7 @@ def assert_inside(location: str, root: str) -> None:
 def test_no_name_leads_a_table_out_of_the_warehouse(levels: list[str], name: str) -> None:
     for root in ROOTS:
         warehouse = Warehouse(root)
-        namespace = warehouse.namespace_location(tuple(levels))
+        namespace = warehouse.make_namespace_location(tuple(levels))
         table = warehouse.table_location(namespace, name, UUID)
         for location in (namespace, table):
             assert warehouse.check(location) == location
@@ -60,7 +60,7 @@ def test_no_name_leads_a_table_out_of_the_warehouse(levels: list[str], name: str
 @given(st.lists(st.lists(any_name, min_size=1, max_size=3).map(tuple), unique=True, max_size=6))
 def test_different_namespaces_have_different_locations(paths: list[tuple[str, ...]]) -> None:
     warehouse = Warehouse("s3://lake/warehouse")
-    assert len({warehouse.namespace_location(path) for path in paths}) == len(paths)
+    assert len({warehouse.make_namespace_location(path) for path in paths}) == len(paths)
 
 
 @given(st.text(alphabet="ab./\\%2eEfF: \x00é?#@", max_size=40))
@@ -86,8 +86,8 @@ def test_long_locations_are_not_cached() -> None:
 
 
 def test_plain_names_stay_readable() -> None:
-    assert safe_segment("orders_2026.v1") == "orders_2026.v1"
-    assert safe_segment("Ünïcode orders").startswith("n_code_orders-")
+    assert make_safe_segment("orders_2026.v1") == "orders_2026.v1"
+    assert make_safe_segment("Ünïcode orders").startswith("n_code_orders-")
     table = Warehouse("s3://lake/wh").table_location("s3://lake/wh/sales", "orders", UUID)
     assert table == "s3://lake/wh/sales/orders-0190b5a2000070008000000000000000"
 

@@ -62,7 +62,7 @@ def test_files_of_the_warehouse_are_opened(root: RootFolder) -> None:
     os.close(root.open_folder("t/deep"))
     root.check_links("t/f")
     root.check_links("t/missing/below")
-    with root.folder_of("t/new") as (folder, name):
+    with root.open_parent_folder("t/new") as (folder, name):
         os.mkdir(name, dir_fd=folder)
     root.delete_file("t/f")
     assert not root.is_file("t/f")
@@ -131,14 +131,14 @@ def test_pipes_and_folders_are_not_opened_and_do_not_block(root: RootFolder, tmp
 
 def test_paths_below_a_root_are_recognised() -> None:
     root = RootFolder("/srv/wh/")
-    assert [root.path_below(path) for path in ("/srv/wh", "/srv/wh/a/b", "/srv/wh-2/a", "/srv", "/etc")] == [
+    assert [root.find_path_below(path) for path in ("/srv/wh", "/srv/wh/a/b", "/srv/wh-2/a", "/srv", "/etc")] == [
         "",
         "a/b",
         None,
         None,
         None,
     ]
-    assert RootFolder("/").path_below("/etc/passwd") == "etc/passwd"
+    assert RootFolder("/").find_path_below("/etc/passwd") == "etc/passwd"
 
 
 def test_folder_swapped_for_a_link_at_any_moment_reveals_nothing(root: RootFolder, tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_folder_swapped_for_a_link_at_any_moment_reveals_nothing(root: RootFolde
                     assert data == b"own"
                     outcomes.add(data)
                 elif action == 1:
-                    with root.folder_of(f"t/own/{number}") as (parent, name):
+                    with root.open_parent_folder(f"t/own/{number}") as (parent, name):
                         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
                         os.close(os.open(name, flags, dir_fd=parent))
                         os.unlink(name, dir_fd=parent)

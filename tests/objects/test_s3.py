@@ -17,7 +17,7 @@ from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.errors import BadRequest, ObjectExists, RetryLater, StorageError
 from seamark.metaserver.objects.port import ObjectStore, Upload
 from seamark.metaserver.objects.router import open_objects
-from seamark.metaserver.objects.s3 import WRITE_ID, bucket_endpoint
+from seamark.metaserver.objects.s3 import WRITE_ID, get_bucket_endpoint
 from seamark.metaserver.settings.settings import Settings
 from tests.objects.contract import ObjectStoreContract
 from tests.objects.s3_proxy import Misbehaviour, run_misbehaving_proxy
@@ -79,7 +79,7 @@ class TestVirtualHostContract(ObjectStoreContract):
             monkeypatch.setenv(name, "")
         endpoint = virtual_s3.endpoint.replace("127.0.0.1", "localhost")
         settings = build_settings(virtual_s3, bucket, s3_endpoint=endpoint, s3_path_style=False)
-        assert bucket_endpoint(bucket, settings) == endpoint.replace("://", f"://{bucket}.")
+        assert get_bucket_endpoint(bucket, settings) == endpoint.replace("://", f"://{bucket}.")
         async with open_objects(settings, SystemClock()) as objects:
             yield objects
 

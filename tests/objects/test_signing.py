@@ -439,7 +439,7 @@ def test_keys_come_from_the_environment_when_the_settings_have_none(monkeypatch:
 
 
 def test_repr_contains_no_secret() -> None:
-    assert "SECRET" not in repr(credentials.server_keys(LOCAL))
+    assert "SECRET" not in repr(credentials.load_server_keys(LOCAL))
 
 
 _INSIDE = "prefix=wh%2Ft1-abc%2F"

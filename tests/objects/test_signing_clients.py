@@ -22,7 +22,7 @@ from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.errors import SeamarkError
 from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.objects.signing import cache_control, sign
-from seamark.metaserver.objects.vending import storage_config
+from seamark.metaserver.objects.vending import build_storage_config
 from seamark.metaserver.settings.settings import Settings
 from tests.services.java import SHORT_LIVED, find_java_17
 from tests.services.process import CACHE
@@ -44,7 +44,7 @@ class Signer:
     def build_client_properties(self) -> dict[str, str]:
         """Return the properties that a loaded table would have for its client."""
         table = parse_location(self.table)
-        config, _ = storage_config(self.settings, table, delegation="remote-signing", sign_path=SIGN_PATH)
+        config, _ = build_storage_config(self.settings, table, delegation="remote-signing", sign_path=SIGN_PATH)
         return {**config, "uri": self.uri}
 
     async def handle(self, request: web.Request) -> web.Response:

@@ -19,7 +19,7 @@ from seamark.connector.index.indexer import Indexer
 from seamark.formats.iceberg.metadata.properties import configures_client
 from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.errors import BadRequest, ConfigError
-from seamark.formats.storage.locations import location_key, normalize_location, parse_location, spellings
+from seamark.formats.storage.locations import list_spellings, make_location_key, normalize_location, parse_location
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.objects.storages import access_stamp
@@ -139,9 +139,9 @@ def test_paths_outside_the_warehouse_are_rejected(client: IndexClient) -> None:
 
 def test_toy_location_rules_apply_to_comparisons_and_settings(folder: Path) -> None:
     assert parse_location("TOYS://shelf/a/") == parse_location("toy://shelf/a")
-    assert location_key(parse_location("toy://shelf/a%41")) == location_key(parse_location("toys://shelf/aA"))
+    assert make_location_key(parse_location("toy://shelf/a%41")) == make_location_key(parse_location("toys://shelf/aA"))
     assert normalize_location("toys://shelf/a") == normalize_location("toy://shelf/a")
-    assert spellings("toy://shelf/a") == ["toy://shelf/a", "toy://shelf/a", "toys://shelf/a"]
+    assert list_spellings("toy://shelf/a") == ["toy://shelf/a", "toy://shelf/a", "toys://shelf/a"]
     assert configures_client("toy.key")
     assert SECRET in access_stamp(Settings(), None)
     assert load({"warehouse": "toy://shelf/x"}, {}).warehouse == "toy://shelf/x"

@@ -27,7 +27,7 @@ BOTH_MODES = "vended-credentials,remote-signing"
 
 async def vend_config(access: str, delegation: str | None) -> tuple[dict[str, str], list[dict[str, object]]]:
     settings = dataclasses.replace(BASE, s3_client_access=access)
-    return await S3.client_access(settings, TABLE, delegation=delegation, sign_path=PATH)
+    return await S3.grant_client_access(settings, TABLE, delegation=delegation, sign_path=PATH)
 
 
 @pytest.mark.parametrize(
@@ -76,13 +76,13 @@ async def test_signing_endpoint_is_named_in_every_clients_form() -> None:
 
 async def test_local_table_needs_no_properties() -> None:
     settings = dataclasses.replace(BASE, s3_client_access="static")
-    assert await SERVER_STORAGES["file"].client_access(
+    assert await SERVER_STORAGES["file"].grant_client_access(
         settings, parse_location("file:/wh/t"), delegation=BOTH_MODES, sign_path=PATH
     ) == ({}, [])
 
 
 async def test_aws_itself_uses_virtual_hosts_and_needs_no_endpoint() -> None:
-    config, _ = await S3.client_access(Settings(), TABLE, delegation=None, sign_path=PATH)
+    config, _ = await S3.grant_client_access(Settings(), TABLE, delegation=None, sign_path=PATH)
     assert "s3.endpoint" not in config
     assert config["s3.path-style-access"] == "false"
 
@@ -92,14 +92,14 @@ async def test_clients_get_the_gateways_address_and_credentials_of_the_table(del
     settings = dataclasses.replace(BASE, s3_client_access="gateway", gateway_port=8182, s3_path_style=False)
     keys = VendedKeys("AK", "VENDED", "token", 1_000)
     options = {"sign_path": PATH, "refresh_path": "v1/refresh", "vend": lambda: keys}
-    config, [credential] = await S3.client_access(settings, TABLE, delegation=delegation, **options)
+    config, [credential] = await S3.grant_client_access(settings, TABLE, delegation=delegation, **options)
     assert config["s3.endpoint"] == "http://127.0.0.1:8182"
     assert config["s3.path-style-access"] == "true"
     assert (config["s3.secret-access-key"], config["s3.session-token"]) == ("VENDED", "token")
     assert config["s3.session-token-expires-at-ms"] == "1000"
     assert config["client.refresh-credentials-endpoint"] == "v1/refresh"
     assert credential == {"prefix": "s3://lake/wh/t/", "config": config}
-    config, credentials = await S3.client_access(settings, TABLE, delegation="remote-signing", **options)
+    config, credentials = await S3.grant_client_access(settings, TABLE, delegation="remote-signing", **options)
     assert not credentials
     assert "VENDED" not in f"{config}"
     assert "SECRET" not in f"{config}"

@@ -81,7 +81,7 @@ class ToyStorage(ServerStorage):
     def suggest_fix(self, error: Exception, settings: Settings) -> str:
         return "Find the toy"
 
-    async def client_access(
+    async def grant_client_access(
         self,
         settings: Settings,
         table: Location,

@@ -15,7 +15,7 @@ from seamark.formats.runtime.errors import NoSuchTable, RetryLater
 from seamark.metaserver.runtime.staleness import Staleness, allow_staleness, current_staleness, parse_staleness_s
 from seamark.metaserver.store.model import EntryKind, Grant
 from seamark.metaserver.store.operations import DropEntry, RemoveGrant, RevokeToken, SwapPointer
-from seamark.metaserver.store.stale_reads import RUNNING_MAX, StaleReads, entry_key
+from seamark.metaserver.store.stale_reads import RUNNING_MAX, StaleReads, make_entry_key
 
 KEY = ("token", "digest")
 
@@ -135,8 +135,8 @@ async def test_other_errors_and_missing_values_are_those_of_the_database(reads: 
 
 async def test_value_changed_by_this_server_is_not_used_again(reads: StaleReads) -> None:
     database = Database()
-    table = entry_key(EntryKind.TABLE, ("db",), "t")
-    other = entry_key(EntryKind.TABLE, ("db",), "u")
+    table = make_entry_key(EntryKind.TABLE, ("db",), "t")
+    other = make_entry_key(EntryKind.TABLE, ("db",), "u")
     keys = (KEY, ("grants", "ann"), table, other)
     swap = SwapPointer(EntryKind.TABLE, ("db",), "t", "uuid", "a", "b", 0)
     for operation, forgotten in (

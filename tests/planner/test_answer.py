@@ -18,7 +18,7 @@ from pyiceberg.catalog.rest.scan_planning import ScanTasks
 
 from seamark.formats.iceberg.expressions.binding import bind
 from seamark.formats.iceberg.expressions.expression import FALSE
-from seamark.formats.iceberg.expressions.expression_json import expression_json, parse_expression
+from seamark.formats.iceberg.expressions.expression_json import encode_expression, parse_expression
 from seamark.formats.iceberg.manifests.manifest import ManifestFile, decode_manifest
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.table_json import decode_table
@@ -26,7 +26,7 @@ from seamark.formats.runtime.errors import Corrupt, NotAcceptable
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.encoding import encode_block
 from seamark.metaserver.planner.answer.answer import FILES_PER_PIECE, ScanTaskWriter, TaskForm
-from seamark.metaserver.planner.answer.content_files import PYICEBERG, STANDARD, dialect_of
+from seamark.metaserver.planner.answer.content_files import PYICEBERG, STANDARD, choose_dialect
 from seamark.metaserver.planner.deletes.delete_index import DeleteIndex
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.planner.view.view import TableView
@@ -124,7 +124,7 @@ def build_scan(
     return ScanPlan(
         view,
         DeleteIndex(view, table.partition_specs, table.schemas),
-        np.concatenate([view.entry_ids_of(number) for number in range(len(view.blocks))]),
+        np.concatenate([view.list_block_entry_ids(number) for number in range(len(view.blocks))]),
         schema=table.current_schema,
         bound=bound,
         metadata=table,
@@ -552,9 +552,9 @@ def test_pyiceberg_parses_every_answer() -> None:
 
 
 def test_only_pyiceberg_receives_the_pyiceberg_form() -> None:
-    assert dialect_of("PyIceberg/0.12.0") is PYICEBERG
+    assert choose_dialect("PyIceberg/0.12.0") is PYICEBERG
     for other in ("", "DuckDB/1.5", "a PyIceberg/0.12.0"):
-        assert dialect_of(other) is STANDARD
+        assert choose_dialect(other) is STANDARD
 
 
 def test_residual_uses_the_partition_fields_in_the_manifests_order() -> None:
@@ -573,9 +573,9 @@ def test_residual_uses_the_partition_fields_in_the_manifests_order() -> None:
     turned = build_plan(table, (9, 1), second, first, kinds=kinds, where=filter_json)
     row = int(turned.entry_ids[0])
     assert turned.view.locate(row)[0].partition_fields == ((1001, "int"), (1000, "int"))
-    assert expression_json(turned.residual(row)) is False
+    assert encode_expression(turned.residual(row)) is False
     lacking = build_plan(table, (9,), second, kinds=kinds, where=filter_json)
-    assert expression_json(lacking.residual(int(lacking.entry_ids[0]))) == filter_json
+    assert encode_expression(lacking.residual(int(lacking.entry_ids[0]))) == filter_json
 
     promoted = build_metadata((first,), kinds={1: "timestamp"})
     filter_json = {"type": "lt", "term": "c1", "value": "1970-01-02T00:00:00"}

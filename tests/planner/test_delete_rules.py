@@ -113,7 +113,7 @@ def find_applying_deletes(
         [build_block(delete, schema=schema) for delete in deletes],
     )
     index = DeleteIndex(view, build_specs(), [msgspec.convert(schema, type=Schema)])
-    return index.deletes_for(read_positions(view))
+    return index.find_deletes(read_positions(view))
 
 
 def test_position_deletes_apply_to_files_of_their_commit_and_equality_deletes_to_older_files() -> None:
@@ -360,7 +360,7 @@ def test_partition_deletes_apply_before_and_after_promotion_of_a_date_to_a_times
         [build_manifest_file(0, 1, 5)] * 2, data, [build_manifest_file(1, 1, 5)] * 4, [*positions, *equality]
     )
     index = DeleteIndex(view, build_specs(), [msgspec.convert(schema, type=Schema) for schema in schemas])
-    assert index.deletes_for(read_positions(view)) == [tuple(range(day, 12, 3)) for day in (0, 1, 2)] * 2
+    assert index.find_deletes(read_positions(view)) == [tuple(range(day, 12, 3)) for day in (0, 1, 2)] * 2
 
 
 def test_equality_delete_on_a_column_missing_from_the_data_file_is_kept() -> None:
@@ -395,4 +395,4 @@ def test_data_files_are_not_examined_when_there_are_no_delete_files() -> None:
     view = TableView(
         [build_manifest_file(0, 0, 5)], [build_block([build_entry(build_data_file(), None)])]
     )  # The entry has no sequence number.
-    assert DeleteIndex(view, build_specs(), []).deletes_for(np.zeros(3, dtype=np.int64)) == [(), (), ()]
+    assert DeleteIndex(view, build_specs(), []).find_deletes(np.zeros(3, dtype=np.int64)) == [(), (), ()]

@@ -370,7 +370,7 @@ def check(seed: int) -> int:
     names = read_positions(view)
     rows = list(range(view.file_count)) * 2
     situation.rng.shuffle(rows)
-    deletes = index.deletes_for(names[rows])
+    deletes = index.find_deletes(names[rows])
     dropped = 0
     for row, applying in zip(rows, deletes, strict=True):
         data = situation.data[row]
@@ -415,7 +415,7 @@ def test_all_delete_files_that_remove_rows_of_a_random_history_are_named(tmp_pat
         for snapshot in lake.snapshots.values():
             view = build_view(snapshot.json["manifest-list"])
             index = DeleteIndex(view, metadata.partition_specs, metadata.schemas)
-            deletes = index.deletes_for(read_positions(view))
+            deletes = index.find_deletes(read_positions(view))
             for file, applying in zip(snapshot.data_files, deletes, strict=True):
                 names = {snapshot.delete_files[number].name for number in applying}
                 allowed = {delete.name: delete for delete in lake.find_applicable_deletes(snapshot, file)}

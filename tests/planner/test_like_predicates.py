@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from seamark.metaserver.planner.joins.dimension_columns import DimensionColumn, FileColumn
-from seamark.metaserver.planner.joins.like_predicates import BoundLike, LikePredicate, rows_like
+from seamark.metaserver.planner.joins.like_predicates import BoundLike, LikePredicate, match_rows
 from tests.seeds import first_seed, quick
 
 LETTERS = "aAbB%_#\\.*[(\n éÉßİK"
@@ -46,7 +46,7 @@ def test_matching_rows_are_kept_and_the_plan_is_exact_without_conversions(lake: 
             rows = con.execute(f"SELECT i FROM t WHERE {text} ORDER BY i", [predicate.pattern]).fetchall()
             expected = np.zeros(len(texts), dtype=np.bool_)
             expected[[row for (row,) in rows]] = True
-            matching_rows = rows_like([(BoundLike(COLUMN, predicate),)], {COLUMN: column})
+            matching_rows = match_rows([(BoundLike(COLUMN, predicate),)], {COLUMN: column})
             assert matching_rows is not None
             sure = np.array(
                 [text is None or (len(text) <= 1000 and (function is None or text.isascii())) for text in texts],
@@ -62,11 +62,11 @@ def test_any_predicate_of_a_list_suffices_and_every_list_must_match() -> None:
     column = FileColumn.from_array(pa.chunked_array([pa.array(["ab", "cd", "abcd", None])]), "string")
     likes = {pattern: BoundLike(COLUMN, LikePredicate("c", pattern)) for pattern in ("%b%", "%c%", "_b")}
     columns = {COLUMN: column}
-    assert rows_like([], columns) is None
+    assert match_rows([], columns) is None
     results = [
-        rows_like([(likes["%b%"], likes["%c%"])], columns),
-        rows_like([(likes["%b%"],), (likes["%c%"],)], columns),
-        rows_like([(likes["_b"],)], columns),
+        match_rows([(likes["%b%"], likes["%c%"])], columns),
+        match_rows([(likes["%b%"],), (likes["%c%"],)], columns),
+        match_rows([(likes["_b"],)], columns),
     ]
     assert [list(map(bool, result)) for result in results if result is not None] == [
         [True, True, True, False],

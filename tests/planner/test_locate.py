@@ -14,7 +14,7 @@ import pytest
 
 from seamark.formats.iceberg.files.parquet import Unreadable
 from seamark.formats.iceberg.types.schema import Field, Schema
-from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.index.keys.arrow_keys import convert_to_keys
 from seamark.formats.index.keys.delete_files import HashSet
 from seamark.formats.index.keys.hashing import hash_rows
 from seamark.formats.index.keys.terms import resolve
@@ -25,7 +25,7 @@ from seamark.metaserver.planner.deletes import delete_files
 from seamark.metaserver.planner.rows import record_lookup as locate
 from seamark.metaserver.planner.rows import row_deletes as deleted
 from seamark.metaserver.planner.rows.data_columns import DataRows
-from seamark.metaserver.planner.rows.lookup_keys import arrays_of, keys_of_arrays, keys_of_json
+from seamark.metaserver.planner.rows.lookup_keys import build_keys, decode_json_keys, extract_term_arrays
 from seamark.metaserver.settings.settings import Settings
 from tests.api.client import Api
 from tests.api.indexes.test_lookups import LOOKUP, ask, decode_found_rows
@@ -57,23 +57,23 @@ def test_key_in_json_equals_the_key_of_the_column(kind: str) -> None:
     values = [rng.choice([*KINDS[kind], None]) for _ in range(200)]
     other_values = [rng.choice([1, 2, None]) for _ in values]
     columns = [pa.array(values, ARROW.get(kind, pa.string())), pa.array(other_values, pa.int64())]
-    expected = [keys_of(columns[0], kind), keys_of(columns[1], "long")]
+    expected = [convert_to_keys(columns[0], kind), convert_to_keys(columns[1], "long")]
     rows = [list(row) for row in zip(map(to_json_value, values), other_values, strict=True)]
-    given_keys, request = keys_of_json(terms, rows)
+    given_keys, request = decode_json_keys(terms, rows)
     assert request is None
     for seed in (0, 1):
         assert np.array_equal(hash_rows(given_keys, seed), hash_rows(expected, seed))
     table = pa.table({"d": columns[1], "c": columns[0], "more": columns[1]})
-    assert np.array_equal(hash_rows(keys_of_arrays(terms, arrays_of(terms, table)[0]), 0), hash_rows(expected, 0))
+    assert np.array_equal(hash_rows(build_keys(terms, extract_term_arrays(terms, table)[0]), 0), hash_rows(expected, 0))
 
 
 def test_columns_of_keys_are_read_once() -> None:
     schema = Schema((Field(1, "c", False, "long"),))
     twice = pa.table([[1], [2]], names=["c", "c"])
     with pytest.raises(BadRequest, match="several columns c"):
-        arrays_of([resolve("c", schema)], twice)
+        extract_term_arrays([resolve("c", schema)], twice)
     with pytest.raises(BadRequest, match="no column c"):
-        arrays_of([resolve("c", schema)], pa.table({"d": [1]}))
+        extract_term_arrays([resolve("c", schema)], pa.table({"d": [1]}))
 
 
 def test_hash_lookup_compares_both_halves() -> None:

@@ -20,7 +20,7 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.partition import PartitionSpec
 from seamark.formats.iceberg.metadata.table_json import decode_table
 from seamark.formats.iceberg.types.schema import Schema
-from seamark.formats.index.packing import MISSING, Form, value_of
+from seamark.formats.index.packing import MISSING, Form, decode_value
 from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.index.blocks.block import Block
@@ -171,11 +171,11 @@ def read_bound(kind: str, actual: Any, row: int) -> Any:
     """Return one bound from the array that has it."""
     if isinstance(actual, Strings):
         raw = actual.values()[row]
-        return None if raw is None else value_of(Form.STRINGS, kind, raw)
+        return None if raw is None else decode_value(Form.STRINGS, kind, raw)
     item = actual[row].item()
     if isinstance(item, float):
         return None if math.isnan(item) else item
-    return None if item == MISSING else value_of(Form.INTEGERS, kind, item)
+    return None if item == MISSING else decode_value(Form.INTEGERS, kind, item)
 
 
 async def judge_stats(seed: int, folder: Path, planner: Planner, outcomes: Counter[str]) -> None:

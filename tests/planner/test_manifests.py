@@ -21,7 +21,7 @@ from seamark.formats.iceberg.expressions.expression import Bound, Expression, Op
 from seamark.formats.iceberg.manifests.manifest import FieldSummary, ManifestFile
 from seamark.formats.iceberg.metadata.partition import PartitionField, PartitionSpec
 from seamark.formats.iceberg.types.values import Value
-from seamark.formats.index.packing import Form, key_of
+from seamark.formats.index.packing import Form, encode_key
 from seamark.metaserver.planner.pruning import manifest_pruning as manifests
 from seamark.metaserver.planner.pruning.manifest_pruning import ManifestSummaries
 from tests.iceberg.expressions.predicates import VALUES, draw_expression, matches, order_like_java, order_like_python
@@ -225,9 +225,9 @@ def test_in_list_is_prepared_once_for_all_manifests(monkeypatch: pytest.MonkeyPa
     def count_call(form: Form, kind: str, value: Value) -> Any:
         nonlocal manifest_count
         manifest_count += 1
-        return key_of(form, kind, value)
+        return encode_key(form, kind, value)
 
-    monkeypatch.setattr(manifests, "key_of", count_call)
+    monkeypatch.setattr(manifests, "encode_key", count_call)
     bounds = [to_bytes("long", value) for value in range(201)]
     listed_manifests = [build_manifest([FieldSummary(False, None, low, high)]) for low, high in pairwise(bounds)]
     query = make_bound("long", Op.IN, *range(1, 1000, 4))

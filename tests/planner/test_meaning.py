@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from seamark.formats.iceberg.expressions.expression import Bound, Op
-from seamark.formats.index.keys.arrow_keys import keys_of
-from seamark.formats.index.keys.keys import KeyRanges, key_of
-from seamark.metaserver.planner.pruning.semantics import ComparisonSemantics, key_ranges
+from seamark.formats.index.keys.arrow_keys import convert_to_keys
+from seamark.formats.index.keys.keys import KeyRanges, make_key
+from seamark.metaserver.planner.pruning.semantics import ComparisonSemantics, compute_key_ranges
 
 NAN = math.nan
 VALUES: dict[str, list[Any]] = {
@@ -111,7 +111,7 @@ def is_in_ranges(ranges: KeyRanges, kind: str, value: Any) -> bool:
         return ranges.nulls
     if isinstance(value, float) and math.isnan(value):
         return ranges.nans
-    return ranges.contains(key_of(value, kind))
+    return ranges.contains(make_key(value, kind))
 
 
 @pytest.mark.parametrize("kind", VALUES)
@@ -125,26 +125,28 @@ def test_comparison_semantics_match_the_answers_of_their_clients(kind: str) -> N
                 ComparisonSemantics.POSSIBLE: java or ieee,
             }
             for semantics, answer in expected.items():
-                ranges = key_ranges(bound, kind, semantics)
+                ranges = compute_key_ranges(bound, kind, semantics)
                 assert ranges is not None
                 assert is_in_ranges(ranges, kind, value) == answer, (bound, value, semantics, ranges)
 
 
 @pytest.mark.parametrize("op", ORDERED)
 def test_uuid_comparisons_are_left_to_the_reader(op: Op) -> None:
-    assert key_ranges(build_predicate(op, "uuid", bytes(16)), "uuid", ComparisonSemantics.POSSIBLE) is None
+    assert compute_key_ranges(build_predicate(op, "uuid", bytes(16)), "uuid", ComparisonSemantics.POSSIBLE) is None
 
 
 def test_value_outside_a_narrower_key_type_decides_nothing() -> None:
     assert (
-        key_ranges(build_predicate(Op.LT, "decimal(38, 0)", 10**30), "decimal(9, 0)", ComparisonSemantics.POSSIBLE)
+        compute_key_ranges(
+            build_predicate(Op.LT, "decimal(38, 0)", 10**30), "decimal(9, 0)", ComparisonSemantics.POSSIBLE
+        )
         is None
     )
 
 
 def test_literal_of_a_promoted_type_finds_keys_of_the_older_type() -> None:
-    keys = keys_of(pa.array([1.5, 2.5], pa.float32()), "float")
-    ranges = key_ranges(build_predicate(Op.EQ, "double", 2.5), "float", ComparisonSemantics.POSSIBLE)
+    keys = convert_to_keys(pa.array([1.5, 2.5], pa.float32()), "float")
+    ranges = compute_key_ranges(build_predicate(Op.EQ, "double", 2.5), "float", ComparisonSemantics.POSSIBLE)
     assert ranges is not None
     assert keys.codes is not None
     assert [ranges.contains(int(code)) for code in keys.codes] == [False, True]

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from seamark.formats.iceberg.expressions.expression import Bound, Op, all_of
+from seamark.formats.iceberg.expressions.expression import Bound, Op, join_by_and
 from seamark.formats.iceberg.types.schema import Field, Schema
 from seamark.formats.index.definitions import IndexDefinition, define
 from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.index.files.registry import Registry
-from seamark.metaserver.planner.indexes.coverage import Coverage, file_ids_of
+from seamark.metaserver.planner.indexes.coverage import Coverage, compute_view_file_ids
 from seamark.metaserver.planner.indexes.index_predicates import TRANSFORMED_MAX, project
 from seamark.metaserver.planner.indexes.probe import Probe
 from seamark.metaserver.planner.scan.request import ScanRequest
@@ -61,7 +61,7 @@ def test_composite_key_is_used_only_if_each_part_has_the_filters_type() -> None:
     schema = Schema((Field(1, "c", False, "timestamp"), Field(2, "d", False, "long")), schema_id=1)
     definition = define("i", "record", ["c", "d"], schema)
     of_old, of_new = (
-        all_of(build_equality(7, kind), build_equality(7, "int", column_id=2)) for kind in ("date", "timestamp")
+        join_by_and(build_equality(7, kind), build_equality(7, "int", column_id=2)) for kind in ("date", "timestamp")
     )
     assert project(of_old, [definition]) is None
     assert project(of_new, [definition]) is not None
@@ -71,10 +71,12 @@ def test_composite_key_with_many_zeros_is_not_expanded_into_signs() -> None:
     columns = range(1, 23)
     schema = Schema(tuple(Field(number, f"c{number}", False, "double") for number in columns), schema_id=1)
     definition = define("i", "record", [f"c{number}" for number in columns], schema)
-    projected = project(all_of(*(build_equality(0.0, "double", column_id=number) for number in columns)), [definition])
+    projected = project(
+        join_by_and(*(build_equality(0.0, "double", column_id=number) for number in columns)), [definition]
+    )
     assert projected is not None
     view = TableView((), ())
-    probe = Probe(view, projected, {definition.id: Coverage(file_ids_of(view), ())}, {})
+    probe = Probe(view, projected, {definition.id: Coverage(compute_view_file_ids(view), ())}, {})
     tracemalloc.start()
     try:
         probe.narrow(Selection.everything(view), frozenset({"record"}), lambda: False)
@@ -102,7 +104,7 @@ async def test_index_files_that_miss_the_time_limit_prune_nothing(tmp_path: Path
     projected = project(Bound(Op.EQ, 1, "id", "long", "identity", "long", (13,)), [definition])
     assert projected is not None
     for query_number in range(7):
-        coverage = {definition.id: Coverage(file_ids_of(view), files)}
+        coverage = {definition.id: Coverage(compute_view_file_ids(view), files)}
         probe = Probe(view, projected, coverage, {file.location: file for file in files})
         answers = iter([False] * (1 + query_number))
         selection = Selection.everything(view)

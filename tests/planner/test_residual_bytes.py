@@ -16,11 +16,11 @@ from pyiceberg.typedef import Record
 from pyiceberg.types import DoubleType, LongType, NestedField, StringType
 
 from seamark.formats.iceberg.expressions.binding import bind
-from seamark.formats.iceberg.expressions.expression import TRUE, predicates_of
-from seamark.formats.iceberg.expressions.expression_json import expression_json, parse_expression
+from seamark.formats.iceberg.expressions.expression import TRUE, collect_predicates
+from seamark.formats.iceberg.expressions.expression_json import encode_expression, parse_expression
 from seamark.formats.iceberg.expressions.residuals import make_tautology, weaken_residual
 from seamark.metaserver.planner.answer.answer import ScanTaskWriter, TaskForm
-from seamark.metaserver.planner.answer.content_files import JAVA, PYICEBERG, STANDARD, ClientDialect, dialect_of
+from seamark.metaserver.planner.answer.content_files import JAVA, PYICEBERG, STANDARD, ClientDialect, choose_dialect
 from tests.planner.lakes.manifests import PartitionField
 from tests.planner.test_answer import build_block, build_data_file, build_metadata, build_scan
 from tests.seeds import quick
@@ -56,16 +56,18 @@ def test_weakened_residual_matches_every_row_of_the_residual_and_is_never_true(s
     for _ in range(60):
         where = draw_expression(rng)
         bound = bind(parse_expression(where), TABLE.current_schema, TABLE.schemas, case_sensitive=True)
-        if not predicates_of(bound):
+        if not collect_predicates(bound):
             continue
         weak = weaken_residual(bound)
         assert weak != TRUE
-        residual_json = JSON.validate_python(expression_json(weak))
+        residual_json = JSON.validate_python(encode_expression(weak))
         assert residual_json != AlwaysTrue()
         strict = expression_evaluator(PYTHON, JSON.validate_python(where), case_sensitive=True)
         evaluator = expression_evaluator(PYTHON, residual_json, case_sensitive=True)
         always = expression_evaluator(
-            PYTHON, JSON.validate_python(expression_json(make_tautology(predicates_of(bound)[0]))), case_sensitive=True
+            PYTHON,
+            JSON.validate_python(encode_expression(make_tautology(collect_predicates(bound)[0]))),
+            case_sensitive=True,
         )
         for _ in range(40):
             row = Record(*(rng.choice([None, draw_values(name, rng, 1)[0]]) for name in ("c1", "c2", "c13")))
@@ -164,6 +166,6 @@ def test_unbindable_residual_is_true_for_java_whole_for_pyiceberg_and_else_omitt
 
 
 def test_iceberg_java_client_is_recognised_by_its_headers() -> None:
-    assert dialect_of("Apache-HttpClient/5.5 (Java/21.0.1)") == JAVA
-    assert dialect_of("whatever", "Apache Iceberg 1.12.0 (commit 1)") == JAVA
-    assert dialect_of("DuckDB/1.5") == STANDARD
+    assert choose_dialect("Apache-HttpClient/5.5 (Java/21.0.1)") == JAVA
+    assert choose_dialect("whatever", "Apache Iceberg 1.12.0 (commit 1)") == JAVA
+    assert choose_dialect("DuckDB/1.5") == STANDARD

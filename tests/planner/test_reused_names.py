@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from seamark.formats.iceberg.expressions.evaluation import may_match
-from seamark.formats.iceberg.expressions.expression import predicates_of
+from seamark.formats.iceberg.expressions.expression import collect_predicates
 from seamark.formats.iceberg.expressions.expression_json import parse_expression
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.table_json import decode_table
@@ -138,7 +138,7 @@ def _check_reused_names(seed: int) -> None:
             bound = bind_for_java(metadata, request, request.filter).bound
         except BadRequest as error:
             raise AssertionError(f"{context}, {where}: {error.message}") from None
-        columns_asked = {predicate.column_id for predicate in predicates_of(bound)}
+        columns_asked = {predicate.column_id for predicate in collect_predicates(bound)}
         for _ in range(10):
             row = {schema["id"]: rng.choice(VALUES[schema["type"]]) for schema in schemas[0]}
             if matches(where, row, {item["name"]: item["id"] for item in meant}):

@@ -14,8 +14,8 @@ from seamark.metaserver.planner.scan.tokens import (
     TOKENS_BYTES_MAX,
     VERSION,
     Tokens,
+    count_pages,
     pack,
-    page_count,
 )
 from tests.access.keyrings import make_fixed_keyring
 
@@ -96,12 +96,12 @@ def test_token_of_another_version_is_rejected() -> None:
 def test_plan_is_split_into_pages_unless_tokens_would_be_larger_than_the_pages(
     files: int, packed_bytes: int, pages: int
 ) -> None:
-    assert page_count(files, packed_bytes, inline_limit=1000, page_size=4000) == pages
+    assert count_pages(files, packed_bytes, inline_limit=1000, page_size=4000) == pages
 
 
 @given(files=st.integers(0, 10**7), size=st.integers(0, 3 << 20))
 def test_tokens_of_one_answer_stay_within_their_limit(files: int, size: int) -> None:
-    pages = page_count(files, size, inline_limit=1000, page_size=4000)
+    pages = count_pages(files, size, inline_limit=1000, page_size=4000)
     token = Tokens(make_fixed_keyring()).plan_task(b"x" * size, 0, ROWS_MAX, "one") if pages else ""
     assert pages * len(token) <= TOKENS_BYTES_MAX
     assert pages <= files

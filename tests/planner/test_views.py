@@ -23,7 +23,7 @@ from seamark.formats.iceberg.expressions.expression_json import parse_expression
 from seamark.metaserver.access.principal import set_principal
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.planner.answer.answer import ScanTaskWriter
-from seamark.metaserver.planner.indexes.coverage import file_ids_of
+from seamark.metaserver.planner.indexes.coverage import compute_view_file_ids
 from seamark.metaserver.planner.lookup.lookup import lookup
 from seamark.metaserver.planner.plan.cached_views import CachedView
 from seamark.metaserver.planner.plan.planner import Planner
@@ -440,7 +440,7 @@ async def test_memory_account_is_close_to_the_memory_of_the_process(tmp_path: Pa
             scan = await planner.bind_and_plan(metadata, ScanRequest(filter=parse_expression(True)))
             tasks = sum(len(task) for task in ScanTaskWriter(scan).tasks(scan.entry_ids))
             lookup(scan.view)
-            file_ids_of(scan.view)
+            compute_view_file_ids(scan.view)
             del scan
             await planner.bind_and_plan(
                 metadata, ScanRequest(filter=parse_expression({"type": "eq", "term": "id", "value": 7}))

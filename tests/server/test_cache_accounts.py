@@ -21,17 +21,17 @@ import pytest
 
 from seamark.cache.admission import AdmittingCache
 from seamark.cache.frequency import FrequencySketch
-from seamark.cache.memory import memory_by_name
+from seamark.cache.memory import measure_named_caches
 from seamark.connector.index.files import DataFile, encode_index_file
 from seamark.formats.iceberg.metadata.table_json import decode_table
 from seamark.formats.index.definitions import read_definitions
-from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.index.keys.arrow_keys import convert_to_keys
 from seamark.formats.index.keys.delete_files import DeleteFile
 from seamark.formats.index.packing import MISSING
 from seamark.formats.runtime.clock import SimulatedClock, SystemClock
-from seamark.metaserver.commit.snapshots.manifests import Manifests, PathHashes, hashes_of
+from seamark.metaserver.commit.snapshots.manifests import Manifests, PathHashes, hash_paths
 from seamark.metaserver.gateway.caching.blocks import ObjectBlocks, Owner
-from seamark.metaserver.gateway.caching.records import Records, record_of
+from seamark.metaserver.gateway.caching.records import Records, parse_record
 from seamark.metaserver.gateway.caching.store import StoreAnswer
 from seamark.metaserver.gateway.caching.write_versions import WriteVersions
 from seamark.metaserver.index.files.headers import IndexReader
@@ -142,7 +142,7 @@ async def fill_written_manifests_of_commits(folder: Path) -> AsyncIterator[Fill]
         async def fill() -> object:
             manifests = Manifests(objects, budget_bytes=256 * MIB, limit_bytes=64 * MIB)
             for number in range(20):
-                paths = hashes_of(f"s3://bucket/{number}/{file}.parquet" for file in range(500))
+                paths = hash_paths(f"s3://bucket/{number}/{file}.parquet" for file in range(500))
                 manifests.remember(
                     f"s3://bucket/{number:060d}.avro", bytes(20_000 + number), PathHashes(paths, paths[:0])
                 )
@@ -184,7 +184,7 @@ def write_index_files(folder: Path, kind: str, files: int, keys: int) -> list[Re
             values = np.random.default_rng(files * number + file).integers(0, 10 * keys, keys)
             path = f"s3://bucket/warehouse/db/table/data/{number}-{file:05d}.parquet"
             entries.append(
-                (DataFile(path, 1000 + file, keys), build_part(definition, [keys_of(pa.array(values), "long")]))
+                (DataFile(path, 1000 + file, keys), build_part(definition, [convert_to_keys(pa.array(values), "long")]))
             )
         parts = encode_index_file(
             metadata.table_uuid, definition, [one for one, _ in entries], [index for _, index in entries]
@@ -306,7 +306,7 @@ async def open_gateway_records(folder: Path) -> AsyncIterator[Fill]:
                     "X-Amz-Meta-Writer".lower(): f"writer {number}",
                 }
                 location = f"s3://bucket/warehouse/db/table/data/day=2025-11-24/{number:06d}.parquet"
-                record = record_of(StoreAnswer(200, headers, None), location, version=1, now_ms=1_760_000_000_000)  # type: ignore[arg-type]
+                record = parse_record(StoreAnswer(200, headers, None), location, version=1, now_ms=1_760_000_000_000)  # type: ignore[arg-type]
                 assert record is not None
                 records.keep(record, "tenant")
             return records
@@ -370,7 +370,7 @@ async def _measure_charged_and_held(cache: str, filled_cache: AbstractAsyncConte
         cached_values = await fill()  # This imports modules and creates objects that all entries share.
         del cached_values
         gc.collect()
-        charged = memory_by_name().get(cache, 0)
+        charged = measure_named_caches().get(cache, 0)
         tracemalloc.start()
         try:
             cached_values = await fill()
@@ -378,6 +378,6 @@ async def _measure_charged_and_held(cache: str, filled_cache: AbstractAsyncConte
             held_bytes = tracemalloc.get_traced_memory()[0]
         finally:
             tracemalloc.stop()
-        charged = memory_by_name()[cache] - charged
+        charged = measure_named_caches()[cache] - charged
         del cached_values
         return charged, held_bytes

@@ -27,7 +27,7 @@ from seamark.commands.installation.engine_files import (
     read_properties,
 )
 from seamark.commands.main import cli
-from seamark.connector.client.engines import RUNTIME, catalog_conf, connection_text
+from seamark.connector.client.engines import RUNTIME, build_catalog_conf, format_connection
 from tests.services.process import free_port
 from tests.services.seamark import Seamark
 
@@ -83,10 +83,10 @@ def test_server_that_is_not_seamark_is_a_fault(tmp_path: Path, monkeypatch: pyte
 
 def test_printed_configurations_have_no_fault(tmp_path: Path) -> None:
     spark, trino = tmp_path / "spark-defaults.conf", tmp_path / "sea.properties"
-    lines = [f"{key}  {value}" for key, value in catalog_conf("sea", URL).items()]
+    lines = [f"{key}  {value}" for key, value in build_catalog_conf("sea", URL).items()]
     extensions = "spark.sql.extensions org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
     spark.write_text("\n".join(["# by hand", extensions, f"spark.jars.packages {RUNTIME}", *lines]))
-    trino.write_text(connection_text("trino", "sea", URL, has_token=False))
+    trino.write_text(format_connection("trino", "sea", URL, has_token=False))
     for findings in (check_spark("a", SparkSetup(read_properties(spark)), URL), check_trino(trino, URL)):
         assert [finding.text for finding in findings] == [f"connects to {URL}"]
 
@@ -98,10 +98,10 @@ def test_printed_configurations_trust_a_private_authority() -> None:
         ("trino", "# Add to etc/jvm.config, with the path of the file: -Djavax.net.ssl.trustStore=seamark-trust.jks"),
         ("pyiceberg", "ssl={\"cabundle\": '/ca.pem'}"),
     ):
-        text = connection_text(engine, "sea", "https://seamark.example", has_token=True, authority="/ca.pem")
+        text = format_connection(engine, "sea", "https://seamark.example", has_token=True, authority="/ca.pem")
         assert expected in text
         assert ("keytool -importcert" in text) is (engine != "pyiceberg")
-        assert expected not in connection_text(engine, "sea", "https://seamark.example", has_token=True)
+        assert expected not in format_connection(engine, "sea", "https://seamark.example", has_token=True)
         if engine.startswith("py"):
             compile(text, engine, "exec")
 
@@ -126,7 +126,7 @@ def test_faulty_trino_catalog_gets_its_fix(tmp_path: Path, text: str, fix: str) 
     [("type", "hive", "sea.type rest"), ("uri", "", f"sea.uri {URL}"), ("uri", f"{URL}/v1", f"sea.uri {URL}")],
 )
 def test_faulty_spark_catalog_gets_its_fix(key: str, value: str, fix: str) -> None:
-    conf = catalog_conf("sea", URL) | {f"spark.sql.catalog.sea.{key}": value}
+    conf = build_catalog_conf("sea", URL) | {f"spark.sql.catalog.sea.{key}": value}
     assert any(fix in each for each in list_faults(list(check_spark("a", SparkSetup(conf), URL))))
 
 
@@ -161,7 +161,7 @@ def test_completion_suggests_commands_and_options() -> None:
 
 
 def test_running_spark_is_checked_by_its_web_interface() -> None:
-    conf = catalog_conf("sea", f"{URL}/v1") | {"spark.app.name": "x"}
+    conf = build_catalog_conf("sea", f"{URL}/v1") | {"spark.app.name": "x"}
     jars = [["/jars/iceberg-spark-runtime-3.5_2.12-1.12.0.jar", "System Classpath"]]
     with serve_spark_ui(conf, "4.1.1", jars) as url:
         code, actual = examine("--url", URL, "--spark", url)

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from seamark.cache.memory import ENTRY_OVERHEAD_BYTES, MemoryCache, memory_by_name
+from seamark.cache.memory import ENTRY_OVERHEAD_BYTES, MemoryCache, measure_named_caches
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.table_json import decode_table
-from seamark.metaserver.catalog.documents import memory_of
+from seamark.metaserver.catalog.documents import estimate_memory
 from tests.api.client import Api
 from tests.server.rig import running
 from tests.server.test_operation import scrape
@@ -67,10 +67,10 @@ def test_caches_of_one_name_add_up_while_they_exist() -> None:
     other: MemoryCache[int, bytes] = MemoryCache(10_000, "tried here")
     cache.put(1, b"", 100)
     other.put(1, b"", 1000)
-    assert memory_by_name()["tried here"] == 1100 + 2 * ENTRY_OVERHEAD_BYTES
+    assert measure_named_caches()["tried here"] == 1100 + 2 * ENTRY_OVERHEAD_BYTES
     del other
     gc.collect()
-    assert memory_by_name()["tried here"] == 100 + ENTRY_OVERHEAD_BYTES
+    assert measure_named_caches()["tried here"] == 100 + ENTRY_OVERHEAD_BYTES
 
 
 async def test_metrics_follow_the_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +84,7 @@ async def test_metrics_follow_the_caches(tmp_path: Path, monkeypatch: pytest.Mon
         gauge = "seamark_cache_memory_bytes{{cache={}}}".format
 
         async def is_reported() -> bool:
-            used, actual_scrape = memory_by_name(), await scrape(server)
+            used, actual_scrape = measure_named_caches(), await scrape(server)
             planner = server.components.planner.stats()
             used["views"] = planner.live_bytes + planner.added_bytes
             return used["metadata"] > 0 and all(actual_scrape.get(gauge(name)) == size for name, size in used.items())
@@ -155,7 +155,7 @@ def test_decoded_metadata_is_accounted_with_its_memory(columns: int, snapshots: 
         held_bytes = tracemalloc.get_traced_memory()[0] / 4
     finally:
         tracemalloc.stop()
-    counted_bytes = memory_of(tables[0], len(document))
+    counted_bytes = estimate_memory(tables[0], len(document))
     assert abs(counted_bytes - held_bytes) < held_bytes / 10, (
         f"{counted_bytes:,} bytes are counted, {held_bytes:,.0f} are held"
     )

@@ -11,7 +11,7 @@ from typing import Any
 import pyspark.util
 from pyspark.sql import SparkSession
 
-from seamark.connector.client.engines import catalog_conf
+from seamark.connector.client.engines import build_catalog_conf
 from seamark.connector.spark.session import add_catalog, iceberg_jars, open_session, session_conf
 from tests.services.java import SHORT_LIVED, find_java_17
 from tests.services.process import CACHE
@@ -62,5 +62,5 @@ def spark_session(folder: Path, conf: Mapping[str, str] | None = None) -> Iterat
 def new_catalog(spark: SparkSession, uri: str, *, token: str = "", extra: Mapping[str, str] | None = None) -> str:
     """Add a catalog for the server at `uri` under a new name in this JVM; return the name."""
     name = f"sea{next(_numbers)}"
-    add_catalog(spark, catalog_conf(name, uri, token=token, extra=extra))
+    add_catalog(spark, build_catalog_conf(name, uri, token=token, extra=extra))
     return name

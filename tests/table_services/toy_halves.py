@@ -15,7 +15,7 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.policies import change_table_properties
 from seamark.connector.jobs.jobs import Table, table_job
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.formats.iceberg.metadata.properties import count_of
+from seamark.formats.iceberg.metadata.properties import parse_count
 from seamark.formats.iceberg.metadata.table_json import decode_table
 from seamark.formats.services.services import SERVICES
 from seamark.metaserver.services.job import Job
@@ -31,8 +31,8 @@ object.__setattr__(EXTENSIONS, "job_worker", "tests.table_services.toy_halves")
 def find_wrong_label(metadata: TableMetadata) -> str | None:
     """Return the number of data files if the table has enough of them and a different label, else None."""
     snapshot = metadata.current_snapshot
-    files = 0 if snapshot is None else count_of(snapshot.summary_map(), "total-data-files", 0)
-    is_wrong = files >= count_of(metadata.properties, MIN_FILES, 2) and metadata.properties.get(LABEL) != str(files)
+    files = 0 if snapshot is None else parse_count(snapshot.build_summary_map(), "total-data-files", 0)
+    is_wrong = files >= parse_count(metadata.properties, MIN_FILES, 2) and metadata.properties.get(LABEL) != str(files)
     return str(files) if is_wrong else None
 
 

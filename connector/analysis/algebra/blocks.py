@@ -37,23 +37,23 @@ from seamark.connector.analysis.algebra.equivalences import (
     Equality,
     Pair,
     Predicate,
+    build_semi_joins,
     imply_by_equality,
     join_equivalences,
     move_to_column,
     push_disjunction_across_join,
     restrict_to_columns,
     restrict_to_sources,
-    semi_joins,
 )
 from seamark.connector.analysis.algebra.relations import (
     Origin,
     Relation,
     SourceRows,
     StoredExtreme,
-    exact_origin,
+    find_exact_origin,
 )
 from seamark.connector.analysis.comparisons import evaluate_literals
-from seamark.connector.analysis.operands import class_of_kind, class_of_literal
+from seamark.connector.analysis.operands import get_kind_class, get_literal_class
 from seamark.connector.plans.conditions import (
     Atom,
     ColumnReference,
@@ -94,8 +94,8 @@ JoinTree: TypeAlias = int | SourceJoin
 """A join, or the position of a source in the block."""
 
 
-def sources_of(tree: JoinTree) -> frozenset[int]:
-    return frozenset({tree}) if isinstance(tree, int) else sources_of(tree.left) | sources_of(tree.right)
+def list_sources(tree: JoinTree) -> frozenset[int]:
+    return frozenset({tree}) if isinstance(tree, int) else list_sources(tree.left) | list_sources(tree.right)
 
 
 def flatten_inner_joins(tree: JoinTree) -> tuple[list[JoinTree], list[SourceJoin]]:
@@ -239,7 +239,7 @@ class QueryBlock:
             reference = self.outputs.reference(column)
             return None if reference is None else self.sources[reference[0]].extreme(reference[1])
         source, name = own.column
-        origin = exact_origin(self.sources[source], [name])
+        origin = find_exact_origin(self.sources[source], [name])
         if origin is None:
             return None
         table, (stored,) = origin
@@ -276,9 +276,9 @@ class QueryBlock:
         reference = self.outputs.reference(column)
         return None if reference is None else self.sources[reference[0]].values(reference[1])
 
-    def value_class(self, column: str) -> str | None:
+    def find_value_class(self, column: str) -> str | None:
         literal = self.outputs.literal(column)
-        return class_of_kind(self.kind(column)) if literal is None else class_of_literal(literal)
+        return get_kind_class(self.kind(column)) if literal is None else get_literal_class(literal)
 
     def push_down(self, condition: Condition | None) -> None:
         if self.tree is not None:
@@ -345,7 +345,7 @@ class QueryBlock:
         sides, joins = flatten_inner_joins(tree)
         equalities = [equality for join in joins for equality in join.on.equalities]
         implied = self._imply(all_of([condition, *(join.on.condition for join in joins)]), equalities)
-        side_of = {source: number for number, side in enumerate(sides) for source in sources_of(side)}
+        side_of = {source: number for number, side in enumerate(sides) for source in list_sources(side)}
         parts_by_side: list[list[Condition]] = [[] for _ in sides]
         for part in parts_of(implied):
             for number in {side_of[source] for source, _ in references_of(part) if source in side_of}:
@@ -354,7 +354,7 @@ class QueryBlock:
             self._push_to(side, all_of(parts))
 
     def _push_to_outer_join(self, tree: SourceJoin, wanted_condition: Condition | None) -> None:
-        left, right = sources_of(tree.left), sources_of(tree.right)
+        left, right = list_sources(tree.left), list_sources(tree.right)
         # If the condition from above is false for nulls, it removes each row without a partner. So the join need not
         # keep them.
         keeps_left = tree.keeps_left and not rejects_null(restrict_to_sources(wanted_condition, right))
@@ -387,8 +387,8 @@ class QueryBlock:
         parts: list[Condition | None] = []
         for own, (source, column) in pairs:
             partner = self.sources[source]
-            parts += semi_joins([(own, column)], partner)
-            origin = exact_origin(partner, [column])
+            parts += build_semi_joins([(own, column)], partner)
+            origin = find_exact_origin(partner, [column])
             if origin is not None and partner.kind(column) == query.kind_of(own):
                 table, (name,) = origin
                 on_column = restrict_to_columns(table.predicate, {(0, name)})
@@ -398,7 +398,7 @@ class QueryBlock:
 
 def _move_to_table(condition: Condition | None, source: Relation) -> Condition | None:
     def find_stored(reference: ColumnReference) -> ColumnReference | None:
-        origin = exact_origin(source, [reference[1]])
+        origin = find_exact_origin(source, [reference[1]])
         return None if origin is None else (0, origin[1][0])
 
     return move(condition, find_stored)
@@ -419,4 +419,4 @@ def exists_values(query: QueryBlock, pairs: Sequence[Equality]) -> Iterator[Semi
     for (source, column), outer in pairs:
         by_source[source].append((outer, column))
     for source, own_pairs in by_source.items():
-        yield from semi_joins(own_pairs, query.sources[source])
+        yield from build_semi_joins(own_pairs, query.sources[source])

@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
-from seamark.connector.analysis.algebra.extremes import extreme_values, has_order
-from seamark.connector.analysis.algebra.relations import Relation, exact_origin, is_exact
+from seamark.connector.analysis.algebra.extremes import has_order, iter_extreme_semi_joins
+from seamark.connector.analysis.algebra.relations import Relation, find_exact_origin, is_exact
 from seamark.connector.plans.conditions import (
     LEAVES_MAX,
     NEVER,
@@ -30,7 +30,7 @@ from seamark.connector.plans.conditions import (
     references_of,
     weaken,
 )
-from seamark.formats.iceberg.types.values import decimal_precision, decimal_scale
+from seamark.formats.iceberg.types.values import get_decimal_precision, get_decimal_scale
 from seamark.formats.protocol.wire import RANGE
 
 Equality: TypeAlias = tuple[ColumnReference, ColumnReference]
@@ -87,8 +87,8 @@ def has_ranges(first: str | None, second: str | None) -> bool:
     if first is None or second is None:
         return False
     if first.startswith("decimal(") and second.startswith("decimal("):
-        is_short = [decimal_precision(kind) <= _SHORT_DIGITS_MAX for kind in (first, second)]
-        return decimal_scale(first) == decimal_scale(second) and is_short[0] == is_short[1]
+        is_short = [get_decimal_precision(kind) <= _SHORT_DIGITS_MAX for kind in (first, second)]
+        return get_decimal_scale(first) == get_decimal_scale(second) and is_short[0] == is_short[1]
     return has_order(first, second) or {first, second} <= _FLOATS or first == second == "string"
 
 
@@ -97,7 +97,9 @@ def is_wider(kind: str | None, narrow: str | None) -> bool:
     if kind is None or narrow is None:
         return False
     if kind.startswith("decimal(") and narrow.startswith("decimal("):
-        return decimal_scale(kind) == decimal_scale(narrow) and decimal_precision(kind) >= decimal_precision(narrow)
+        return get_decimal_scale(kind) == get_decimal_scale(narrow) and get_decimal_precision(
+            kind
+        ) >= get_decimal_precision(narrow)
     return (narrow, kind) in (("int", "long"), ("float", "double"))
 
 
@@ -126,26 +128,26 @@ def move_to_column(condition: Condition | None, reference: ColumnReference) -> C
 # Values of a partner
 
 
-def semi_joins(pairs: Sequence[Pair], partner: Relation) -> list[SemiJoin]:
+def build_semi_joins(pairs: Sequence[Pair], partner: Relation) -> list[SemiJoin]:
     """Return the semi-joins for columns that equal columns of a partner.
 
     If all columns of the partner come from one table, there is a single semi-join with this table. Otherwise, there is
     a semi-join for each column that comes from a table.
     """
-    origin = exact_origin(partner, [column for _, column in pairs])
+    origin = find_exact_origin(partner, [column for _, column in pairs])
     if origin is not None:
         table, names = origin
         references = [reference for reference, _ in pairs]
         return [SemiJoin(tuple(sorted(zip(references, names, strict=True))), table)]
-    return [] if len(pairs) == 1 else [semi_join for pair in pairs for semi_join in semi_joins([pair], partner)]
+    return [] if len(pairs) == 1 else [semi_join for pair in pairs for semi_join in build_semi_joins([pair], partner)]
 
 
-def partner_values(pairs: Sequence[Pair], partner: Relation) -> list[Condition]:
+def list_partner_conditions(pairs: Sequence[Pair], partner: Relation) -> list[Condition]:
     """Return the conditions that columns have the values of their partner's columns.
 
     The partner's values are stored values of a table, or literals.
     """
-    conditions: list[Condition] = [*semi_joins(pairs, partner)]
+    conditions: list[Condition] = [*build_semi_joins(pairs, partner)]
     for reference, column in pairs:
         literals = partner.values(column)
         if literals is not None:
@@ -153,15 +155,17 @@ def partner_values(pairs: Sequence[Pair], partner: Relation) -> list[Condition]:
     return conditions
 
 
-def period_values(reference: ColumnReference, transform: str, partner: Relation, column: str) -> Iterator[SemiJoin]:
+def iter_period_semi_joins(
+    reference: ColumnReference, transform: str, partner: Relation, column: str
+) -> Iterator[SemiJoin]:
     """Yield the semi-join of a column whose period (`transform`) equals a value of the partner's column."""
-    origin = exact_origin(partner, [column])
+    origin = find_exact_origin(partner, [column])
     if origin is not None:
         table, (name,) = origin
         yield SemiJoin(((reference, name),), table, transform=transform)
 
 
-def range_values(reference: ColumnReference, limits: Sequence[Limit], partner: Relation) -> Iterator[SemiJoin]:
+def iter_range_semi_joins(reference: ColumnReference, limits: Sequence[Limit], partner: Relation) -> Iterator[SemiJoin]:
     """Yield the semi-joins of a column that is less or greater than columns of one row of the partner.
 
     The first lower limit and the first upper limit are combined into a range with both ends.
@@ -179,13 +183,13 @@ def range_values(reference: ColumnReference, limits: Sequence[Limit], partner: R
             pairs = tuple((reference, name) for name in names)
             yield SemiJoin(pairs, table, transform=RANGE, ops=tuple(limit.op for limit in bounds))
         elif len(bounds) > 1:
-            yield from (each for limit in bounds for each in range_values(reference, [limit], partner))
+            yield from (each for limit in bounds for each in iter_range_semi_joins(reference, [limit], partner))
 
 
 # Equivalences
 
 
-def equivalence_classes(equalities: Iterable[Equality]) -> dict[ColumnReference, set[ColumnReference]]:
+def compute_equivalence_classes(equalities: Iterable[Equality]) -> dict[ColumnReference, set[ColumnReference]]:
     """Return the set of equal columns of each column.
 
     The set includes the column itself, and columns that are equal through other columns.
@@ -203,7 +207,7 @@ def equivalence_classes(equalities: Iterable[Equality]) -> dict[ColumnReference,
 
 def imply_by_equality(condition: Condition | None, equalities: Iterable[Equality], kind_of: KindOf) -> Condition | None:
     """Return the condition, with a copy of each single-column part for each equal column."""
-    classes = equivalence_classes(
+    classes = compute_equivalence_classes(
         (left, right)
         for left, right in equalities
         # If the types differ, the comparison may convert one of the values.
@@ -222,7 +226,7 @@ def imply_by_equality(condition: Condition | None, equalities: Iterable[Equality
     return all_of(parts)
 
 
-def pairs_by_partner(equalities: Iterable[Equality]) -> dict[tuple[int, int], list[Pair]]:
+def group_pairs_by_partner(equalities: Iterable[Equality]) -> dict[tuple[int, int], list[Pair]]:
     """Group the equal columns by pair of sources.
 
     Returns:
@@ -241,11 +245,11 @@ def join_equivalences(equalities: Iterable[Equality], sources: Sequence[Relation
 
     The conditions state that the columns of a source have the values of the equal columns of the other source.
     """
-    for (source, partner), pairs in pairs_by_partner(equalities).items():
-        yield from partner_values(pairs, sources[partner])
+    for (source, partner), pairs in group_pairs_by_partner(equalities).items():
+        yield from list_partner_conditions(pairs, sources[partner])
         for reference, column in pairs:
             kind = sources[source].kind(reference[1])
-            yield from extreme_values(reference, kind, "=", sources[partner], column)
+            yield from iter_extreme_semi_joins(reference, kind, "=", sources[partner], column)
 
 
 # Disjunctions on several sources
@@ -259,7 +263,7 @@ def push_disjunction_across_join(
     For example, `d.x = 1 OR e.y = 2` is true for a row only if its partner in d or its partner in e meets the
     condition on that table.
     """
-    pairs = pairs_by_partner(equalities)
+    pairs = group_pairs_by_partner(equalities)
     for part in parts_of(condition):
         if not isinstance(part, AnyOf) or len({source for source, _ in references_of(part)}) < 2:
             continue
@@ -299,7 +303,7 @@ def _make_semi_join(pairs: Sequence[Pair], partner: Relation, condition: Conditi
     if where is None:
         return None
     columns = sorted({column for _, column in references_of(where)})
-    origin = exact_origin(partner, [*(column for _, column in pairs), *columns])
+    origin = find_exact_origin(partner, [*(column for _, column in pairs), *columns])
     if origin is None:
         return None
     table, names = origin

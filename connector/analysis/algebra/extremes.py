@@ -37,7 +37,7 @@ def is_beyond_extreme(op: str, relation: Relation, column: str) -> bool:
     return extreme is not None and not has_outer_limit(extreme.kind, op)
 
 
-def extreme_values(
+def iter_extreme_semi_joins(
     reference: ColumnReference, kind: str | None, op: str, relation: Relation, column: str
 ) -> Iterator[SemiJoin]:
     """Yield the semi-join of a column that is compared with the extreme of rows of a table.

@@ -44,7 +44,7 @@ ScanOf: TypeAlias = Callable[[Table], int | None]
 """A function that returns the number of the scan of a table, or None if no scan may be joined with the table."""
 
 
-def condition_of(table: Table, *, utc: bool) -> Condition | None:
+def build_condition(table: Table, *, utc: bool) -> Condition | None:
     """Return the condition on a table's rows, without joins.
 
     Comparisons that the catalog would evaluate differently from the engine are left out.
@@ -117,19 +117,19 @@ def likes_on(references: Sequence[Table]) -> tuple[tuple[Like, ...], ...]:
     return tuple(likes)
 
 
-def joins_of(table: Table, scan_of: ScanOf, *, utc: bool) -> tuple[Join, ...]:
+def build_joins(table: Table, scan_of: ScanOf, *, utc: bool) -> tuple[Join, ...]:
     """Return the joins that every needed row has, and the alternative joins of disjunctions."""
     joins: dict[Join, None] = {}
     for number, part in enumerate(parts_of(table.predicate)):
         if isinstance(part, SemiJoin):
-            join = _join_of(part, table, scan_of, utc=utc)
+            join = _build_join(part, table, scan_of, utc=utc)
             joins |= {} if join is None else {join: None}
         elif isinstance(part, AnyOf):
             joins |= dict.fromkeys(_list_alternatives(part, table, scan_of, number, utc=utc))
     return tuple(joins)
 
 
-def _join_of(semi_join: SemiJoin, table: Table, scan_of: ScanOf, *, utc: bool) -> Join | None:
+def _build_join(semi_join: SemiJoin, table: Table, scan_of: ScanOf, *, utc: bool) -> Join | None:
     partner = semi_join.of
     scan = scan_of(partner) if isinstance(partner, Table) and partner is not table else None
     if scan is None or not isinstance(partner, Table):
@@ -159,7 +159,7 @@ def _list_alternatives(either: AnyOf, table: Table, scan_of: ScanOf, number: int
             own.append(condition)
             continue
         candidates = (
-            _join_of(part, table, scan_of, utc=utc) for part in parts_of(branch) if isinstance(part, SemiJoin)
+            _build_join(part, table, scan_of, utc=utc) for part in parts_of(branch) if isinstance(part, SemiJoin)
         )
         join = next((candidate for candidate in candidates if candidate is not None), None)
         if join is None:
@@ -169,7 +169,7 @@ def _list_alternatives(either: AnyOf, table: Table, scan_of: ScanOf, number: int
     return [replace(join, any_of=number, exempt_condition=exempt_condition) for join in joins]
 
 
-def common_joins(joins_of_each: Sequence[tuple[Join, ...]]) -> tuple[Join, ...]:
+def intersect_joins(joins_of_each: Sequence[tuple[Join, ...]]) -> tuple[Join, ...]:
     """Return the joins that all references to a table share, because a single scan reads all of them.
 
     The alternatives of a disjunction are shared only if all of them are. If one is missing, the others restrict no row.

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeAlias
 
-from seamark.connector.analysis.operands import EXACT, TEXT, class_of_kind
+from seamark.connector.analysis.operands import EXACT, TEXT, get_kind_class
 from seamark.connector.plans.conditions import Atom, ColumnComparison, ColumnReference, Condition, any_of, move, weaken
 from seamark.connector.plans.literals import Literal
 
@@ -124,7 +124,7 @@ class Relation(Protocol):
         The result is None if the values are unknown.
         """
 
-    def value_class(self, column: str) -> str | None:
+    def find_value_class(self, column: str) -> str | None:
         """Return the class (`operands.py`) of a column with unchanged stored values or literals of SELECT.
 
         The result is None for other columns.
@@ -171,8 +171,8 @@ class Table:
     def values(self, column: str) -> tuple[Literal, ...] | None:
         return None
 
-    def value_class(self, column: str) -> str | None:
-        return class_of_kind(self.kind(column))
+    def find_value_class(self, column: str) -> str | None:
+        return get_kind_class(self.kind(column))
 
     def push_down(self, condition: Condition | None) -> None:
         self.predicate = condition
@@ -182,7 +182,7 @@ Origin: TypeAlias = tuple[Table, tuple[str, ...]]
 """A stored table, and the names of some of its columns."""
 
 
-def exact_origin(relation: Relation, columns: Sequence[str]) -> Origin | None:
+def find_exact_origin(relation: Relation, columns: Sequence[str]) -> Origin | None:
     """Return the origin of columns whose values are identical to the stored values."""
     origin = relation.origin(columns)
     return origin if origin is not None and all(is_exact(origin[0].kind(name)) for name in origin[1]) else None
@@ -218,7 +218,7 @@ class UnknownRelation:
     def values(self, column: str) -> tuple[Literal, ...] | None:
         return None
 
-    def value_class(self, column: str) -> None:
+    def find_value_class(self, column: str) -> None:
         return None
 
     def push_down(self, condition: Condition | None) -> None:
@@ -260,7 +260,7 @@ class LiteralRows:
             return None
         return tuple(literal for literal in self.columns[names.index(column)] if literal.kind != "null")
 
-    def value_class(self, column: str) -> None:
+    def find_value_class(self, column: str) -> None:
         return None
 
     def push_down(self, condition: Condition | None) -> None:
@@ -294,8 +294,8 @@ class _SameColumns:
     def values(self, column: str) -> tuple[Literal, ...] | None:
         return self.body.values(column)
 
-    def value_class(self, column: str) -> str | None:
-        return self.body.value_class(column)
+    def find_value_class(self, column: str) -> str | None:
+        return self.body.find_value_class(column)
 
 
 @dataclass
@@ -351,16 +351,16 @@ class SetOperation:
     def values(self, column: str) -> tuple[Literal, ...] | None:
         return None
 
-    def value_class(self, column: str) -> str | None:
+    def find_value_class(self, column: str) -> str | None:
         name = find_same_position(column, self.left.names(), self.right.names())
-        class_ = None if name is None else self.left.value_class(column)
+        class_ = None if name is None else self.left.find_value_class(column)
         if name is None or class_ not in _DISCRIMINATED:
             return None
-        return class_ if self.right.value_class(name) == class_ else None
+        return class_ if self.right.find_value_class(name) == class_ else None
 
     def push_down(self, condition: Condition | None) -> None:
         def keep(atom: Atom) -> Atom | None:
-            if isinstance(atom, ColumnComparison) and self.value_class(atom.column[1]) is not None:
+            if isinstance(atom, ColumnComparison) and self.find_value_class(atom.column[1]) is not None:
                 return atom
             return atom.move_columns(lambda reference: reference if self.kind(reference[1]) is not None else None)
 
@@ -428,9 +428,9 @@ class RenamedColumns:
         name = self._find_inner_name(column)
         return None if name is None else self.inner.values(name)
 
-    def value_class(self, column: str) -> str | None:
+    def find_value_class(self, column: str) -> str | None:
         name = self._find_inner_name(column)
-        return None if name is None else self.inner.value_class(name)
+        return None if name is None else self.inner.find_value_class(name)
 
     def push_down(self, condition: Condition | None) -> None:
         def inside(reference: ColumnReference) -> ColumnReference | None:
@@ -499,9 +499,9 @@ class NamedQuery:
             self._values[column] = self.inner.values(column)
         return self._values[column]
 
-    def value_class(self, column: str) -> str | None:
+    def find_value_class(self, column: str) -> str | None:
         if column not in self._classes:
-            self._classes[column] = self.inner.value_class(column)
+            self._classes[column] = self.inner.find_value_class(column)
         return self._classes[column]
 
     def push_down(self, condition: Condition | None) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seamark.connector.arrow.arrays import Longs
-from seamark.connector.parquet.copy.leaves import Leaf, leaves_of
+from seamark.connector.parquet.copy.leaves import Leaf, list_leaves
 from seamark.connector.parquet.copy.reencryption import MovedPages
 from seamark.connector.parquet.copy.sinks import Sink
 from seamark.connector.parquet.copy.source import Run, SourceFile
@@ -112,7 +112,7 @@ class FileAssembler:
 
     def __init__(self, sink: Sink, skeleton: ParquetFooter, encryption: FileEncryption | None = None) -> None:
         self._sink, self._skeleton, self._encryption = sink, skeleton, encryption
-        self.leaves: list[Leaf] = leaves_of(skeleton)
+        self.leaves: list[Leaf] = list_leaves(skeleton)
         self._groups: list[_CopiedGroup] = []
         self._creators: set[bytes | None] = set()
         self._version = skeleton.version
@@ -285,7 +285,7 @@ class FileAssembler:
                 ]
                 for ordinal, group in enumerate(chunks)
             ]
-            whole = self._encode_footer(encrypted, self._encryption.footer_fields())
+            whole = self._encode_footer(encrypted, self._encryption.list_footer_fields())
             self._sink.write(self._encryption.encode_footer(whole))
         self._sink.close()
         return footer

@@ -65,7 +65,7 @@ class Leaf(NamedTuple):
         return b".".join(self.names).decode(errors="replace")
 
 
-def leaves_of(footer: ParquetFooter) -> list[Leaf]:
+def list_leaves(footer: ParquetFooter) -> list[Leaf]:
     """Return the leaf columns in the order of the chunks.
 
     Raises:

@@ -16,7 +16,7 @@ from seamark.connector.client.storage import Storage
 from seamark.connector.parquet.copy.leaves import Leaf
 from seamark.connector.parquet.copy.source import SourceFile
 from seamark.connector.parquet.encryption.footers import FileEncryption
-from seamark.connector.parquet.encryption.keys import EncryptionScheme, ParquetKeys, Protection, scheme_of
+from seamark.connector.parquet.encryption.keys import EncryptionScheme, ParquetKeys, Protection, find_scheme
 from seamark.connector.parquet.encryption.kms import KeyUnavailable
 from seamark.formats.iceberg.files.parquet import Unreadable
 
@@ -108,7 +108,7 @@ def check_deletes(source: SourceFile, column_ids: Collection[int]) -> None:
             )
 
 
-def protection_of(source: SourceFile, leaves: Sequence[Leaf], keys: ParquetKeys) -> FileProtection | None:
+def find_protection(source: SourceFile, leaves: Sequence[Leaf], keys: ParquetKeys) -> FileProtection | None:
     """Return the encryption of a new file with rows of `source`, or None if the new file is not encrypted.
 
     Args:
@@ -131,7 +131,7 @@ def protection_of(source: SourceFile, leaves: Sequence[Leaf], keys: ParquetKeys)
                 "column is uncertain"
             )
     try:
-        scheme = scheme_of(source.encryption, [leaf.path for leaf in source.leaves], columns)
+        scheme = find_scheme(source.encryption, [leaf.path for leaf in source.leaves], columns)
     except KeyUnavailable as error:
         raise source.unreadable(str(error)) from None
     return FileProtection(scheme, leaves, keys)
@@ -156,20 +156,20 @@ def require_same_scheme(
     """
 
     def check(path: str, source: SourceFile) -> None:
-        protection = protection_of(source, leaves, keys)
+        protection = find_protection(source, leaves, keys)
         if (None if protection is None else protection.scheme) != schemes(path):
             raise source.unreadable("the file was replaced while it was read: its encryption has changed")
 
     return check
 
 
-def protection_of_file(
+def read_protection(
     location: str, storage: Storage, leaves: Sequence[Leaf], keys: ParquetKeys
 ) -> FileProtection | None:
-    """Open a file and return the encryption of a new file with its rows (see `protection_of`).
+    """Open a file and return the encryption of a new file with its rows (see `find_protection`).
 
     Raises:
         Unreadable: The file cannot be read.
     """
     with SourceFile(location, storage, keys=keys) as source:
-        return protection_of(source, leaves, keys)
+        return find_protection(source, leaves, keys)

@@ -114,7 +114,7 @@ def reencrypt(chunk: EncryptedChunk, view: View, sink: Sink) -> MovedPages:
         new_begin = sink.at
         new_header = _footer.resized_header(header, len(data), _compute_signed_crc(data) if crc is not None else 0)
         if chunk.new is not None:
-            new_header = chunk.new.encrypt(_header_module_of(ordinal), new_header, ordinal)
+            new_header = chunk.new.encrypt(_get_header_module(ordinal), new_header, ordinal)
         if len(data) < _JOINED_BYTES:
             sink.write(b"".join((new_header, data)))
         else:
@@ -147,7 +147,7 @@ def _read_header(chunk: EncryptedChunk, view: View, at: int, page: int | None) -
     if size > min(left, PAGE_HEADER_MAX_BYTES):
         raise ValueError(f"the page header at {at} has {size:,} bytes; its column chunk has {left:,}")
     with view(at, size) as data:
-        return strip_padding(chunk.old.decrypt(_header_module_of(page), data, page)), size
+        return strip_padding(chunk.old.decrypt(_get_header_module(page), data, page)), size
 
 
 def _reencrypt_page(chunk: EncryptedChunk, body: memoryview, page: int | None, levels: int) -> bytes:
@@ -169,7 +169,7 @@ def _is_module(data: memoryview) -> bool:
     return len(data) >= LENGTH_BYTES and struct.unpack_from("<I", data)[0] == len(data) - LENGTH_BYTES
 
 
-def _header_module_of(page: int | None) -> Module:
+def _get_header_module(page: int | None) -> Module:
     return Module.DICTIONARY_PAGE_HEADER if page is None else Module.DATA_PAGE_HEADER
 
 

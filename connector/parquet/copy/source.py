@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from seamark.connector.client.storage import Storage
-from seamark.connector.parquet.copy.leaves import leaves_of
+from seamark.connector.parquet.copy.leaves import list_leaves
 from seamark.connector.parquet.copy.reencryption import EncryptedChunk, MovedPages, reencrypt
 from seamark.connector.parquet.copy.sinks import Sink
 from seamark.connector.parquet.encryption.footers import FileKeys, OpenedFooter, is_signed, open_footer, strip_padding
@@ -190,7 +190,7 @@ class SourceFile:
 
     def _check(self) -> None:
         footer = self.footer
-        self.leaves = leaves_of(footer)
+        self.leaves = list_leaves(footer)
         if footer.rows != sum(group.rows for group in footer.groups):
             raise ValueError(f"the file has {footer.rows} rows, but its row groups have another number of rows")
         # Other columns have no pages, and are never copied.

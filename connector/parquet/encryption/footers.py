@@ -371,7 +371,7 @@ class FileEncryption:
                 fields[_METADATA] = STRUCT, _strip_statistics(metadata)
         return encode_fields(fields)
 
-    def footer_fields(self) -> dict[int, tuple[int, bytes]]:
+    def list_footer_fields(self) -> dict[int, tuple[int, bytes]]:
         """Return the additional fields of FileMetaData in a signed footer."""
         if not self.signed:
             return {}

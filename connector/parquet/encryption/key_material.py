@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from seamark.connector.parquet.encryption.kms import KeyUnavailable, KeyWrapper
 from seamark.connector.parquet.encryption.modules import KEY_BYTES, NONCE_BYTES
-from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.decoding import convert_json
 
 _TYPE = "PKMT1"
 _DEFAULT = "DEFAULT"
@@ -56,7 +56,7 @@ class KeyMaterial(msgspec.Struct, rename="camel", omit_defaults=True, frozen=Tru
                 f"the key metadata of {len(metadata or b''):,} bytes was not written by parquet's key tools"
             )
         try:
-            material = from_json(metadata, KeyMaterial)
+            material = convert_json(metadata, KeyMaterial)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise KeyUnavailable("the key metadata was not written by parquet's key tools") from None
         if material.key_material_type != _TYPE:

@@ -4,8 +4,8 @@ A new file has the encryption of the files from which its rows come: the same en
 the same master keys. The keys of the file itself are new.
 
 A process that works for several users, such as a job, may use a master key only for tables in some namespaces. The key
-file lists these namespaces (`keys_of_table`). A program that reads its own files uses all its keys
-(`keys_of_environment`).
+file lists these namespaces (`read_table_keys`). A program that reads its own files uses all its keys
+(`read_environment_keys`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from seamark.connector.client.names import Name, join_name, split_name, split_ta
 from seamark.connector.parquet.encryption.footers import FileEncryption, FileKey, OpenedFooter
 from seamark.connector.parquet.encryption.key_material import KeyMaterial, KeyReference, unwrap_file_key, wrap_file_key
 from seamark.connector.parquet.encryption.kms import KeyUnavailable, KeyWrapper, Kms, MasterKeyFile
-from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.decoding import convert_json
 
 KEY_FILE = "SEAMARK_PARQUET_KEY_FILE"
 """The environment variable for the path of a file with master keys."""
@@ -61,7 +61,7 @@ class EncryptionScheme(NamedTuple):
     ctr_pages: bool = False
 
 
-def scheme_of(opened: OpenedFooter, paths: Sequence[str], columns: Sequence[int]) -> EncryptionScheme:
+def find_scheme(opened: OpenedFooter, paths: Sequence[str], columns: Sequence[int]) -> EncryptionScheme:
     """Return the encryption scheme of an opened file, for a new file with other leaf columns.
 
     Args:
@@ -157,7 +157,7 @@ class ParquetKeys:
 
 
 class EnvironmentKeys:
-    """Loads the keys of `keys_of_table` when a file first needs them.
+    """Loads the keys of `read_table_keys` when a file first needs them.
 
     Loading is delayed because the client of a key management service may log in when it is created. The keys are not
     pickled, because another process has other environment variables.
@@ -179,7 +179,7 @@ class EnvironmentKeys:
             InvalidRequest: The key file or the key service is invalid.
         """
         if not self._found:
-            self._found.append(None if self._table is None else keys_of_table(self._table))
+            self._found.append(None if self._table is None else read_table_keys(self._table))
         return self._found[0]
 
     def __reduce__(self) -> tuple[type[EnvironmentKeys], tuple[Name | None]]:
@@ -239,7 +239,7 @@ def _is_within(namespace: tuple[str, ...], name: str) -> bool:
     return namespace[: len(levels)] == levels
 
 
-def keys_of_environment(environment: Mapping[str, str] | None = None) -> ParquetKeys | None:
+def read_environment_keys(environment: Mapping[str, str] | None = None) -> ParquetKeys | None:
     """Return the keys that the environment variables define, for all files that the caller reads.
 
     Return None if the variables are not set.
@@ -251,7 +251,7 @@ def keys_of_environment(environment: Mapping[str, str] | None = None) -> Parquet
     return None if configuration is None else ParquetKeys(configuration[0], configuration[1].replaced)
 
 
-def keys_of_table(table: Name, environment: Mapping[str, str] | None = None) -> ParquetKeys | None:
+def read_table_keys(table: Name, environment: Mapping[str, str] | None = None) -> ParquetKeys | None:
     """Return the keys that the environment variables define for the namespace of the table.
 
     Return None if the variables are not set. Only master keys for this namespace are used. A job therefore
@@ -288,7 +288,7 @@ def _read_environment(environment: Mapping[str, str]) -> tuple[Kms, _KeyFile] | 
 
 def _read_key_file(path: Path) -> _KeyFile:
     try:
-        return from_json(path.read_bytes(), _KeyFile)
+        return convert_json(path.read_bytes(), _KeyFile)
     except OSError as error:
         raise InvalidRequest(f"The key file {path} cannot be read: {error.strerror}") from None
     except (msgspec.DecodeError, UnicodeDecodeError):

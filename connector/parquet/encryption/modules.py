@@ -69,19 +69,19 @@ class ModuleCipher:
         self._gcm, self._algorithm = AESGCM(key), algorithms.AES(key)
         self._file_aad, self.ctr_pages, self.key_bytes = file_aad, ctr_pages, len(key)
 
-    def footer_aad(self) -> bytes:
+    def make_footer_aad(self) -> bytes:
         return b"" if self._file_aad is None else self._file_aad + bytes([Module.FOOTER])
 
     def encrypt_footer(self, plain: bytes) -> bytes:
-        return self._encrypt_gcm(plain, self.footer_aad())
+        return self._encrypt_gcm(plain, self.make_footer_aad())
 
     def decrypt_footer(self, module: bytes) -> bytes:
-        return self._decrypt_gcm(memoryview(module), self.footer_aad(), Module.FOOTER)
+        return self._decrypt_gcm(memoryview(module), self.make_footer_aad(), Module.FOOTER)
 
     def signature(self, footer: bytes, nonce: bytes | None = None) -> bytes:
         """Return the signature of an unencrypted footer. It consists of the nonce and the tag."""
         nonce = os.urandom(NONCE_BYTES) if nonce is None else nonce
-        return nonce + self._gcm.encrypt(nonce, footer, self.footer_aad())[-TAG_BYTES:]
+        return nonce + self._gcm.encrypt(nonce, footer, self.make_footer_aad())[-TAG_BYTES:]
 
     def chunk(self, group: int, column: int) -> ChunkCipher:
         """Return the cipher of the modules of a column chunk.

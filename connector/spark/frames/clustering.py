@@ -56,10 +56,10 @@ from seamark.connector.write.clustering import (
 )
 from seamark.connector.write.replacements import build_replacement, open_rewritable
 from seamark.connector.write.table_writer import TableWriter, WrittenFiles
-from seamark.connector.write.target import WriteTarget, target_of, with_lineage
+from seamark.connector.write.target import WriteTarget, create_target, with_lineage
 from seamark.formats.iceberg.expressions.expression import TRUE
 from seamark.formats.iceberg.metadata.clustering import CLUSTERED_BY, CURVES, HILBERT, ClusteringLayout
-from seamark.formats.iceberg.metadata.properties import TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT, as_long
+from seamark.formats.iceberg.metadata.properties import TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT, parse_long
 from seamark.formats.iceberg.metadata.snapshot import MAIN
 from seamark.formats.protocol.wire import INDEX_FILES_MAX
 
@@ -111,7 +111,7 @@ def cluster(
     if files is not None and (files < 1 or target_file_bytes is not None):
         raise ValueError("set either files, which must be at least 1, or target_file_bytes")
     opened = open_rewritable(client, table, branch)
-    target = target_of(opened.metadata, opened.storage, opened.name)
+    target = create_target(opened.metadata, opened.storage, opened.name)
     names = [field.name for field in opened.schema.fields]
     if has_lineage(opened.metadata):
         names, target = [*names, *NAMES], with_lineage(target)
@@ -143,7 +143,7 @@ def cluster(
 
 def _count_files(target: WriteTarget, size_bytes: int, file_bytes: int | None) -> int:
     """Return the number of files of the target size that the rows need."""
-    bytes_per_file = file_bytes or as_long(target.properties, TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT)
+    bytes_per_file = file_bytes or parse_long(target.properties, TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT)
     return max(1, -(-size_bytes // max(1, bytes_per_file)))
 
 

@@ -17,8 +17,8 @@ from seamark.connector.client.names import Name
 from seamark.connector.client.updates import update_table
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.table_json import decode_table
-from seamark.formats.iceberg.types.types import base_name
-from seamark.formats.iceberg.types.values import decimal_precision, decimal_scale
+from seamark.formats.iceberg.types.types import get_base_name
+from seamark.formats.iceberg.types.values import get_decimal_precision, get_decimal_scale
 
 _PLAIN: dict[type[spark.DataType], str] = {
     spark.BooleanType: "boolean",
@@ -169,9 +169,9 @@ def _widen(stored: str, written: Any) -> str | None:
     """Return the new type of a stored column, or None if its type does not change."""
     if (stored, written) in (("int", "long"), ("float", "double")):
         return str(written)
-    if isinstance(written, str) and base_name(stored) == base_name(written) == "decimal":
-        more = decimal_precision(written) > decimal_precision(stored)
-        return written if more and decimal_scale(written) == decimal_scale(stored) else None
+    if isinstance(written, str) and get_base_name(stored) == get_base_name(written) == "decimal":
+        more = get_decimal_precision(written) > get_decimal_precision(stored)
+        return written if more and get_decimal_scale(written) == get_decimal_scale(stored) else None
     return None
 
 

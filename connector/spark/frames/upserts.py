@@ -53,8 +53,8 @@ from seamark.connector.spark.frames.file_changes import DRIVER_COPY_BYTES_MAX, F
 from seamark.connector.spark.frames.results import RESULT, collect_results, encode_result
 from seamark.connector.write.delete_files import WrittenDeletes
 from seamark.connector.write.equality_upserts import EQUALITY, check_table, write_equality_upsert
-from seamark.connector.write.latest_rows import KeyedBatch, batch_of, check_no_nulls, column_of
-from seamark.connector.write.read_conditions import check_unchanged, rows_changed_error
+from seamark.connector.write.latest_rows import KeyedBatch, check_no_nulls, find_latest_rows, read_column
+from seamark.connector.write.read_conditions import check_unchanged, make_rows_changed_error
 from seamark.connector.write.rewrites import rewrite_files
 from seamark.connector.write.row_changes import (
     COMMIT_ATTEMPTS_MAX,
@@ -69,29 +69,29 @@ from seamark.connector.write.row_locations import (
     choose_key_names,
     find_key_fields,
     find_record_index,
-    hashes_of,
+    hash_key_columns,
 )
 from seamark.connector.write.table_writer import WrittenFiles, discard_on_error
-from seamark.connector.write.target import WriteTarget, target_of
+from seamark.connector.write.target import WriteTarget, create_target
 from seamark.connector.write.upserts import (
     COPY_ON_WRITE,
     MERGE_ON_READ,
     check_arguments,
+    choose_mode,
     compute_delete,
     compute_upsert,
     delete,
-    mode_of,
     read_scope,
     upsert,
 )
-from seamark.formats.iceberg.expressions.expression import TRUE, any_of
-from seamark.formats.iceberg.expressions.expression_json import expression_json
-from seamark.formats.iceberg.metadata.bucket_counts import bucket_fields
+from seamark.formats.iceberg.expressions.expression import TRUE, join_by_or
+from seamark.formats.iceberg.expressions.expression_json import encode_expression
+from seamark.formats.iceberg.metadata.bucket_counts import list_bucket_fields
 from seamark.formats.iceberg.metadata.partition import PartitionSpec
 from seamark.formats.iceberg.metadata.snapshot import MAIN
 from seamark.formats.iceberg.types.schema import Field
-from seamark.formats.iceberg.types.transforms import canonical, width_of
-from seamark.formats.runtime.decoding import from_msgpack
+from seamark.formats.iceberg.types.transforms import canonicalize_transform, get_transform_width
+from seamark.formats.runtime.decoding import convert_msgpack
 
 DRIVER_ROWS = 100_000
 """The maximum number of rows that the driver collects."""
@@ -188,9 +188,9 @@ def commit_change(
     request = replace(request, keys=tuple(choose_key_names(opened.schema, request.keys, df.columns)))
     needed = request.choose_columns(df.columns)
     nothing = pa.RecordBatch.from_arrays([pa.nulls(0) for _ in needed], needed)
-    batch_of([nothing], opened.schema, request.resolved_keys, request.precombine, request.columns)
+    find_latest_rows([nothing], opened.schema, request.resolved_keys, request.precombine, request.columns)
     if request.strategy == EQUALITY:
-        check_table(opened, target_of(opened.metadata, opened.storage, opened.name), request.resolved_keys)
+        check_table(opened, create_target(opened.metadata, opened.storage, opened.name), request.resolved_keys)
     more: dict[str, Any] = {"branch": branch, "producer": producer, "summary": summary, "attempts": attempts}
     selected = df.select(*map(backquote, needed))
     rows = None if _would_copy_much(opened, request, 1) else _collect(selected, driver_rows)
@@ -230,10 +230,10 @@ def _collect(df: DataFrame, rows_max: int) -> pa.Table | None:
 
 def _would_copy_much(opened: OpenTable, request: UpsertRequest, rows: int) -> bool:
     """Return whether the rows with these keys are probably in files of many bytes, which must be rewritten."""
-    if _choose_mode(request, target_of(opened.metadata, opened.storage, opened.name)) != COPY_ON_WRITE:
+    if _choose_mode(request, create_target(opened.metadata, opened.storage, opened.name)) != COPY_ON_WRITE:
         return False
     head = next((snapshot for snapshot in opened.history if snapshot.snapshot_id == opened.snapshot_id), None)
-    totals = {} if head is None else head.summary_map()
+    totals = {} if head is None else head.build_summary_map()
     try:
         files, size_bytes = int(totals["total-data-files"]), int(totals["total-files-size"])
     except (KeyError, ValueError):  # A summary does not have to contain these totals.
@@ -242,7 +242,11 @@ def _would_copy_much(opened: OpenTable, request: UpsertRequest, rows: int) -> bo
 
 
 def _choose_mode(request: UpsertRequest, target: WriteTarget) -> str:
-    return MERGE_ON_READ if request.strategy == EQUALITY else mode_of(request.row_mode, target, deletes=request.deletes)
+    return (
+        MERGE_ON_READ
+        if request.strategy == EQUALITY
+        else choose_mode(request.row_mode, target, deletes=request.deletes)
+    )
 
 
 @contextmanager
@@ -306,7 +310,7 @@ class RowDistribution:
         check_no_nulls(self.fields, columns)
         tasks = np.zeros(len(columns[0]), dtype=np.int64)
         if self.parts > 1:
-            high, _ = hashes_of(self.fields, columns)
+            high, _ = hash_key_columns(self.fields, columns)
             tasks = (high % np.uint64(self.parts)).astype(np.int64)
         if self.width:
             values = apply_transform(f"bucket[{self.width}]", str(self.fields[0].type), columns[0])
@@ -329,8 +333,8 @@ class RowDistribution:
 def bucket_width(spec: PartitionSpec, field: Field) -> int:
     """Return the number of buckets of the column in the spec, or 0 if it is not bucketed."""
     widths = (
-        width_of(canonical(bucket_field.transform))
-        for bucket_field in bucket_fields(spec)
+        get_transform_width(canonicalize_transform(bucket_field.transform))
+        for bucket_field in list_bucket_fields(spec)
         if bucket_field.sources == (field.id,)
     )
     return next(widths, 0)
@@ -359,7 +363,7 @@ def run_tasks(df: DataFrame, work: UpsertTask) -> DataFrame:
 def _add_task_numbers(distribution: RowDistribution, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         table = pa.Table.from_batches([batch])
-        places = distribution.assign_tasks([column_of(table, field) for field in distribution.fields])
+        places = distribution.assign_tasks([read_column(table, field) for field in distribution.fields])
         yield batch.append_column(pa.field(_PLACE, pa.int32(), False), pa.array(places))
 
 
@@ -398,7 +402,9 @@ def change_task(work: UpsertTask, batches: Iterable[pa.RecordBatch]) -> Iterator
     if not row_batches:
         return
     request = work.request
-    batch = batch_of(row_batches, work.opened.schema, request.resolved_keys, request.precombine, request.columns)
+    batch = find_latest_rows(
+        row_batches, work.opened.schema, request.resolved_keys, request.precombine, request.columns
+    )
     result = _write_without_locating(work, batch) if request.strategy == EQUALITY else _change_located_rows(work, batch)
     yield encode_result(msgspec.msgpack.encode(result))
 
@@ -427,7 +433,7 @@ def _change_located_rows(work: UpsertTask, batch: KeyedBatch) -> _Result:
         own = [file for file, is_owned in zip(shared_files, owned, strict=True) if is_owned]
         shared_files = [file for file, is_owned in zip(shared_files, owned, strict=True) if not is_owned]
     report, scope = matches.report, read_scope(batch.keys, opened, work.distribution.tasks)
-    scope_json, rows = expression_json(scope), [PackedRows.of(file) for file in shared_files]
+    scope_json, rows = encode_expression(scope), [PackedRows.of(file) for file in shared_files]
     written = rewrite_files(opened, target, own, matches.rows()) if own else matches.write(target)
     return _Result(
         written,
@@ -450,14 +456,14 @@ def _prepare(
     distribution = RowDistribution.of(opened, fields, rows, cores, request.strategy)
     work = UpsertTask(client, opened, target, request, _choose_mode(request, target), distribution)
     copies = work.mode == COPY_ON_WRITE
-    results = [from_msgpack(packed, _Result) for packed in collect_results(run_tasks(df, work))]
+    results = [convert_msgpack(packed, _Result) for packed in collect_results(run_tasks(df, work))]
     data = WrittenFiles.join(result.written for result in results)
     if request.strategy == EQUALITY:
         blind = WrittenDeletes.join(result.equality_deletes for result in results)
         return RowChange(None, Report(), data, blind)
     with discard_on_error([data], target.storage):
         if changed := next((result.changed for result in results if result.changed), None):
-            raise rows_changed_error(changed)
+            raise make_rows_changed_error(changed)
         files = merge_rows(rows_of_file for result in results for rows_of_file in result.to_delete)
         removed = [path for result in results for path in result.removed]
         removed += [file.task.path for file in files] if copies else []
@@ -468,7 +474,7 @@ def _prepare(
         )
         report = Report(inserted=inserted, updated=updated, deleted=deleted, stale=stale, files_read=len(read))
         several = len(results) <= _SCOPES_MAX
-        scope = any_of(*(bind_filter(result.scope, opened) for result in results)) if several else TRUE
+        scope = join_by_or(*(bind_filter(result.scope, opened) for result in results)) if several else TRUE
         # No step may follow that can fail, because the files that are written from here on would then not be deleted.
         work_on_files = FileChanges(df.sparkSession, opened, target)
         deletes = work_on_files.mark_deleted(files) if files and not copies else WrittenDeletes()

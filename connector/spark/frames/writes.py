@@ -37,7 +37,7 @@ from pyspark.sql import types as spark_types
 
 from seamark.connector.arrow.casting import conform
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.commits import Producer, producer_json
+from seamark.connector.client.commits import Producer, encode_producer
 from seamark.connector.client.names import Name
 from seamark.connector.jobs.written_merges import merge_written
 from seamark.connector.plans.quotes import backquote
@@ -54,7 +54,7 @@ from seamark.formats.iceberg.metadata.snapshot import MAIN
 from seamark.formats.iceberg.types.schema import Column as TableColumn
 from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.protocol.wire import INDEX_FILES_MAX
-from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.decoding import convert_json
 
 DISTRIBUTION = "write.distribution-mode"
 NONE, HASH, RANGE = "none", "hash", "range"
@@ -176,7 +176,7 @@ def write(
         raise ValueError(
             f"mode {mode!r} takes no {unknown[0]}; its parameters are {', '.join(_PARAMETERS_BY_MODE[mode])}"
         )
-    producer_json(producer)
+    encode_producer(producer)
     full_summary = {"engine-name": "spark", "engine-version": df.sparkSession.version, **(summary or {})}
     if mode in (UPSERT, DELETE):
         return _change_by_key(
@@ -258,7 +258,7 @@ def encode_files(written: WrittenFiles) -> bytes:
 
 
 def decode_files(data: bytes) -> WrittenFiles:
-    return from_json(data, WrittenFiles)
+    return convert_json(data, WrittenFiles)
 
 
 # Distribution of rows to tasks

@@ -19,11 +19,11 @@ from seamark.connector.analysis.algebra.equivalences import (
     has_ranges,
     is_comparable,
     is_wider,
-    partner_values,
-    period_values,
-    range_values,
+    iter_period_semi_joins,
+    iter_range_semi_joins,
+    list_partner_conditions,
 )
-from seamark.connector.analysis.algebra.extremes import extreme_values, is_beyond_extreme
+from seamark.connector.analysis.algebra.extremes import is_beyond_extreme, iter_extreme_semi_joins
 from seamark.connector.analysis.algebra.relations import (
     LiteralRows,
     PushdownBarrier,
@@ -483,20 +483,20 @@ class PlanReader:
                     continue
                 source, column = partner.reference
                 relation = sources[source].relation
-                yield from extreme_values(key.reference, key.kind, each_op, relation, column)
+                yield from iter_extreme_semi_joins(key.reference, key.kind, each_op, relation, column)
                 if has_ranges(key.kind, partner.kind) and not is_beyond_extreme(each_op, relation, column):
                     limits.setdefault((key.reference, source), []).append(Limit(each_op, column))
         for (reference, source), each in limits.items():
-            yield from range_values(reference, each, sources[source].relation)
+            yield from iter_range_semi_joins(reference, each, sources[source].relation)
 
     def _limits_of_subquery(self, key: _Key, op: str, other: Node) -> Iterator[Condition]:
         query = self._find_scalar_subquery(other)
         if query is None or not has_ranges(key.kind, query.kind):
             return
         if not query.is_correlated:
-            yield from extreme_values(key.reference, key.kind, op, query.relation, query.output)
+            yield from iter_extreme_semi_joins(key.reference, key.kind, op, query.relation, query.output)
         if not is_beyond_extreme(op, query.relation, query.output):
-            yield from range_values(key.reference, [Limit(op, query.output)], query.relation)
+            yield from iter_range_semi_joins(key.reference, [Limit(op, query.output)], query.relation)
 
     def _find_scalar_subquery(self, node: Node) -> _ScalarQuery | None:
         """Return a node as a scalar subquery, without casts to wider types, or None if it is another node."""
@@ -519,9 +519,9 @@ class PlanReader:
         query = None if key is None else self._find_scalar_subquery(other)
         if key is None or query is None or not is_comparable(key.kind, query.kind):
             return []
-        conditions = partner_values([(key.reference, query.output)], query.relation)
+        conditions = list_partner_conditions([(key.reference, query.output)], query.relation)
         if not query.is_correlated:
-            conditions += extreme_values(key.reference, key.kind, "=", query.relation, query.output)
+            conditions += iter_extreme_semi_joins(key.reference, key.kind, "=", query.relation, query.output)
         return conditions
 
     def _values_of_period(
@@ -535,7 +535,9 @@ class PlanReader:
         number = self._catalyst.id_of(period.column)
         if number in source_of:
             rows = sources[source_of[partner]]
-            yield from period_values((source_of[number], str(number)), period.transform, rows.relation, str(partner))
+            yield from iter_period_semi_joins(
+                (source_of[number], str(number)), period.transform, rows.relation, str(partner)
+            )
 
     def _read_key(self, node: Node, source_of: Mapping[int, int]) -> _Key | None:
         """Return an attribute as a key, without casts to wider types, or None if the node is not an attribute."""

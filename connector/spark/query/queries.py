@@ -27,7 +27,7 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from seamark.connector.analysis.algebra.needed_rows import common_joins, condition_of, joins_of, likes_on
+from seamark.connector.analysis.algebra.needed_rows import build_condition, build_joins, intersect_joins, likes_on
 from seamark.connector.analysis.algebra.relations import Table
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import ClientError
@@ -68,7 +68,7 @@ from seamark.connector.spark.query.plan_reader import MarkedTable, PlanReader, P
 from seamark.connector.spark.query.table_uses import read_table_uses
 from seamark.connector.streams.status import flush_stream
 from seamark.formats.iceberg.expressions.expression import Expression
-from seamark.formats.iceberg.metadata.properties import count_of
+from seamark.formats.iceberg.metadata.properties import parse_count
 from seamark.formats.protocol.wire import PLAN_MARK, STREAM_ENABLED
 
 _CATALOG_CLASS = "org.apache.iceberg.spark.SparkCatalog"
@@ -414,7 +414,7 @@ class _Query:
         for mark, table in sorted(self._tables.items()):
             each, reference = by_mark.get(mark, []), references[mark]
             # Literals of instants contain their zone, so the session's zone does not matter.
-            condition = any_of(condition_of(one, utc=True) for one in each) if each else None
+            condition = any_of(build_condition(one, utc=True) for one in each) if each else None
             scans[mark] = Scan(
                 catalog=table.catalog,
                 schema=".".join(table.name[:-1]),
@@ -427,7 +427,9 @@ class _Query:
                 version_span=None,
                 condition=limit_text(condition),
                 likes=likes_on(each),
-                joins=common_joins([joins_of(one, partial(_mark_of, reader.tables, mark), utc=True) for one in each]),
+                joins=intersect_joins(
+                    [build_joins(one, partial(_mark_of, reader.tables, mark), utc=True) for one in each]
+                ),
                 ref=reference.ref if table.ref is None else table.ref,
                 query_use=uses.get(mark, NO_USE),
             )
@@ -500,7 +502,7 @@ class _Query:
             "",
             None,
             None if snapshot is None else int(snapshot["snapshot-id"]),
-            *(count_of(summary, name, 0) for name in ("total-files-size", "total-data-files")),
+            *(parse_count(summary, name, 0) for name in ("total-files-size", "total-data-files")),
         )
         columns = {column.name: column for column in spark_columns(schema["fields"])}
         name, number, ref = self._split_version(name, leaf.table())

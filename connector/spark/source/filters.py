@@ -18,10 +18,10 @@ from pyspark.sql import datasource as spark
 
 from seamark.formats.iceberg.expressions.binding import OPPOSITE, bind
 from seamark.formats.iceberg.expressions.evaluation import NULL_MATCHES
-from seamark.formats.iceberg.expressions.expression import FALSE, Expression, Not, Op, Unbound, all_of, any_of
+from seamark.formats.iceberg.expressions.expression import FALSE, Expression, Not, Op, Unbound, join_by_and, join_by_or
 from seamark.formats.iceberg.types.schema import Column, Field, Schema, StructType
 from seamark.formats.iceberg.types.transforms import IDENTITY
-from seamark.formats.iceberg.types.types import base_name
+from seamark.formats.iceberg.types.types import get_base_name
 from seamark.formats.iceberg.types.values import FLOATS
 from seamark.formats.runtime.errors import BadRequest
 
@@ -94,7 +94,7 @@ def _find_column(path: Sequence[str], schema: Schema) -> Column:
             raise _Unfit
         fields = field.type.fields if isinstance(field.type, StructType) else ()
     column = None if field is None else schema.column(field.id)
-    if column is None or schema.column_named(column.name) is not column:
+    if column is None or schema.find_column_by_name(column.name) is not column:
         raise _Unfit
     return column
 
@@ -102,7 +102,7 @@ def _find_column(path: Sequence[str], schema: Schema) -> Column:
 def _is(column: Column, op: Op, *literals: object) -> Expression:
     """Return a predicate that is false for null."""
     predicate = Unbound(op, column.name, IDENTITY, literals)
-    return all_of(Unbound(Op.NOT_NULL, column.name, IDENTITY, ()), predicate) if op in NULL_MATCHES else predicate
+    return join_by_and(Unbound(Op.NOT_NULL, column.name, IDENTITY, ()), predicate) if op in NULL_MATCHES else predicate
 
 
 def _compare(op: Op, column: Column, value: object) -> Expression:
@@ -125,7 +125,7 @@ def _compare_list(column: Column, values: Sequence[object], negated: bool) -> Ex
     numbers = [literal for literal in literals if not _is_nan(literal)]
     parts = [_is(column, _choose_op(Op.IN, negated), *numbers)] if numbers else []
     parts += [_is(column, _choose_op(Op.IS_NAN, negated))] if len(numbers) < len(literals) else []
-    return all_of(*parts) if negated else any_of(*parts)
+    return join_by_and(*parts) if negated else join_by_or(*parts)
 
 
 def _compare_null_safe(column: Column, value: object, negated: bool) -> Expression:
@@ -147,11 +147,11 @@ def _to_literal(column: Column, value: object) -> object:
             return value
         case float() if kind in FLOATS:
             return value
-        case Decimal() if base_name(kind) == "decimal" and value.is_finite():
+        case Decimal() if get_base_name(kind) == "decimal" and value.is_finite():
             return format(value, "f")
         case str() if kind == "string":
             return value
-        case bytes() | bytearray() if base_name(kind) in ("binary", "fixed"):
+        case bytes() | bytearray() if get_base_name(kind) in ("binary", "fixed"):
             return bytes(value).hex()
         case datetime() if kind == "timestamp" and value.tzinfo is None:
             return value.isoformat()

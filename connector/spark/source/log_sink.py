@@ -28,7 +28,7 @@ from seamark.connector.spark.source.options import client_and_table, parse_flag
 from seamark.connector.spark.types import check_fits
 from seamark.connector.streams.writer import ARROW, send_rows
 from seamark.connector.write.appends import APPEND, open_destination
-from seamark.formats.iceberg.metadata.properties import as_bool
+from seamark.formats.iceberg.metadata.properties import parse_bool
 from seamark.formats.protocol.wire import STREAM_ENABLED
 
 LOG = "log"
@@ -91,7 +91,7 @@ class LogSinkOptions:
             raise InvalidRequest("The log takes rows of outputMode('append') only; write other modes with foreachBatch")
         client, table = client_and_table(options)
         into = open_destination(client, table, APPEND)
-        if not as_bool(into.target.properties, STREAM_ENABLED, False):
+        if not parse_bool(into.target.properties, STREAM_ENABLED, False):
             raise InvalidRequest(f"{table} is not a stream table; set its property {STREAM_ENABLED} to true")
         has_kind = all(column.name != _KIND_COLUMN for column in into.target.schema.fields)
         columns = [column for column in schema.fields if not (has_kind and column.name == _KIND_COLUMN)]

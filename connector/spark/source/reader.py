@@ -28,7 +28,7 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Fil
 
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import InvalidRequest
-from seamark.connector.client.values import CURRENT, At, parse_as_of
+from seamark.connector.client.values import CURRENT, At, parse_timestamp
 from seamark.connector.groups import divide
 from seamark.connector.read.changes import APPEND, INSERT, OPERATION, SnapshotChange, changes, list_snapshots_between
 from seamark.connector.read.read_plan import FILE, POSITION, ReadPlan
@@ -37,7 +37,7 @@ from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan,
 from seamark.connector.spark.source.filters import expression_of
 from seamark.connector.spark.source.options import client_and_table, parse_flag
 from seamark.connector.spark.types import Convert, for_spark, spark_type
-from seamark.formats.iceberg.expressions.expression import TRUE, Expression, all_of
+from seamark.formats.iceberg.expressions.expression import TRUE, Expression, join_by_and
 from seamark.formats.iceberg.metadata.replacement import is_replace
 
 CHANGE_TYPE = "_change_type"
@@ -156,7 +156,7 @@ def _parse_number(options: Mapping[str, str], name: str) -> int | None:
 
 def _parse_milliseconds(text: str) -> int:
     try:
-        return parse_as_of(text)
+        return parse_timestamp(text)
     except ValueError:
         raise InvalidRequest(
             f"as-of is {text[:40]!r}; it must be milliseconds or a time like 2026-01-31T12:00:00"
@@ -304,7 +304,7 @@ class FilteringReader(BatchReader):
             if expression is None:
                 yield spark_filter
             else:
-                self._where = all_of(self._where, expression)
+                self._where = join_by_and(self._where, expression)
 
 
 class StreamReader(DataSourceStreamReader):
@@ -360,7 +360,7 @@ class StreamReader(DataSourceStreamReader):
             InvalidRequest: A snapshot deleted or rewrote rows, which a stream of rows cannot represent.
         """
         for snapshot in list_snapshots_between(table, first, last):
-            operation = snapshot.summary_map().get(OPERATION)
+            operation = snapshot.build_summary_map().get(OPERATION)
             if operation != APPEND and not is_replace(snapshot) and not self._options.skip_changes:
                 raise InvalidRequest(
                     f"Snapshot {snapshot.snapshot_id} ({operation}) deleted or rewrote rows; a stream has only "

@@ -27,7 +27,7 @@ from seamark.connector.spark.types import for_spark
 from seamark.connector.streams.reader import EARLIEST, StreamReads, plan_step
 from seamark.formats.iceberg.expressions.expression import TRUE
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.formats.iceberg.metadata.properties import as_bool
+from seamark.formats.iceberg.metadata.properties import parse_bool
 from seamark.formats.iceberg.types.schema import Field
 from seamark.formats.protocol.wire import STREAM_ENABLED
 
@@ -38,7 +38,7 @@ def reads_rows(options: Options, metadata: TableMetadata) -> bool:
     """Return whether a stream with these options reads rows of the log, and not only committed snapshots."""
     if options.from_ is not None:
         return True
-    return as_bool(metadata.properties, STREAM_ENABLED, False) and options.start is None and options.at == CURRENT
+    return parse_bool(metadata.properties, STREAM_ENABLED, False) and options.start is None and options.at == CURRENT
 
 
 @dataclass

@@ -143,7 +143,9 @@ class StreamWriter(DataSourceStreamArrowWriter):
         """
         into, (name, number) = self._options.into, producer
         loaded = self._options.client.load_table(into.table, history=True)
-        summaries = (snapshot.summary_map() for snapshot in decode_table(loaded.metadata, loaded.location).snapshots)
+        summaries = (
+            snapshot.build_summary_map() for snapshot in decode_table(loaded.metadata, loaded.location).snapshots
+        )
         later = [int(summary[SEQUENCE_KEY]) for summary in summaries if summary.get(PRODUCER_KEY) == name]
         if snapshot_id is None or max(later, default=number) > number:
             last = max(later, default="a later one")

@@ -18,7 +18,7 @@ from seamark.connector.spark.scala import to_list
 from seamark.connector.spark.statements.key_values import fits_column
 from seamark.connector.spark.statements.plan_nodes import PlanBuilder
 from seamark.connector.spark.statements.targets import NotLocated
-from seamark.connector.write.latest_rows import column_of
+from seamark.connector.write.latest_rows import read_column
 from seamark.connector.write.row_locations import BatchKeys
 
 _COLLECTED_TYPE = re.compile(
@@ -105,5 +105,5 @@ def ordinals_of(keys: BatchKeys, values: pa.Table, columns: Iterable[SparkColumn
         fits &= fits_column(values[column.name], column)
     fitting = values.filter(pa.array(fits))
     ordinals = np.full(len(values), -1, dtype=np.int64)
-    ordinals[fits] = keys.match([column_of(fitting, field) for field in keys.fields])
+    ordinals[fits] = keys.match([read_column(fitting, field) for field in keys.fields])
     return ordinals

@@ -52,10 +52,10 @@ from seamark.connector.spark.statements.row_statements import (
     RowStatementReader,
 )
 from seamark.connector.spark.statements.targets import NotLocated, StatementTarget, commit_summary
-from seamark.connector.write.latest_rows import batch_of
+from seamark.connector.write.latest_rows import find_latest_rows
 from seamark.connector.write.row_changes import COMMIT_ATTEMPTS_MAX, Report, RowChange, commit_row_change
 from seamark.connector.write.row_locations import BatchKeys, find_record_index, select_indexed_fields
-from seamark.connector.write.target import WriteTarget, target_of
+from seamark.connector.write.target import WriteTarget, create_target
 from seamark.connector.write.upserts import COPY_ON_WRITE, MODES, read_scope
 from seamark.formats.iceberg.expressions.expression import Expression
 
@@ -224,7 +224,7 @@ class _LocatedStatement:
     def plan(self) -> StatementExplanation:
         with _unprepared():
             opened = open_table(self._client, self.target.levels, At())
-            mode = self._check_mode(opened, target_of(opened.metadata, opened.storage, opened.name))
+            mode = self._check_mode(opened, create_target(opened.metadata, opened.storage, opened.name))
             keys_or_filter = self._find_keys_or_filter(opened)
             if isinstance(keys_or_filter, KeyValues):
                 index = self._find_index_columns(opened, keys_or_filter)
@@ -417,7 +417,7 @@ class _LocatedStatement:
     ) -> BatchKeys:
         columns = [column for column in key_values.columns if column.name in names]
         fitting = fitting_rows(values, columns).combine_chunks()
-        return batch_of(fitting.to_batches(), opened.schema, names).keys
+        return find_latest_rows(fitting.to_batches(), opened.schema, names).keys
 
 
 class _unprepared:  # noqa: N801

@@ -21,11 +21,11 @@ from seamark.connector.read.tables import ScanTask
 from seamark.connector.sql.cubes.queries import CubeQuery, NotFromCube, check_form, translate_over_cube
 from seamark.connector.sql.queries import DuckDBQuery
 from seamark.connector.sql.reads import NamedTable, PlannedTableRead, ReadPlanner
-from seamark.formats.iceberg.expressions.expression import TRUE, Bound, Expression, all_of
+from seamark.formats.iceberg.expressions.expression import TRUE, Bound, Expression, join_by_and
 from seamark.formats.index.definitions import IndexDefinition, read_definitions
 from seamark.formats.index.keys.group_conditions import rename_condition, to_group_condition
-from seamark.formats.index.keys.hashing import file_ids
-from seamark.formats.index.kinds.cube import entry_schema
+from seamark.formats.index.keys.hashing import compute_file_ids
+from seamark.formats.index.kinds.cube import build_entry_schema
 from seamark.formats.index.kinds.kinds import KINDS
 
 _FEW_ROWS = 200_000
@@ -198,7 +198,9 @@ def _read_groups(
     files = [facts.tasks[number] for number in tasks]
     has_deletes = corrected is not None and any(file.deletes for file in files)
     columns = corrected.columns if corrected is not None and has_deletes else translated.columns
-    ids = file_ids([one.path for one in files], [one.size_bytes for one in files], [one.records for one in files])
+    ids = compute_file_ids(
+        [one.path for one in files], [one.size_bytes for one in files], [one.records for one in files]
+    )
     groups, bits = client.cube_groups(
         facts.named.name,
         cube.id,
@@ -206,7 +208,7 @@ def _read_groups(
         np.ascontiguousarray(ids, dtype="<u8").tobytes(),
         _find_condition(reads, cube, translated),
     )
-    expected = entry_schema(cube.terms, cube.measures)
+    expected = build_entry_schema(cube.terms, cube.measures)
     if groups.schema != pa.schema([expected.field(name) for name in columns]):
         raise NotFromCube("the server returned columns that were not requested")
     covered = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), count=len(files), bitorder="little")
@@ -265,7 +267,7 @@ def _find_condition(reads: Sequence[PlannedTableRead], cube: IndexDefinition, tr
             return None if column is None else int(column[1:])
 
         parts.append(rename_condition(reads[number].where, find_number))
-    return all_of(*parts)
+    return join_by_and(*parts)
 
 
 def _count_removed_rows(tasks: Sequence[ScanTask]) -> int:

@@ -70,7 +70,7 @@ from seamark.formats.index.keys.measures import (
     Partial,
     list_columns,
     list_partials,
-    operation,
+    make_operation,
 )
 from seamark.formats.runtime import errors
 
@@ -491,7 +491,7 @@ class _CubeTranslation(Translation):
         if sign is None:
             return None
         left, right = (self._to_operand(side) for side in (node.this, node.expression))
-        return None if left is None or right is None else operation(sign, left, right)
+        return None if left is None or right is None else make_operation(sign, left, right)
 
     def _combine(self, node: exp.Expr, condition: str | None = None) -> SqlValue:
         """Return an aggregate of rows as an aggregate of partial aggregates.

@@ -25,7 +25,7 @@ import msgspec
 
 from seamark.connector.trino.protocol.sessions import PARTITION_FILTER
 from seamark.formats.protocol.wire import PLAN_MARK
-from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.decoding import convert_json
 
 _SUBQUERY = re.compile(r"\bselect\b|\btable\b", re.IGNORECASE)
 TableName = tuple[str, str, str]
@@ -97,7 +97,7 @@ def check_access(answer: bytes, used: PlanInputs) -> RuleDecision:
         used: The tables and columns by which files were pruned.
     """
     try:
-        query = from_json(answer, _Query)
+        query = convert_json(answer, _Query)
     except msgspec.MsgspecError:
         return RuleDecision.UNKNOWN
     tables = query.referenced_tables
@@ -119,7 +119,7 @@ def columns_read(answer: bytes) -> dict[TableName, frozenset[str]]:
         answer: Trino's response to `GET /v1/query/{id}?pruned=true`.
     """
     try:
-        query = from_json(answer, _Query)
+        query = convert_json(answer, _Query)
     except msgspec.MsgspecError:
         return {}
     columns_by_table: dict[TableName, frozenset[str]] = {}

@@ -29,7 +29,7 @@ from yarl import URL
 
 from seamark.connector.trino.protocol.access_rules import RuleDecision
 from seamark.connector.trino.protocol.forwarder import read_at_most
-from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.decoding import convert_json
 
 INSPECTED_BYTES = 1 << 16
 """The maximum size of a response that is decoded. A longer response contains rows."""
@@ -246,7 +246,7 @@ def _read_results(response: aiohttp.ClientResponse, body: bytes) -> _Results | N
     if response.status != 200:
         return None
     try:
-        return from_json(body, _Results)
+        return convert_json(body, _Results)
     except msgspec.MsgspecError:
         return None
 

@@ -48,7 +48,7 @@ from seamark.connector.trino.protocol.coordinators import PROXY_PATH, Coordinato
 from seamark.connector.trino.protocol.forwarder import read_at_most
 from seamark.connector.trino.protocol.sessions import Session, session_of
 from seamark.formats.protocol.wire import encode_json
-from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.decoding import convert_json
 
 PATH = f"{PROXY_PATH}/statements"
 WAITING_MAX = 10
@@ -329,7 +329,7 @@ async def run_in_process(job: StatementJob, *, authorities: str | None = None) -
             process.kill()
             await process.wait()
     try:
-        return from_json(output, StatementAnswer)
+        return convert_json(output, StatementAnswer)
     except msgspec.MsgspecError:
         return StatementAnswer(error=f"The process of the job ended with status {process.returncode}")
 
@@ -377,7 +377,7 @@ async def run_at_trino(statement: str, send: Send) -> str:
             text = " ".join(body[:200].decode("utf-8", "replace").split())
             raise NotAllowed(_make_error("PERMISSION_DENIED", f"Trino answered HTTP {response.status}: {text}"))
         try:
-            answer = from_json(body, dict[str, Any])
+            answer = convert_json(body, dict[str, Any])
         except msgspec.MsgspecError:
             raise aiohttp.ClientPayloadError("the response is not JSON") from None
         if isinstance(answer.get("error"), Mapping):

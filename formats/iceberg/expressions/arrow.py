@@ -12,8 +12,8 @@ from functools import lru_cache
 import pyarrow as pa
 
 from seamark.formats.iceberg.types.schema import ListType, MapType, StructType, Type
-from seamark.formats.iceberg.types.types import base_name
-from seamark.formats.iceberg.types.values import Value, decimal_precision, decimal_scale, length_of_fixed
+from seamark.formats.iceberg.types.types import get_base_name
+from seamark.formats.iceberg.types.values import Value, get_decimal_precision, get_decimal_scale, get_fixed_length
 
 _UUID_BYTES = 16
 _PLAIN = {
@@ -54,17 +54,17 @@ def to_row_type(kind: Type) -> pa.DataType:
 
 @lru_cache(maxsize=1024)
 def _to_primitive_type(kind: str) -> pa.DataType:
-    name = base_name(kind)
+    name = get_base_name(kind)
     if name == "decimal":
-        return pa.decimal128(decimal_precision(kind), decimal_scale(kind))
+        return pa.decimal128(get_decimal_precision(kind), get_decimal_scale(kind))
     if name == "fixed":
-        return pa.binary(length_of_fixed(kind))
+        return pa.binary(get_fixed_length(kind))
     if name not in _PLAIN:
         raise ValueError(f"values of type {kind} are not supported")
     return _PLAIN[name]
 
 
-def arrow_array(kind: str, values: Iterable[Value | None]) -> pa.Array:
+def build_arrow_array(kind: str, values: Iterable[Value | None]) -> pa.Array:
     """Return an array of a primitive type, from values in the form of `expression.py`.
 
     Raises:
@@ -72,8 +72,8 @@ def arrow_array(kind: str, values: Iterable[Value | None]) -> pa.Array:
     """
     arrow_type = _to_primitive_type(kind)
     try:
-        if base_name(kind) == "decimal":
-            scale = decimal_scale(kind)
+        if get_base_name(kind) == "decimal":
+            scale = get_decimal_scale(kind)
             return pa.array([None if value is None else _to_decimal(value, scale) for value in values], arrow_type)
         if pa.types.is_date(arrow_type):
             return pa.array(values, pa.int32()).cast(arrow_type)

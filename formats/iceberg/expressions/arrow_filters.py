@@ -16,12 +16,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from seamark.formats.iceberg.expressions.arrow import arrow_array
+from seamark.formats.iceberg.expressions.arrow import build_arrow_array
 from seamark.formats.iceberg.expressions.evaluation import NULL_MATCHES
 from seamark.formats.iceberg.expressions.expression import Always, And, Bound, Expression, Op, Or
 from seamark.formats.iceberg.types.transforms import IDENTITY, make_function
-from seamark.formats.iceberg.types.types import base_name
-from seamark.formats.iceberg.types.values import FLOATS, Value, decimal_scale, floor_unscaled
+from seamark.formats.iceberg.types.types import get_base_name
+from seamark.formats.iceberg.types.values import FLOATS, Value, floor_unscaled, get_decimal_scale
 
 Mask = npt.NDArray[np.bool_]
 _TransformKey = tuple[int, str, str, str]
@@ -116,7 +116,7 @@ def _matches(predicate: Bound, column: pa.Array) -> Mask:
         matches = pc.starts_with(column, str(values[0]))
         matches = matches if op is Op.STARTS_WITH else pc.invert(matches)
     elif op in _COMPARED:
-        matches = _COMPARED[op](column, arrow_array(_result_type_of(predicate), values)[0])
+        matches = _COMPARED[op](column, build_arrow_array(_get_result_type(predicate), values)[0])
         if op in _NAN_MATCHES and predicate.result in FLOATS:
             matches = pc.or_(matches, pc.is_nan(column))
     else:
@@ -126,7 +126,7 @@ def _matches(predicate: Bound, column: pa.Array) -> Mask:
 
 
 def _is_in(column: pa.Array, predicate: Bound) -> pa.Array:
-    values = arrow_array(_result_type_of(predicate), predicate.values)
+    values = build_arrow_array(_get_result_type(predicate), predicate.values)
     if predicate.result in FLOATS:  # `is_in` distinguishes -0.0 from 0.0. Adding 0.0 makes them equal.
         zero = pa.scalar(0.0, column.type)
         column, values = pc.add(column, zero), pc.add(values, zero)
@@ -139,17 +139,17 @@ def _transform_distinct(predicate: Bound, column: pa.Array) -> pa.Array:
     apply = make_function(predicate.transform, predicate.kind)
     encoded = column.dictionary_encode()
     results = [None if value is None else apply(value) for value in to_literals(encoded.dictionary, predicate.kind)]
-    return arrow_array(_result_type_of(predicate), results).take(encoded.indices)
+    return build_arrow_array(_get_result_type(predicate), results).take(encoded.indices)
 
 
-def _result_type_of(predicate: Bound) -> str:
+def _get_result_type(predicate: Bound) -> str:
     """Return the result type of the predicate.
 
     A truncated decimal has 38 digits, because truncation can add digits.
     """
     kind = predicate.result
-    is_truncated_decimal = predicate.transform != IDENTITY and base_name(kind) == "decimal"
-    return f"decimal(38, {decimal_scale(kind)})" if is_truncated_decimal else kind
+    is_truncated_decimal = predicate.transform != IDENTITY and get_base_name(kind) == "decimal"
+    return f"decimal(38, {get_decimal_scale(kind)})" if is_truncated_decimal else kind
 
 
 def to_literals(column: pa.Array, kind: str) -> Iterable[Value | None]:
@@ -158,9 +158,9 @@ def to_literals(column: pa.Array, kind: str) -> Iterable[Value | None]:
     Args:
         kind: The primitive Iceberg type of the values.
     """
-    name = base_name(kind)
+    name = get_base_name(kind)
     if name == "decimal":
-        scale = decimal_scale(kind)
+        scale = get_decimal_scale(kind)
         return [None if value is None else floor_unscaled(value, scale)[0] for value in column.to_pylist()]
     if name == "date":
         column = column.cast(pa.int32())

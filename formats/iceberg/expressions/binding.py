@@ -63,14 +63,21 @@ from seamark.formats.iceberg.expressions.expression import (
     Op,
     Or,
     Unbound,
-    all_of,
-    any_of,
+    join_by_and,
+    join_by_or,
 )
 from seamark.formats.iceberg.types.functions import is_function, takes
 from seamark.formats.iceberg.types.near_names import near_names
-from seamark.formats.iceberg.types.schema import Column, ListType, MapType, Schema, is_primitive, type_name
-from seamark.formats.iceberg.types.transforms import IDENTITY, VOID, accepts, is_known, name_of, result_type
-from seamark.formats.iceberg.types.types import base_name, canonical_primitive
+from seamark.formats.iceberg.types.schema import Column, ListType, MapType, Schema, describe_type, is_primitive
+from seamark.formats.iceberg.types.transforms import (
+    IDENTITY,
+    VOID,
+    accepts,
+    compute_result_type,
+    get_transform_name,
+    is_known,
+)
+from seamark.formats.iceberg.types.types import canonicalize_primitive, get_base_name
 from seamark.formats.iceberg.types.values import (
     FLOATS,
     INT_MAX,
@@ -80,10 +87,10 @@ from seamark.formats.iceberg.types.values import (
     NANOS_PER_DAY,
     NANOS_PER_MICRO,
     Value,
-    decimal_precision,
-    decimal_scale,
     floor_unscaled,
-    length_of_fixed,
+    get_decimal_precision,
+    get_decimal_scale,
+    get_fixed_length,
     parse_decimal,
     parse_iso_date,
     parse_iso_time,
@@ -130,7 +137,7 @@ def parse_literal(kind: str, json: object) -> Literal:
     Raises:
         BadRequest: `json` cannot be converted to the type.
     """
-    parse = _PARSERS.get(base_name(kind))
+    parse = _PARSERS.get(get_base_name(kind))
     if parse is None:
         raise BadRequest(f"a column of type {kind} cannot be compared with a literal")
     if json != json or (json == "NaN" and kind in FINITE_MAX):
@@ -179,7 +186,7 @@ def _parse_integer(kind: str, json: object) -> Literal | None:
 def _parse_float(kind: str, json: object) -> Literal | None:
     match json:
         case int() | float():
-            number = _as_float(json)
+            number = _convert_to_float(json)
         case str() if json in _INFINITIES:
             return _to_infinite_literal(_INFINITIES[json])
         case str():
@@ -197,7 +204,7 @@ def _parse_float(kind: str, json: object) -> Literal | None:
         return Above() if number > 0 else Below()
 
 
-def _as_float(number: int | float) -> float:
+def _convert_to_float(number: int | float) -> float:
     try:
         return float(number)
     except OverflowError:
@@ -209,7 +216,7 @@ def _to_infinite_literal(infinity: float) -> Literal:
 
 
 def _parse_decimal(kind: str, json: object) -> Literal | None:
-    scale, limit = decimal_scale(kind), 10 ** decimal_precision(kind) - 1
+    scale, limit = get_decimal_scale(kind), 10 ** get_decimal_precision(kind) - 1
     match json:
         case int():
             return _choose_position_literal(json * 10**scale, True, -limit, limit)
@@ -280,7 +287,7 @@ def _parse_bytes(kind: str, json: object) -> Literal | None:
     if not isinstance(json, str) or " " in json:
         return None
     data = bytes.fromhex(json)
-    if base_name(kind) == "fixed" and len(data) != length_of_fixed(kind):
+    if get_base_name(kind) == "fixed" and len(data) != get_fixed_length(kind):
         raise ValueError(f"{len(data)} bytes")
     return data
 
@@ -347,7 +354,7 @@ def bind(expression: Expression, schema: Schema, schemas: Iterable[Schema], *, c
     return _Binder(_order_for_lookup(schema, schemas), case_sensitive).bind(expression, negated=False)
 
 
-def terms_of(
+def list_terms(
     expression: Expression, schema: Schema, schemas: Iterable[Schema], *, case_sensitive: bool
 ) -> list[tuple[int, str, str]]:
     """Return the column id, transform and type of each unbound predicate's term, in order.
@@ -385,11 +392,11 @@ class _Binder:
     def bind(self, expression: Expression, *, negated: bool) -> Expression:
         match expression:
             case Unbound(op, name, transform, literals):
-                term = self._term(name, transform)
+                term = self._bind_term(name, transform)
                 return _make_predicate(OPPOSITE[op] if negated else op, term, literals)
             case And(children) | Or(children):
                 bound = [self.bind(child, negated=negated) for child in children]
-                return all_of(*bound) if isinstance(expression, And) != negated else any_of(*bound)
+                return join_by_and(*bound) if isinstance(expression, And) != negated else join_by_or(*bound)
             case Not(child):
                 return self.bind(child, negated=not negated)
             case Always(value):
@@ -402,14 +409,14 @@ class _Binder:
     def terms(self, expression: Expression) -> Iterator[_Term]:
         match expression:
             case Unbound(_, name, transform):
-                yield self._term(name, transform)
+                yield self._bind_term(name, transform)
             case And(children) | Or(children):
                 for child in children:
                     yield from self.terms(child)
             case Not(child):
                 yield from self.terms(child)
 
-    def _term(self, name: str, transform: str) -> _Term:
+    def _bind_term(self, name: str, transform: str) -> _Term:
         for position, schema in enumerate(self._schemas):
             if column := self._find_column(schema, position, name):
                 return _bind_term(column, schema, transform, trusted=position == 0)
@@ -417,7 +424,7 @@ class _Binder:
 
     def _find_column(self, schema: Schema, position: int, name: str) -> Column | None:
         if self._case_sensitive:
-            return schema.column_named(name)
+            return schema.find_column_by_name(name)
         folded = self._folded.get(position)
         if folded is None:
             folded = self._folded[position] = {}
@@ -445,7 +452,7 @@ def _bind_term(column: Column, schema: Schema, transform: str, *, trusted: bool)
     if isinstance(column.type, str):
         kind, result, accepted = _resolve_types(column.type, transform)
     else:
-        kind = result = type_name(column.type)
+        kind = result = describe_type(column.type)
         accepted = False
     if transform != IDENTITY and not accepted:
         raise BadRequest(f"Cannot bind: {transform} cannot transform {kind} values from '{column.name}'")
@@ -454,10 +461,12 @@ def _bind_term(column: Column, schema: Schema, transform: str, *, trusted: bool)
     while parent is not None:
         ancestor = schema.index.by_id[parent]
         if isinstance(ancestor.type, (ListType, MapType)):
-            kind, required = type_name(ancestor.type), False
+            kind, required = describe_type(ancestor.type), False
         required = required and ancestor.required
         parent = ancestor.parent
-    never_null = trusted and required and (transform == IDENTITY or name_of(transform) not in ("bucket", VOID))
+    never_null = (
+        trusted and required and (transform == IDENTITY or get_transform_name(transform) not in ("bucket", VOID))
+    )
     return _Term(column.id, column.name, kind, transform, result, never_null)
 
 
@@ -468,7 +477,7 @@ def _resolve_types(name: str, transform: str) -> tuple[str, str, bool]:
     The type `name` is primitive.
     """
     try:
-        kind = canonical_primitive(name)
+        kind = canonicalize_primitive(name)
     except BadRequest:
         # The type is from a later format version, and its values are unknown.
         kind = name
@@ -476,7 +485,7 @@ def _resolve_types(name: str, transform: str) -> tuple[str, str, bool]:
         return kind, kind, False
     if is_function(transform):
         return kind, kind, takes(transform, kind)
-    return kind, result_type(transform, kind), accepts(transform, kind)
+    return kind, compute_result_type(transform, kind), accepts(transform, kind)
 
 
 def _make_predicate(op: Op, term: _Term, literals: tuple[object, ...]) -> Expression:
@@ -513,7 +522,7 @@ def _find_domain(term: _Term) -> str:
     """
     if term.transform == IDENTITY or not term.result.startswith("decimal"):
         return term.result
-    return f"decimal({decimal_precision(term.result) + _WIDTH_DIGITS}, {decimal_scale(term.result)})"
+    return f"decimal({get_decimal_precision(term.result) + _WIDTH_DIGITS}, {get_decimal_scale(term.result)})"
 
 
 def _set(op: Op, term: _Term, literals: list[Literal]) -> Expression:
@@ -531,7 +540,7 @@ def _set(op: Op, term: _Term, literals: list[Literal]) -> Expression:
         predicates.append(term.predicate(op, *ordered))
     elif ordered:
         predicates.append(term.predicate(single, *ordered))
-    return any_of(*predicates) if op == Op.IN else all_of(*predicates)
+    return join_by_or(*predicates) if op == Op.IN else join_by_and(*predicates)
 
 
 def _order(value: Value) -> tuple[Value, float]:
@@ -565,14 +574,14 @@ def _compare_beyond_finite(op: Op, term: _Term, literal: Above | Below) -> Expre
         return finite
     if op == within:
         return (
-            all_of(_make_predicate(Op.NOT_NULL, term, ()), not_nan)
+            join_by_and(_make_predicate(Op.NOT_NULL, term, ()), not_nan)
             if upwards
             else _make_predicate(Op.NOT_NULL, term, ())
         )
     if op == Op.EQ:
-        return all_of(infinite, not_nan) if literal.infinite else FALSE
+        return join_by_and(infinite, not_nan) if literal.infinite else FALSE
     if op == Op.NOT_EQ:
-        null_or_nan = any_of(finite, _make_predicate(Op.IS_NULL, term, ()), term.predicate(Op.IS_NAN))
+        null_or_nan = join_by_or(finite, _make_predicate(Op.IS_NULL, term, ()), term.predicate(Op.IS_NAN))
         return null_or_nan if literal.infinite else TRUE
     # Only NaN is greater than infinity, and nothing is less than negative infinity.
     past_infinity = literal.infinite and op in (Op.GT, Op.LT)

@@ -20,8 +20,8 @@ from seamark.formats.iceberg.expressions.expression import (
     Op,
     Or,
     Unbound,
-    all_of,
-    any_of,
+    join_by_and,
+    join_by_or,
 )
 from seamark.formats.iceberg.expressions.typed_literals import (
     AmbiguousRounding,
@@ -31,9 +31,9 @@ from seamark.formats.iceberg.expressions.typed_literals import (
 )
 from seamark.formats.iceberg.types.functions import is_function, takes
 from seamark.formats.iceberg.types.near_names import near_names
-from seamark.formats.iceberg.types.schema import ListType, MapType, Schema, StructType, type_name
-from seamark.formats.iceberg.types.transforms import IDENTITY, accepts, result_type
-from seamark.formats.iceberg.types.types import base_name, canonical_primitive
+from seamark.formats.iceberg.types.schema import ListType, MapType, Schema, StructType, describe_type
+from seamark.formats.iceberg.types.transforms import IDENTITY, accepts, compute_result_type
+from seamark.formats.iceberg.types.types import canonicalize_primitive, get_base_name
 from seamark.formats.iceberg.types.values import FLOATS
 from seamark.formats.runtime.errors import BadRequest
 
@@ -102,7 +102,7 @@ class Comparisons:
             return ComparedTerm(column, kind, transform) if takes(transform, kind) else None
         if not accepts(transform, kind) or (transform in UNITS and kind not in _CALENDAR):
             return None
-        return ComparedTerm(column, result_type(transform, kind), transform)
+        return ComparedTerm(column, compute_result_type(transform, kind), transform)
 
     def bind_typed(self, predicate: Unbound, literals: tuple[TypedLiteral, ...], *, negated: bool) -> Expression:
         """Return the predicate, or its negation, with values of the column's type.
@@ -118,7 +118,7 @@ class Comparisons:
                 case Op.IN | Op.NOT_IN:
                     if (op is Op.IN) != negated:
                         return self.equals_any(term, literals)
-                    exact = self.exact_values(term, literals)
+                    exact = self.list_exact_values(term, literals)
                     return term.predicate(Op.NOT_IN, *exact) if exact else TRUE
                 case Op.STARTS_WITH | Op.NOT_STARTS_WITH:
                     if term.kind != "string" or literals[0].kind != "text":
@@ -148,13 +148,13 @@ class Comparisons:
         if not exact:
             op = _OPERATOR_FOR_INEXACT.get(op, op)
         if op is Op.NOT_EQ:
-            return all_of(term.not_null, term.predicate(op, value)) if exact else term.not_null
+            return join_by_and(term.not_null, term.predicate(op, value)) if exact else term.not_null
         predicate = term.predicate(op, value)
         # NaN is greater than all numbers in Spark. In Trino it is unordered, so that the opposite of a comparison
         # is true for NaN.
         widened = negated and not self._nan_above
-        if base_name(term.kind) in FLOATS and (op in (Op.GT, Op.GT_EQ) or widened):
-            return any_of(predicate, term.predicate(Op.IS_NAN))
+        if get_base_name(term.kind) in FLOATS and (op in (Op.GT, Op.GT_EQ) or widened):
+            return join_by_or(predicate, term.predicate(Op.IS_NAN))
         return predicate
 
     def equals_any(self, term: ComparedTerm, literals: Sequence[TypedLiteral]) -> Expression:
@@ -175,12 +175,12 @@ class Comparisons:
                 min(float(error.values[0]) for error in ambiguous),
                 max(float(error.values[-1]) for error in ambiguous),
             )
-            between = all_of(term.predicate(Op.GT_EQ, repr(low)), term.predicate(Op.LT_EQ, repr(high)))
-            return any_of(between, *([term.predicate(Op.IN, *values)] if values else []))
+            between = join_by_and(term.predicate(Op.GT_EQ, repr(low)), term.predicate(Op.LT_EQ, repr(high)))
+            return join_by_or(between, *([term.predicate(Op.IN, *values)] if values else []))
         values += [value for error in ambiguous for value in error.values]
         return term.predicate(Op.EQ if len(values) == 1 else Op.IN, *values) if values else FALSE
 
-    def exact_values(self, term: ComparedTerm, literals: Iterable[TypedLiteral]) -> list[object]:
+    def list_exact_values(self, term: ComparedTerm, literals: Iterable[TypedLiteral]) -> list[object]:
         """Return the literals that are values of the term's type.
 
         Raises:
@@ -219,7 +219,7 @@ class Comparisons:
             BadRequest: No column has this name, or several columns have it.
         """
         for schema in self._schemas:
-            exact_match = schema.column_named(name)
+            exact_match = schema.find_column_by_name(name)
             matching_ids = {i for known, i in schema.index.by_name.items() if known.lower() == name.lower()}
             column = exact_match or (schema.column(next(iter(matching_ids))) if matching_ids else None)
             if column is None:
@@ -227,9 +227,9 @@ class Comparisons:
             if exact_match is None and len(matching_ids) > 1:
                 raise BadRequest(f"Cannot resolve column '{name}' case-insensitively: it matches several columns")
             if isinstance(column.type, StructType | ListType | MapType):
-                return column.name, type_name(column.type)
+                return column.name, describe_type(column.type)
             try:
-                return column.name, canonical_primitive(column.type)
+                return column.name, canonicalize_primitive(column.type)
             except BadRequest:  # The type is from a later format version.
                 return column.name, column.type
         similar_names = near_names(name, (other for schema in self._schemas for other in schema.index.by_name))
@@ -256,7 +256,7 @@ def resolve_literals(expression: Expression, schema: Schema, schemas: Iterable[S
                 return read(child, not negated)
             case And(children) | Or(children):
                 parts = [read(child, negated) for child in children]
-                return (all_of if isinstance(node, And) != negated else any_of)(*parts)
+                return (join_by_and if isinstance(node, And) != negated else join_by_or)(*parts)
             case Always(value):
                 return Always(value != negated)
             case Unbound() if node.literals:

@@ -120,12 +120,12 @@ class Bound(msgspec.Struct, frozen=True, gc=False):
 Expression: TypeAlias = Always | And | Or | Not | Unbound | Bound
 
 
-def all_of(*children: Expression) -> Expression:
+def join_by_and(*children: Expression) -> Expression:
     """Return the conjunction, flattened and with constants folded."""
     return _flatten(children, And, identity=TRUE, absorbing=FALSE)
 
 
-def any_of(*children: Expression) -> Expression:
+def join_by_or(*children: Expression) -> Expression:
     """Return the disjunction, flattened and with constants folded."""
     return _flatten(children, Or, identity=FALSE, absorbing=TRUE)
 
@@ -136,15 +136,15 @@ def replace_predicates(expression: Expression, by: Callable[[Bound], Expression]
         case Bound():
             return by(expression)
         case And(children):
-            return all_of(*[replace_predicates(child, by) for child in children])
+            return join_by_and(*[replace_predicates(child, by) for child in children])
         case Or(children):
-            return any_of(*[replace_predicates(child, by) for child in children])
+            return join_by_or(*[replace_predicates(child, by) for child in children])
         case Always():
             return expression
     raise TypeError(f"not a bound expression: {expression}")
 
 
-def predicates_of(expression: Expression) -> list[Bound]:
+def collect_predicates(expression: Expression) -> list[Bound]:
     """Return the predicates of a bound expression, from left to right."""
     if isinstance(expression, Bound):
         return [expression]
@@ -154,7 +154,7 @@ def predicates_of(expression: Expression) -> list[Bound]:
             if isinstance(child, Bound):
                 predicates.append(child)
             else:
-                predicates += predicates_of(child)
+                predicates += collect_predicates(child)
     return predicates
 
 

@@ -26,12 +26,12 @@ from seamark.formats.iceberg.expressions.expression import (
     Op,
     Or,
     Unbound,
-    all_of,
-    any_of,
+    join_by_and,
+    join_by_or,
 )
 from seamark.formats.iceberg.expressions.typed_literals import TypedLiteral, parse_typed_literal
 from seamark.formats.iceberg.types.functions import is_function
-from seamark.formats.iceberg.types.transforms import IDENTITY, canonical
+from seamark.formats.iceberg.types.transforms import IDENTITY, canonicalize_transform
 from seamark.formats.iceberg.types.values import encode_json
 from seamark.formats.runtime.errors import BadRequest
 
@@ -125,7 +125,7 @@ class _Parser:
                 todo.append((_require_field(node, "left", at), (at, _LEFT)))
             else:
                 children.append(self.expression(node, at, depth + 1))
-        return all_of(*children) if kind == "and" else any_of(*children)
+        return join_by_and(*children) if kind == "and" else join_by_or(*children)
 
     def _parse_predicate(self, op: Op, json: dict[str, object], path: _Path) -> Unbound:
         unary, has_values = op in UNARY, op in SETS
@@ -226,7 +226,7 @@ def _read_term(json: object, path: _Path) -> tuple[str, str]:
     inner = _require_field(json, "term", path)
     if isinstance(inner, dict) and _read_kind(inner, (path, ".term")) != "reference":
         raise _make_error((path, ".term"), "expected a column; a transform of anything else is not supported")
-    return _read_term(inner, (path, ".term"))[0], canonical(_read_text(json, "transform", path))
+    return _read_term(inner, (path, ".term"))[0], canonicalize_transform(_read_text(json, "transform", path))
 
 
 def _read_text(json: dict[str, object], field: str, path: _Path) -> str:
@@ -251,7 +251,7 @@ def _show_json(json: object) -> str:
     return text if len(text) <= 60 else text[:60] + "…"
 
 
-def expression_json(expression: Expression) -> Any:
+def encode_expression(expression: Expression) -> Any:
     """Return the JSON of an unbound or bound expression.
 
     A junction of many children becomes a balanced binary tree, so that the JSON is not deeply nested.
@@ -266,7 +266,7 @@ def expression_json(expression: Expression) -> Any:
         case Always(value):
             return value
         case Not(child):
-            return {"type": "not", "child": expression_json(child)}
+            return {"type": "not", "child": encode_expression(child)}
         case Unbound(op, name, transform, literals):
             return _encode_predicate(op, name, transform, list(literals))
 
@@ -281,16 +281,16 @@ def to_transform_json(expression: Expression) -> Any:
     match expression:
         case Bound(name=name, transform=transform):
             term = {"type": "transform", "transform": transform, "term": name}
-            return {**expression_json(expression), "term": term}
+            return {**encode_expression(expression), "term": term}
         case And(children):
             return _nest_in_pairs("and", children, to_transform_json)
         case Or(children):
             return _nest_in_pairs("or", children, to_transform_json)
-    return expression_json(expression)
+    return encode_expression(expression)
 
 
 def _nest_in_pairs(
-    kind: str, children: tuple[Expression, ...], encode: Callable[[Expression], Any] = expression_json
+    kind: str, children: tuple[Expression, ...], encode: Callable[[Expression], Any] = encode_expression
 ) -> Any:
     if len(children) == 1:
         return encode(children[0])

@@ -36,20 +36,20 @@ from seamark.formats.iceberg.expressions.expression import (
     Expression,
     Op,
     Or,
-    all_of,
-    any_of,
+    join_by_and,
+    join_by_or,
     replace_predicates,
 )
 from seamark.formats.iceberg.expressions.ranges import (
     Range,
     StoredAsInt,
-    complement_ranges,
+    compute_complement,
     contains,
     find_stored_as_int,
+    get_successor,
     invert_ranges,
     is_ordered,
     is_rounded,
-    successor_of,
     transform_range,
 )
 from seamark.formats.iceberg.metadata.partition import PartitionField, PartitionSpec
@@ -58,12 +58,12 @@ from seamark.formats.iceberg.types.transforms import (
     IDENTITY,
     VOID,
     accepts,
-    canonical,
+    canonicalize_transform,
+    compute_values_type,
+    get_transform_name,
+    get_transform_width,
     is_known,
     make_function,
-    name_of,
-    values_type,
-    width_of,
 )
 from seamark.formats.iceberg.types.values import Value
 from seamark.formats.runtime.memoization import memoize
@@ -100,13 +100,13 @@ class ProjectedExpression(msgspec.Struct, frozen=True, gc=False):
 def project(expression: Expression, spec: PartitionSpec) -> ProjectedExpression:
     match expression:
         case Bound():
-            if not spec.fields_of(expression.column_id):
+            if not spec.list_fields_with_source(expression.column_id):
                 return ProjectedExpression(expression, TRUE)
             possible, certain = _project_inclusive(expression, spec), project_strict(expression, spec)
             return ProjectedExpression(expression, possible, certain, possible != TRUE or certain != FALSE)
         case And(children) | Or(children):
             parts = tuple([project(child, spec) for child in children])
-            join = all_of if isinstance(expression, And) else any_of
+            join = join_by_and if isinstance(expression, And) else join_by_or
             possible = join(*[part.possible for part in parts])
             return ProjectedExpression(expression, possible, FALSE, any(part.decides for part in parts), parts)
         case Always():
@@ -124,7 +124,9 @@ def project_inclusive(expression: Expression, spec: PartitionSpec) -> Expression
 
 def _project_inclusive(predicate: Bound, spec: PartitionSpec) -> Expression:
     # Several fields of one source, such as bucket(7, x) and bucket(5, x), give different conditions.
-    return all_of(*[_project_predicate(predicate, field) for field in spec.fields_of(predicate.column_id)])
+    return join_by_and(
+        *[_project_predicate(predicate, field) for field in spec.list_fields_with_source(predicate.column_id)]
+    )
 
 
 def project_strict(predicate: Bound, spec: PartitionSpec) -> Expression:
@@ -132,21 +134,23 @@ def project_strict(predicate: Bound, spec: PartitionSpec) -> Expression:
 
     It has the form of the projections in `ProjectedExpression`.
     """
-    return any_of(*[_project_strict(predicate, field) for field in spec.fields_of(predicate.column_id)])
+    return join_by_or(
+        *[_project_strict(predicate, field) for field in spec.list_fields_with_source(predicate.column_id)]
+    )
 
 
-def deciding_fields(projected: ProjectedExpression, spec: PartitionSpec) -> dict[int, str]:
+def find_deciding_fields(projected: ProjectedExpression, spec: PartitionSpec) -> dict[int, str]:
     """Return the partition fields that may decide a predicate: the type that the values must have, by field id."""
     if not projected.decides:
         return {}
     if isinstance(projected.expression, Bound):
         predicate = projected.expression
-        fields = spec.fields_of(predicate.column_id)
-        return {field.field_id or 0: values_type(field.transform, predicate.kind) for field in fields}
-    return {field_id: kind for part in projected.parts for field_id, kind in deciding_fields(part, spec).items()}
+        fields = spec.list_fields_with_source(predicate.column_id)
+        return {field.field_id or 0: compute_values_type(field.transform, predicate.kind) for field in fields}
+    return {field_id: kind for part in projected.parts for field_id, kind in find_deciding_fields(part, spec).items()}
 
 
-def source_ranges(predicate: Bound) -> Expression:
+def find_source_ranges(predicate: Bound) -> Expression:
     """Return a condition on the source column that is true for all rows that match a predicate on a transform.
 
     The condition is exact for transforms that keep the order of values, so that bounds of the column decide
@@ -162,19 +166,21 @@ def source_ranges(predicate: Bound) -> Expression:
     if op == Op.NOT_NULL or (op == Op.IS_NULL and transform != VOID):
         return _move_to_source(predicate, op)
     if op in _PREFIXES:
-        if len(str(predicate.values[0])) <= width_of(transform):
+        if len(str(predicate.values[0])) <= get_transform_width(transform):
             return _move_to_source(predicate, op, *predicate.values)
         return Always(op == Op.NOT_STARTS_WITH)
     if op in NULL_MATCHES:
         # The result contains all rows except the rows whose result is one of the values.
         if not is_ordered(transform, kind):
             return TRUE
-        outside = complement_ranges(
+        outside = compute_complement(
             invert_ranges(transform, kind, _list_matching_ranges(replace(predicate, op=OPPOSITE[op])))
         )
         if len(outside) > RANGES_MAX or Range(None, None) in outside:
             return TRUE
-        return any_of(_move_to_source(predicate, Op.IS_NULL), _match_ranges(_make_source_predicate(predicate), outside))
+        return join_by_or(
+            _move_to_source(predicate, Op.IS_NULL), _match_ranges(_make_source_predicate(predicate), outside)
+        )
     if not is_ordered(transform, kind):
         return _move_to_source(predicate, Op.NOT_NULL)
     ranges = invert_ranges(transform, kind, _list_matching_ranges(predicate))
@@ -205,13 +211,13 @@ def _find_mapping(transform: str, kind: str) -> _Mapping | None:
 
     Return None if its results are unknown, as for a transform of several columns (spec, version 3).
     """
-    transform = canonical(transform)
+    transform = canonicalize_transform(transform)
     if transform == VOID or not is_known(transform) or not accepts(transform, kind):
         return None
     return _Mapping(
         transform,
         is_ordered(transform, kind),
-        name_of(transform) == "bucket",
+        get_transform_name(transform) == "bucket",
         transform == IDENTITY or (transform, kind) == ("day", "date"),
         is_rounded(transform, kind),
         find_stored_as_int(transform, kind),
@@ -227,15 +233,15 @@ def _project_strict(predicate: Bound, field: PartitionField) -> Expression:
     # Negation would turn "no value" into "all values and null", but the predicate does not match null.
     if isinstance(projected, Bound) and projected.op == Op.IS_NULL:
         return FALSE
-    return all_of(_make_field_predicate(predicate, field, Op.NOT_NULL), projected)
+    return join_by_and(_make_field_predicate(predicate, field, Op.NOT_NULL), projected)
 
 
 def _negate(expression: Expression) -> Expression:
     match expression:
         case And(children):
-            return any_of(*map(_negate, children))
+            return join_by_or(*map(_negate, children))
         case Or(children):
-            return all_of(*map(_negate, children))
+            return join_by_and(*map(_negate, children))
         case Bound():
             return replace(expression, op=OPPOSITE[expression.op])
         case Always(value):
@@ -253,7 +259,7 @@ def _project_predicate(predicate: Bound, field: PartitionField) -> Expression:
     if predicate.transform != IDENTITY:
         if predicate.transform == transform:
             return _project_same_transform(predicate, field, mapping)
-        return replace_predicates(source_ranges(predicate), lambda source: _project_predicate(source, field))
+        return replace_predicates(find_source_ranges(predicate), lambda source: _project_predicate(source, field))
     if op in _NULLITY or mapping.is_same:
         return _make_field_predicate(predicate, field, op, *predicate.values)
     if op in _EQUALITIES and (mapping.is_ordered or mapping.is_bucket):
@@ -267,7 +273,7 @@ def _project_predicate(predicate: Bound, field: PartitionField) -> Expression:
         if mapping.is_rounded:
             ranges = list(map(_widen, ranges))
         return _match_ranges(_make_field_predicate(predicate, field, op), ranges)
-    return _project_prefix(predicate, field, width_of(transform)) if op in _PREFIXES else TRUE
+    return _project_prefix(predicate, field, get_transform_width(transform)) if op in _PREFIXES else TRUE
 
 
 def _project_same_transform(predicate: Bound, field: PartitionField, mapping: _Mapping) -> Expression:
@@ -307,7 +313,7 @@ def _project_stored_as_int(
     projected = _make_field_predicate(predicate, field, predicate.op, *predicate.values)
     if predicate.op in _COMPARISONS:
         is_sought = contains(_list_matching_ranges(predicate), stored.exact)
-        return any_of(projected, replace(projected, op=Op.EQ, values=(stored.wrapped,))) if is_sought else projected
+        return join_by_or(projected, replace(projected, op=Op.EQ, values=(stored.wrapped,))) if is_sought else projected
     left = [value for value in predicate.values if value != stored.wrapped]
     return _make_field_predicate(predicate, field, Op.NOT_EQ if len(left) == 1 else Op.NOT_IN, *left) if left else TRUE
 
@@ -340,7 +346,7 @@ def _widen(results: Range) -> Range:
 
 def _make_field_predicate(predicate: Bound, field: PartitionField, op: Op, *values: Value) -> Bound:
     """Return the predicate on the field that replaces a predicate on its source."""
-    result = values_type(field.transform, predicate.kind)
+    result = compute_values_type(field.transform, predicate.kind)
     return Bound(op, field.field_id or 0, field.name, result, IDENTITY, result, values)
 
 
@@ -359,12 +365,12 @@ def _list_matching_ranges(predicate: Bound) -> list[Range]:
         case Op.LT:
             return [Range(None, values[0])]
         case Op.LT_EQ:
-            return [Range(None, successor_of(values[0]))]
+            return [Range(None, get_successor(values[0]))]
         case Op.GT:
-            return [Range(successor_of(values[0]), None)]
+            return [Range(get_successor(values[0]), None)]
         case Op.GT_EQ:
             return [Range(values[0], None)]
-    return [Range(value, successor_of(value)) for value in values]
+    return [Range(value, get_successor(value)) for value in values]
 
 
 def _match_ranges(template: Bound, ranges: Iterable[Range]) -> Expression:
@@ -374,13 +380,13 @@ def _match_ranges(template: Bound, ranges: Iterable[Range]) -> Expression:
     for low, high in ranges:
         if low is None and high is None:
             return replace(template, op=Op.NOT_NULL, values=())
-        if low is not None and high == successor_of(low):
+        if low is not None and high == get_successor(low):
             points.append(low)
         else:
-            conditions.append(all_of(*_make_bounds(template, low, high)))
+            conditions.append(join_by_and(*_make_bounds(template, low, high)))
     if points:
         conditions.append(replace(template, op=Op.EQ if len(points) == 1 else Op.IN, values=tuple(points)))
-    return any_of(*conditions) if conditions else FALSE
+    return join_by_or(*conditions) if conditions else FALSE
 
 
 def _make_bounds(template: Bound, low: Value | None, high: Value | None) -> Iterable[Bound]:

@@ -16,15 +16,15 @@ from typing import Any, NamedTuple, TypeVar
 from seamark.formats.iceberg.types.transforms import (
     INTEGER_BITS,
     UNITS_PER_DAY,
+    compute_result_type,
+    get_transform_name,
+    get_transform_width,
     is_known,
     make_monotone_function,
-    name_of,
-    result_type,
     start_of_month,
-    width_of,
     wrap_to_bits,
 )
-from seamark.formats.iceberg.types.types import base_name
+from seamark.formats.iceberg.types.types import get_base_name
 
 CALENDAR = frozenset({"year", "month", "day", "hour"})
 Prefix = TypeVar("Prefix", str, bytes)
@@ -49,9 +49,9 @@ def is_ordered(transform: str, kind: str) -> bool:
 
     Return False for identity.
     """
-    name = name_of(transform)
+    name = get_transform_name(transform)
     if name == "truncate" and is_known(transform):
-        return kind not in ("int", "long") or width_of(transform) <= _INT_WIDTH_MAX
+        return kind not in ("int", "long") or get_transform_width(transform) <= _INT_WIDTH_MAX
     return name in CALENDAR
 
 
@@ -63,7 +63,7 @@ def is_rounded(transform: str, kind: str) -> bool:
     return transform in CALENDAR and (transform, kind) != ("day", "date")
 
 
-def successor_of(value: Any) -> Any:
+def get_successor(value: Any) -> Any:
     if isinstance(value, int):
         return value + 1
     return value + "\0" if isinstance(value, str) else value + b"\0"
@@ -72,18 +72,18 @@ def successor_of(value: Any) -> Any:
 def transform_range(transform: str, kind: str, source: Range) -> list[Range]:
     """Return ranges that contain the results of all source values in the range, and few other values."""
     exact = make_monotone_function(transform, kind)
-    if base_name(kind) in ("string", "binary"):
+    if get_base_name(kind) in ("string", "binary"):
         low, high = source
         if high is not None and exact(high) != high:
             # A value just below `high` may have the same prefix.
-            high = successor_of(exact(high))
+            high = get_successor(exact(high))
         return [Range(low if low is None else exact(low), high)]
     first, end = _find_limits(kind)
     low, high = _clip(source, first, end)
     if low >= high:
         return []
     lowest, beyond = exact(low), exact(high - 1) + 1
-    result = result_type(transform, kind)
+    result = compute_result_type(transform, kind)
     start, stop = _find_limits(result)
     results = []
     for shift in _find_shifts(result):
@@ -122,10 +122,10 @@ def find_stored_as_int(transform: str, kind: str) -> StoredAsInt | None:
 
     Return None if no result of an int wraps.
     """
-    if kind != "long" or name_of(transform) != "truncate":
+    if kind != "long" or get_transform_name(transform) != "truncate":
         return None
     lowest_int = _find_limits("int").low
-    width = width_of(transform)
+    width = get_transform_width(transform)
     exact = lowest_int - lowest_int % width
     end = exact + width if is_ordered(transform, kind) else _find_limits("int").high
     return StoredAsInt(exact, wrap_to_bits(exact, INTEGER_BITS["int"]), end) if exact < lowest_int else None
@@ -137,11 +137,11 @@ def contains(ranges: Iterable[Range], value: int) -> bool:
 
 def invert_ranges(transform: str, kind: str, results: Iterable[Range]) -> list[Range]:
     """Return exactly the source values whose result is in one of the ranges: disjoint ranges in order."""
-    if base_name(kind) in ("string", "binary"):
-        return _merge_ranges(list(_find_ranges_backwards(width_of(transform), results)))
-    begin = _inverse_of(transform, kind)
+    if get_base_name(kind) in ("string", "binary"):
+        return _merge_ranges(list(_find_ranges_backwards(get_transform_width(transform), results)))
+    begin = _make_inverse(transform, kind)
     first, end = _find_limits(kind)
-    result = result_type(transform, kind)
+    result = compute_result_type(transform, kind)
     start, stop = _find_limits(result)
     spans = []
     for span in results:
@@ -165,7 +165,7 @@ def _find_ranges_backwards(width: int, results: Iterable[Range]) -> Iterator[Ran
             yield Range(low, high)
 
 
-def complement_ranges(ranges: list[Range]) -> list[Range]:
+def compute_complement(ranges: list[Range]) -> list[Range]:
     """Return the values outside the disjoint, ordered ranges."""
     gaps, low = [], None
     for index, span in enumerate(ranges):
@@ -202,11 +202,11 @@ def _find_shifts(result: str) -> tuple[int, ...]:
     return (0,) if bits is None else (0, 1 << bits, -(1 << bits))
 
 
-def _inverse_of(transform: str, kind: str) -> Callable[[int], int]:
+def _make_inverse(transform: str, kind: str) -> Callable[[int], int]:
     """Return a function from an exact result to the lowest source value whose result is not lower."""
-    name = name_of(transform)
+    name = get_transform_name(transform)
     if name == "truncate":
-        width = width_of(transform)
+        width = get_transform_width(transform)
         return lambda result: -(-result // width) * width
     day = UNITS_PER_DAY[kind]
     if name == "hour":

@@ -27,16 +27,16 @@ from seamark.formats.iceberg.expressions.expression import (
     Expression,
     Op,
     Or,
-    all_of,
-    any_of,
-    predicates_of,
+    collect_predicates,
+    join_by_and,
+    join_by_or,
     replace_predicates,
 )
 from seamark.formats.iceberg.expressions.projection import ProjectedExpression, project
 from seamark.formats.iceberg.metadata.partition import PartitionSpec
 from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.iceberg.types.transforms import IDENTITY
-from seamark.formats.iceberg.types.types import base_name
+from seamark.formats.iceberg.types.types import get_base_name
 from seamark.formats.iceberg.types.values import FLOATS, INTS, LONGS, TIMESTAMPS, Value
 
 _ABOVE = frozenset({Op.GT, Op.GT_EQ})
@@ -50,7 +50,7 @@ def add_nan(expression: Expression) -> Expression:
     A plan that uses this expression keeps files that match only because of NaN. The plan's residual does not skip
     row groups that contain NaN.
     """
-    if any(map(_matches_nan_above, predicates_of(expression))):
+    if any(map(_matches_nan_above, collect_predicates(expression))):
         return _add_nan_tests(expression)
     return expression
 
@@ -74,16 +74,16 @@ def _add_nan_tests(expression: Expression) -> Expression:
             without_nan = {
                 _get_term(child) for child in children if isinstance(child, Bound) and child.op in _NEVER_NAN
             }
-            return all_of(*[_remove_nan_tests(_add_nan_tests(child), without_nan) for child in children])
+            return join_by_and(*[_remove_nan_tests(_add_nan_tests(child), without_nan) for child in children])
         case Or(children):
-            added = any_of(*map(_add_nan_tests, children))
+            added = join_by_or(*map(_add_nan_tests, children))
             parts = added.children if isinstance(added, Or) else (added,)
             # A test occurs only once: a filter that already tests for NaN, such as a converted SQL filter, does not
             # become longer.
             tests = dict.fromkeys(filter(_is_test, parts))
-            return any_of(*[part for part in parts if not _is_test(part)], *tests)
+            return join_by_or(*[part for part in parts if not _is_test(part)], *tests)
         case Bound() if _matches_nan_above(expression):
-            return any_of(expression, replace(expression, op=Op.IS_NAN, values=()))
+            return join_by_or(expression, replace(expression, op=Op.IS_NAN, values=()))
     return expression
 
 
@@ -91,11 +91,11 @@ def _remove_nan_tests(expression: Expression, terms: set[tuple[int, str]]) -> Ex
     """Return a disjunction without its tests for NaN of these terms."""
     if not terms or not isinstance(expression, Or):
         return expression
-    left = [child for child in expression.children if not (isinstance(child, Bound) and _is_test_of(child, terms))]
-    return any_of(*left)
+    left = [child for child in expression.children if not (isinstance(child, Bound) and _tests_only(child, terms))]
+    return join_by_or(*left)
 
 
-def _is_test_of(predicate: Bound, terms: set[tuple[int, str]]) -> bool:
+def _tests_only(predicate: Bound, terms: set[tuple[int, str]]) -> bool:
     return _is_test(predicate) and _get_term(predicate) in terms
 
 
@@ -127,7 +127,7 @@ def make_bindable(expression: Expression, schema: Schema) -> Expression:
             rewritten = [make_bindable(child, schema) for child in children]
             if all(new is child for new, child in zip(rewritten, children, strict=True)):
                 return expression
-            return all_of(*rewritten) if isinstance(expression, And) else any_of(*rewritten)
+            return join_by_and(*rewritten) if isinstance(expression, And) else join_by_or(*rewritten)
         case Bound():
             return expression if schema.index.by_name.get(expression.name) == expression.column_id else TRUE
     return expression
@@ -139,7 +139,7 @@ def match_both_zeros(residual: Expression) -> Expression:
     Java's readers order -0.0 below 0.0. The readers skip row groups by statistics, dictionaries and Bloom filters if
     only the other zero occurs. Spark treats the two zeros as equal.
     """
-    if not any(0.0 in predicate.values and predicate.result in FLOATS for predicate in predicates_of(residual)):
+    if not any(0.0 in predicate.values and predicate.result in FLOATS for predicate in collect_predicates(residual)):
         return residual
     return replace_predicates(residual, _add_other_zero)
 
@@ -165,19 +165,19 @@ def weaken_residual(residual: Expression) -> Expression:
     its range. If the residual of a file is TRUE, PyIceberg counts the file's rows from metadata. Therefore a
     tautology about a column replaces TRUE.
     """
-    predicates = predicates_of(residual)
+    predicates = collect_predicates(residual)
     if not predicates:
         return residual
     weak = _weaken_expression(residual)
     if isinstance(weak, And):
-        weak = all_of(*weak.children[:_CONJUNCTS_MAX])
+        weak = join_by_and(*weak.children[:_CONJUNCTS_MAX])
     return make_tautology(predicates[0]) if weak == TRUE else weak
 
 
 def make_tautology(predicate: Bound) -> Expression:
     """Return a condition on the predicate's column that all rows satisfy."""
     column = replace(predicate, transform=IDENTITY, result=predicate.kind, values=())
-    return any_of(replace(column, op=Op.IS_NULL), replace(column, op=Op.NOT_NULL))
+    return join_by_or(replace(column, op=Op.IS_NULL), replace(column, op=Op.NOT_NULL))
 
 
 def collect_tautologies(expression: Expression) -> list[Bound]:
@@ -206,7 +206,7 @@ _ORDERED_KINDS = INTS | LONGS | TIMESTAMPS | {"date", "time"}
 def _weaken_expression(expression: Expression) -> Expression:
     match expression:
         case And(children):
-            return all_of(*[_weaken_expression(child) for child in children])
+            return join_by_and(*[_weaken_expression(child) for child in children])
         case Or(children):
             column = {(child.column_id, child.transform) for child in children if isinstance(child, Bound)}
             equalities = [child for child in children if isinstance(child, Bound) and child.op in (Op.EQ, Op.IN)]
@@ -223,12 +223,12 @@ def _weaken_predicate(predicate: Bound, values: list[Any]) -> Expression:
         return TRUE
     if not values:
         return predicate
-    if base_name(predicate.kind) not in _ORDERED_KINDS:
+    if get_base_name(predicate.kind) not in _ORDERED_KINDS:
         return replace(predicate, op=Op.NOT_NULL, values=())
     if predicate.op not in (Op.EQ, Op.IN):
         return predicate
     lowest = replace(predicate, op=Op.GT_EQ, values=(min(values),))
-    return all_of(lowest, replace(predicate, op=Op.LT_EQ, values=(max(values),)))
+    return join_by_and(lowest, replace(predicate, op=Op.LT_EQ, values=(max(values),)))
 
 
 class Residuals:
@@ -261,4 +261,4 @@ def _reduce_residual(projected: ProjectedExpression, values: _Partition) -> Expr
             return TRUE
         return expression if may_match(projected.possible, values) else FALSE
     parts = [_reduce_residual(part, values) for part in projected.parts]
-    return all_of(*parts) if isinstance(expression, And) else any_of(*parts)
+    return join_by_and(*parts) if isinstance(expression, And) else join_by_or(*parts)

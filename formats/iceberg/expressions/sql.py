@@ -31,18 +31,18 @@ from seamark.formats.iceberg.expressions.expression import (
     Expression,
     Op,
     Unbound,
-    all_of,
-    any_of,
+    join_by_and,
+    join_by_or,
 )
 from seamark.formats.iceberg.expressions.like_patterns import is_valid_pattern, split_pattern
-from seamark.formats.iceberg.expressions.sql_literals import literal_of
-from seamark.formats.iceberg.expressions.sql_parser import parse_into, tokens_in
-from seamark.formats.iceberg.expressions.sql_reasons import explain_unused, misfit_reason
+from seamark.formats.iceberg.expressions.sql_literals import parse_literal
+from seamark.formats.iceberg.expressions.sql_parser import parse_into, tokenize_sql
+from seamark.formats.iceberg.expressions.sql_reasons import explain_misfit, explain_unused
 from seamark.formats.iceberg.expressions.typed_literals import AmbiguousRounding, Inconvertible, TypedLiteral
 from seamark.formats.iceberg.types.functions import LOWER, UPPER
 from seamark.formats.iceberg.types.schema import Schema
-from seamark.formats.iceberg.types.transforms import IDENTITY, canonical
-from seamark.formats.iceberg.types.types import base_name
+from seamark.formats.iceberg.types.transforms import IDENTITY, canonicalize_transform
+from seamark.formats.iceberg.types.types import get_base_name
 from seamark.formats.iceberg.types.values import FLOATS
 from seamark.formats.runtime.errors import BadRequest
 
@@ -150,7 +150,7 @@ def parse_sql(
         return SqlFilter(expression, tuple(reader.unused), exact, tuple(reader.unused.values()))
     except ParseError as error:
         hint = f". {_ALONE}" if text.lstrip()[:6].lower() in ("select", "where ") else ""
-        raise BadRequest(syntax_message(error, "The predicate") + hint) from None
+        raise BadRequest(describe_syntax_error(error, "The predicate") + hint) from None
     except SqlglotError as error:
         raise BadRequest(f"The predicate is not valid SQL: {' '.join(str(error).split())[:_SHOWN_MAX]}") from None
     except RecursionError:
@@ -162,7 +162,7 @@ def find_definer_rights_call(text: str) -> str | None:
 
     When the predicate is added to a view, such a part runs with the rights of the view's owner.
     """
-    words = tokens_in(_SQL, text)
+    words = tokenize_sql(_SQL, text)
     for number, word in enumerate(words):
         name = str(word.text).upper()
         is_quoted = word.token_type is TokenType.IDENTIFIER
@@ -179,7 +179,7 @@ def find_definer_rights_call(text: str) -> str | None:
     return None
 
 
-def syntax_message(error: ParseError, subject: str) -> str:
+def describe_syntax_error(error: ParseError, subject: str) -> str:
     """Return a message that describes the error in the text and its position.
 
     Args:
@@ -211,7 +211,7 @@ class _Reader(Comparisons):
                 return self.read(node.this, negated=not negated)
             case exp.And() | exp.Or():
                 children = [self.read(child, negated=negated) for child in node.flatten()]
-                return all_of(*children) if isinstance(node, exp.And) != negated else any_of(*children)
+                return join_by_and(*children) if isinstance(node, exp.And) != negated else join_by_or(*children)
             case exp.Select() | exp.Subquery():
                 raise BadRequest(_ALONE)
         try:
@@ -240,7 +240,7 @@ class _Reader(Comparisons):
         except AmbiguousRounding:
             raise
         except Inconvertible:
-            raise Inconvertible(misfit_reason(literal, term.name, term.kind)) from None
+            raise Inconvertible(explain_misfit(literal, term.name, term.kind)) from None
 
     def _is_column(self, name: str) -> bool:
         if self._lower_names is None:
@@ -269,7 +269,7 @@ class _Reader(Comparisons):
                     self._compare_sides(op, value, bound, negated)
                     for op, bound in zip((Op.GT_EQ, Op.LT_EQ), bounds, strict=True)
                 )
-                return None if low is None or high is None else (any_of if negated else all_of)(low, high)
+                return None if low is None or high is None else (join_by_or if negated else join_by_and)(low, high)
             case exp.In():
                 return self._parse_in(node, negated)
             case exp.Is():
@@ -294,9 +294,9 @@ class _Reader(Comparisons):
         Raises:
             Inconvertible: Engines compare the sides in different ways.
         """
-        literal = literal_of(right)
+        literal = parse_literal(right)
         if literal is None:
-            literal = literal_of(left)
+            literal = parse_literal(left)
             if literal is None:
                 return None
             left, op = right, _FLIPPED.get(op, op)
@@ -304,7 +304,7 @@ class _Reader(Comparisons):
             return FALSE
         if negated:
             op = OPPOSITE[op]
-        other = literal_of(left)
+        other = parse_literal(left)
         if other is not None:
             return _compare_literals(op, other, literal)
         term = self._parse_term(left)
@@ -318,14 +318,14 @@ class _Reader(Comparisons):
         Raises:
             Inconvertible: Engines may round a number to different doubles.
         """
-        literals = [literal_of(literal) for literal in operands]
+        literals = [parse_literal(literal) for literal in operands]
         kinds = {literal.kind for literal in literals if literal is not None}
         if not {"number", "double"} <= kinds:
             return operands
         if any(literal is None and self._is_double(node) for literal, node in zip(literals, operands, strict=True)):
             return operands  # A double column is compared as a double with each number anyway.
         return [
-            node if literal is None or literal.kind != "number" else _as_double(literal)
+            node if literal is None or literal.kind != "number" else _convert_to_double(literal)
             for literal, node in zip(literals, operands, strict=True)
         ]
 
@@ -336,7 +336,7 @@ class _Reader(Comparisons):
     def _compare_null_safe(self, node: exp.Expr, unlike: bool) -> Expression | None:
         """Return the predicate of IS [NOT] DISTINCT FROM, which is never null: Iceberg's `eq` or `not-eq`."""
         sides = [node.this, node.expression]
-        literals = [literal_of(side) for side in sides]
+        literals = [parse_literal(side) for side in sides]
         for literal, side in zip(literals, reversed(sides), strict=True):
             term = self._parse_term(side) if literal is not None else None
             if literal is None or term is None:
@@ -345,7 +345,7 @@ class _Reader(Comparisons):
                 return term.predicate(Op.NOT_NULL if unlike else Op.IS_NULL)
             if not unlike:
                 return self.equals_any(term, (literal,))
-            exact = self.exact_values(term, (literal,))
+            exact = self.list_exact_values(term, (literal,))
             return term.predicate(Op.NOT_EQ, *exact) if exact else TRUE
         return None
 
@@ -353,7 +353,7 @@ class _Reader(Comparisons):
         term = self._parse_term(node.this)
         if term is None or not node.expressions or node.args.get("query") is not None:
             return None
-        literals = [literal_of(item) for item in self._unify_number_types([node.this, *node.expressions])[1:]]
+        literals = [parse_literal(item) for item in self._unify_number_types([node.this, *node.expressions])[1:]]
         if any(literal is None for literal in literals):
             return None
         values = [literal for literal in literals if literal is not None and literal.kind != "null"]
@@ -361,8 +361,8 @@ class _Reader(Comparisons):
             return FALSE
         if not negated:
             return self.equals_any(term, values)
-        exact = self.exact_values(term, values)
-        return all_of(term.not_null, term.predicate(Op.NOT_IN, *exact)) if exact else term.not_null
+        exact = self.list_exact_values(term, values)
+        return join_by_and(term.not_null, term.predicate(Op.NOT_IN, *exact)) if exact else term.not_null
 
     def _is(self, node: exp.Is, negated: bool) -> Expression | None:
         if isinstance(node.expression, exp.Null):
@@ -383,13 +383,13 @@ class _Reader(Comparisons):
     def _parse_like(self, node: exp.Expr, negated: bool) -> Expression | None:
         escape = None
         if isinstance(node, exp.Escape):
-            escape, node = literal_of(node.expression), node.this
+            escape, node = parse_literal(node.expression), node.this
             if escape is None or len(escape.text) != 1 or not isinstance(node, exp.Like):
                 return None
             if not _is_plain(node):
                 return None
             negated ^= bool(node.args.get("negate"))
-        term, pattern = self._parse_term(node.this), literal_of(node.expression)
+        term, pattern = self._parse_term(node.this), parse_literal(node.expression)
         if term is None or term.kind != "string" or pattern is None:
             return None
         if pattern.kind == "null":
@@ -409,7 +409,7 @@ class _Reader(Comparisons):
             if not prefix:
                 return FALSE if negated else term.not_null
             if negated:
-                return all_of(term.not_null, term.predicate(Op.NOT_STARTS_WITH, prefix))
+                return join_by_and(term.not_null, term.predicate(Op.NOT_STARTS_WITH, prefix))
             return term.predicate(Op.STARTS_WITH, prefix)
         if negated or not prefix:
             return None
@@ -478,10 +478,10 @@ class _Reader(Comparisons):
         """
         if len(arguments) != 2 or None in arguments:
             return None
-        widths = [literal_of(argument) for argument in arguments]
+        widths = [parse_literal(argument) for argument in arguments]
         for width, other in zip(widths, reversed(arguments), strict=True):
             if width is not None and width.kind == "number" and width.text.isdigit() and width.text.strip("0"):
-                term = self._apply_transform(canonical(f"{called}[{width.text}]"), other)
+                term = self._apply_transform(canonicalize_transform(f"{called}[{width.text}]"), other)
                 if (
                     called == "truncate"
                     and not qualified
@@ -501,7 +501,7 @@ class _StrictReader(_Reader):
     """Leaves out the predicates that Trino refuses, or evaluates in another way than Iceberg."""
 
     def fit_literal(self, literal: TypedLiteral, term: ComparedTerm) -> tuple[object, bool]:
-        if literal.kind not in _STRICT_KINDS.get(base_name(term.kind), ()):
+        if literal.kind not in _STRICT_KINDS.get(get_base_name(term.kind), ()):
             raise Inconvertible(f"a literal of the kind {literal.kind} is compared with a {term.kind}")
         return super().fit_literal(literal, term)
 
@@ -511,7 +511,11 @@ class _StrictReader(_Reader):
         has_null = any(isinstance(child, exp.Null) for child in node.iter_expressions())
         if has_null != isinstance(node, exp.Is):  # IS TRUE, or a comparison with null, whose type is unknown.
             return None
-        if type(node) in _COMPARED and literal_of(node.this) is not None and literal_of(node.expression) is not None:
+        if (
+            type(node) in _COMPARED
+            and parse_literal(node.this) is not None
+            and parse_literal(node.expression) is not None
+        ):
             return None  # No column has a type that could be checked.
         return super()._parse_leaf(node, negated)
 
@@ -532,7 +536,7 @@ def _compare_literals(op: Op, left: TypedLiteral, right: TypedLiteral) -> Expres
     return Always(_CONSTANT[op](*values))
 
 
-def _as_double(number: TypedLiteral) -> exp.Expr:
+def _convert_to_double(number: TypedLiteral) -> exp.Expr:
     """Return the number as a double.
 
     Raises:

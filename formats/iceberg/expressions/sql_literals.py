@@ -25,7 +25,7 @@ _WIDER = (_Type.FLOAT, _Type.DOUBLE, _Type.TIMESTAMPTZ, _Type.TIMESTAMPLTZ, _Typ
 """The types to which other operands of a predicate may be converted."""
 
 
-def literal_of(node: exp.Expr | None) -> TypedLiteral | None:
+def parse_literal(node: exp.Expr | None) -> TypedLiteral | None:
     """Return the literal of a node.
 
     Returns:
@@ -33,7 +33,7 @@ def literal_of(node: exp.Expr | None) -> TypedLiteral | None:
     """
     match node:
         case exp.Paren():
-            return literal_of(node.this)
+            return parse_literal(node.this)
         case exp.Null():
             return TypedLiteral("null", "")
         case exp.Boolean():
@@ -44,16 +44,16 @@ def literal_of(node: exp.Expr | None) -> TypedLiteral | None:
                 return TypedLiteral("text", text)
             return TypedLiteral("double" if "e" in text.lower() else "number", text)
         case exp.Neg():
-            inner = literal_of(node.this)
+            inner = parse_literal(node.this)
             if inner is None or inner.kind not in ("number", "double") or inner.text.startswith("-"):
                 return None
             return TypedLiteral(inner.kind, f"-{inner.text}")
         case exp.HexString():
             return TypedLiteral("bytes", str(node.this))
         case exp.Cast() if type(node) is exp.Cast and not (node.args.get("format") or node.args.get("default")):
-            return _cast(literal_of(node.this), node.to)
+            return _cast(parse_literal(node.this), node.to)
         case exp.Date() if len(list(node.iter_expressions())) == 1:
-            return _cast(literal_of(node.this), exp.DataType.build("DATE"))
+            return _cast(parse_literal(node.this), exp.DataType.build("DATE"))
     return None
 
 

@@ -30,7 +30,7 @@ class TooManyReadings(SqlglotError):
     """The parser tries too many readings of a text."""
 
 
-def tokens_in(dialect: Dialect, text: str) -> list[Any]:
+def tokenize_sql(dialect: Dialect, text: str) -> list[Any]:
     """Return sqlglot's tokens of a text.
 
     Raises:
@@ -55,7 +55,7 @@ def parse_statements(
         SqlglotError: The text is not valid in the dialect, or takes too many steps.
         RecursionError: The text is nested too deeply.
     """
-    tokens = tokens_in(dialect, text) if tokens is None else list(tokens)
+    tokens = tokenize_sql(dialect, text) if tokens is None else list(tokens)
     try:
         parser = _limit_steps(dialect.parser_class)(dialect=dialect)
         parser.steps_left = STEPS_MIN + STEPS_PER_TOKEN * len(tokens)

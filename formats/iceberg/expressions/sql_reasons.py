@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from sqlglot import exp
 
-from seamark.formats.iceberg.expressions.sql_literals import literal_of
+from seamark.formats.iceberg.expressions.sql_literals import parse_literal
 from seamark.formats.iceberg.expressions.typed_literals import TypedLiteral
-from seamark.formats.iceberg.types.types import base_name
+from seamark.formats.iceberg.types.types import get_base_name
 
 _SHOWN_MAX = 60
 _FORMS = {
@@ -26,7 +26,7 @@ _FORMS = {
 """The SQL form of a literal of each type."""
 
 
-def misfit_reason(literal: TypedLiteral, name: str, kind: str) -> str:
+def explain_misfit(literal: TypedLiteral, name: str, kind: str) -> str:
     """Return the reason why the literal is not compared with the term.
 
     Engines convert either the literal or the term, each in its own way.
@@ -36,7 +36,7 @@ def misfit_reason(literal: TypedLiteral, name: str, kind: str) -> str:
     else:
         text = f"X'{literal.text}'" if literal.kind == "bytes" else f"'{literal.text}'"
     reason = f"{_abbreviate(text)} is not a literal of {_abbreviate(name)}, which is {kind}"
-    form = _FORMS.get(base_name(kind))
+    form = _FORMS.get(get_base_name(kind))
     return f"{reason}; write {form}" if form else reason
 
 
@@ -52,7 +52,7 @@ def explain_unused(node: exp.Expr, is_column: Callable[[str], bool]) -> str:
             hint = "double quotes and backticks are for names, and " if quoted else ""
             return f"{hint}{_abbreviate(side.name)} is not a column; write '{_abbreviate(side.name)}' for a string"
     sides = _list_operands(node)
-    if len(sides) == 2 and all(literal_of(side) is None for side in sides):
+    if len(sides) == 2 and all(parse_literal(side) is None for side in sides):
         if all(isinstance(side, exp.Column | exp.Dot) for side in sides):
             return "the condition compares two columns, and planning compares a column with a value"
         return "one side must be a value, such as 5 or 'text'"

@@ -12,8 +12,8 @@ from decimal import Decimal, InvalidOperation
 from struct import Struct
 
 from seamark.formats.iceberg.types.transforms import IDENTITY
-from seamark.formats.iceberg.types.types import base_name
-from seamark.formats.iceberg.types.values import decimal_precision, decimal_scale, length_of_fixed, round_to
+from seamark.formats.iceberg.types.types import get_base_name
+from seamark.formats.iceberg.types.values import get_decimal_precision, get_decimal_scale, get_fixed_length, round_to
 
 _DATE = re.compile(r"\s*(\d{4}-\d\d-\d\d)\s*", re.ASCII)
 _TIME = re.compile(r"\s*(\d\d:\d\d(?::\d\d(?:\.\d{1,9})?)?)\s*", re.ASCII)
@@ -99,7 +99,7 @@ def parse_typed_literal(data_type: str, text: str) -> TypedLiteral:
     Raises:
         ValueError: The type or the value is invalid.
     """
-    kind = _KIND_OF.get(base_name(data_type))
+    kind = _KIND_OF.get(get_base_name(data_type))
     if kind is None:
         raise ValueError(f"there are no literals of type {data_type[:40]!r}")
     number = kind == "number" and not is_exact_number(text)
@@ -134,7 +134,7 @@ def convert_literal(
     Raises:
         Inconvertible: Engines convert the literal or the column in different ways.
     """
-    name = base_name(kind)
+    name = get_base_name(kind)
     fit = _FITS.get(name)
     if fit is None:
         raise Inconvertible
@@ -175,10 +175,10 @@ def _fit_float(literal: TypedLiteral, kind: str) -> tuple[object, bool]:
     nearest = literal.text, rounded == value
     if literal.kind == "number" and "." in literal.text and rounded:
         # Trino divides the digits by a power of ten in the column's type. For longer numbers, this rounds twice.
-        digits, scale = _EXACT_DIVISION_DIGITS_MAX[base_name(kind)]
+        digits, scale = _EXACT_DIVISION_DIGITS_MAX[get_base_name(kind)]
         if len(literal.text.lstrip("+-").replace(".", "").lstrip("0")) > digits or _scale(literal.text) > scale:
             raise AmbiguousRounding(
-                nearest, tuple(repr(near) for near in _find_values_around(base_name(kind), rounded))
+                nearest, tuple(repr(near) for near in _find_values_around(get_base_name(kind), rounded))
             )
     return nearest
 
@@ -203,9 +203,9 @@ def _fit_decimal(literal: TypedLiteral, kind: str) -> tuple[object, bool]:
     if literal.kind == "number":
         return literal.text, True
     if literal.kind == "text" and is_exact_number(literal.text):
-        if _scale(literal.text) <= decimal_scale(kind):
+        if _scale(literal.text) <= get_decimal_scale(kind):
             return literal.text, True
-    elif literal.kind == "double" and decimal_precision(kind) <= _EXACT_DOUBLE_DIGITS:
+    elif literal.kind == "double" and get_decimal_precision(kind) <= _EXACT_DOUBLE_DIGITS:
         return _to_exact_text(literal.text), True
     raise Inconvertible
 
@@ -272,7 +272,7 @@ def _fit_uuid(literal: TypedLiteral, _: str) -> tuple[object, bool]:
 def _fit_bytes(literal: TypedLiteral, kind: str) -> tuple[object, bool]:
     if literal.kind != "bytes" or len(literal.text) % 2:
         raise Inconvertible
-    if base_name(kind) == "fixed" and len(literal.text) != 2 * length_of_fixed(kind):
+    if get_base_name(kind) == "fixed" and len(literal.text) != 2 * get_fixed_length(kind):
         raise Inconvertible
     return literal.text, True
 

@@ -113,7 +113,7 @@ class ParquetFooter:
     later_fields: Mapping[int, tuple[int, bytes]]
     """The encoded fields of later versions: (type, bytes) by id."""
 
-    def metadata_of(self, group: RowGroup, number: int) -> Fields:
+    def read_column_metadata(self, group: RowGroup, number: int) -> Fields:
         """Return the ColumnMetaData of a column chunk.
 
         Raises:
@@ -128,7 +128,7 @@ class ParquetFooter:
 
     def encodings(self, group: RowGroup, number: int) -> list[int]:
         """Return the encodings of a column chunk, as numbers."""
-        kind, values = self.metadata_of(group, number).get(_ENCODINGS, (LIST, (I32, [])))
+        kind, values = self.read_column_metadata(group, number).get(_ENCODINGS, (LIST, (I32, [])))
         if kind != LIST or any(type(value) is not int for value in values[1]):
             raise ValueError("the encodings of a column chunk are not a list of numbers")
         return list(values[1])
@@ -160,7 +160,7 @@ def read_footer(data: bytes) -> ParquetFooter:
     raw = {number: (kind, data[begin:end]) for number, kind, begin, end in spans if number != _GROUPS}
     try:
         version, rows = _read_number(raw[_VERSION]), _read_number(raw[_ROWS])
-        schema = _of_kind(raw[_SCHEMA], LIST)
+        schema = _check_kind(raw[_SCHEMA], LIST)
         at = next(begin for number, kind, begin, _ in spans if number == _GROUPS and kind == LIST)
     except (KeyError, StopIteration):
         raise ValueError("a required field is missing") from None
@@ -169,7 +169,7 @@ def read_footer(data: bytes) -> ParquetFooter:
         if kind == LIST and encoded[0] >> 4 and encoded[0] & 15 != STRUCT:
             raise ValueError("a list has items of another type")  # pyarrow ignores such a list.
     groups = [_read_group(data, begin, ordinal) for ordinal, begin in enumerate(_footer.items(data, at)[:-1])]
-    pairs = read_structures(_of_kind(raw[_KEY_VALUES], LIST)) if _KEY_VALUES in raw else []
+    pairs = read_structures(_check_kind(raw[_KEY_VALUES], LIST)) if _KEY_VALUES in raw else []
     key_values = [(_get_binary(pair, 1) or b"", _get_binary(pair, 2)) for pair in pairs]
     created_by = raw.get(_CREATED_BY)
     return ParquetFooter(
@@ -178,9 +178,9 @@ def read_footer(data: bytes) -> ParquetFooter:
         rows,
         groups,
         schema,
-        _of_kind(raw[_ORDERS], LIST) if _ORDERS in raw else None,
+        _check_kind(raw[_ORDERS], LIST) if _ORDERS in raw else None,
         key_values,
-        None if created_by is None else _strip_prefix(_of_kind(created_by, BINARY)),
+        None if created_by is None else _strip_prefix(_check_kind(created_by, BINARY)),
         {number: value for number, value in raw.items() if number not in _KNOWN},
     )
 
@@ -220,7 +220,7 @@ def _count(data: bytes, at: int) -> int:
         shift += 7
 
 
-def _of_kind(value: tuple[int, bytes], kind: int) -> bytes:
+def _check_kind(value: tuple[int, bytes], kind: int) -> bytes:
     if value[0] != kind:
         raise ValueError(f"a field has type {value[0]}, not {kind}")
     return value[1]

@@ -45,7 +45,7 @@ class AmbiguousColumn(ValueError):
     """A column is ambiguous. In the message, "it" means the file."""
 
 
-def id_of(field: pa.Field) -> int | None:
+def get_field_id(field: pa.Field) -> int | None:
     """Return the field id of a column, or None.
 
     Raises:
@@ -57,7 +57,7 @@ def id_of(field: pa.Field) -> int | None:
 
 def has_ids(fields: Iterable[pa.Field]) -> bool:
     """Return whether any column has a field id, at any level of nesting."""
-    return any(id_of(field) is not None or has_ids(_list_children(field.type)) for field in fields)
+    return any(get_field_id(field) is not None or has_ids(_list_children(field.type)) for field in fields)
 
 
 def _list_children(kind: pa.DataType) -> list[pa.Field]:
@@ -68,7 +68,7 @@ def _list_children(kind: pa.DataType) -> list[pa.Field]:
     return [kind.value_field] if pa.types.is_list(kind) or pa.types.is_large_list(kind) else []
 
 
-def with_mapped_ids(fields: Sequence[pa.Field], mapping: NameMapping | None) -> list[pa.Field]:
+def apply_name_mapping(fields: Sequence[pa.Field], mapping: NameMapping | None) -> list[pa.Field]:
     """Return the columns of a file with the file's ids, or with ids from the name mapping.
 
     Raises:
@@ -120,7 +120,7 @@ def find_columns(fields: Iterable[pa.Field], column_ids: Iterable[int]) -> dict[
 def _find_paths(fields: Iterable[pa.Field], path: ColumnPath = ()) -> Iterator[tuple[int, ColumnPath]]:
     for field in fields:
         column_path = (*path, field.name)
-        column_id = id_of(field)
+        column_id = get_field_id(field)
         if column_id is not None:
             yield column_id, column_path
         if pa.types.is_struct(field.type):
@@ -132,7 +132,7 @@ def to_dotted_names(column_paths: Iterable[ColumnPath]) -> list[str]:
     return sorted({".".join(column_path) for column_path in column_paths})
 
 
-def column_of(table: pa.Table, column_path: Sequence[str]) -> pa.ChunkedArray:
+def get_column(table: pa.Table, column_path: Sequence[str]) -> pa.ChunkedArray:
     """Return the column at a path.
 
     pyarrow selects by dotted names. If a name contains a dot, the table may have another column too.

@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from seamark.formats.iceberg.files import _footer, thrift
 from seamark.formats.iceberg.files.budget import Budget, compute_expanded_bytes
 from seamark.formats.iceberg.files.footer import ENCRYPTED_MAGIC, MAGIC, RowGroup, read_footer
-from seamark.formats.iceberg.files.parquet import ColumnPath, EncryptedFile, Unreadable, column_of, to_dotted_names
+from seamark.formats.iceberg.files.parquet import ColumnPath, EncryptedFile, Unreadable, get_column, to_dotted_names
 from seamark.formats.iceberg.types.values import INT_MAX
 
 Longs = npt.NDArray[np.int64]
@@ -105,7 +105,7 @@ class BoundedParquet:
 
     def __init__(self, source: pa.NativeFile, path: str, budget: Budget) -> None:
         self._source, self._path, self._budget = source, path, budget
-        footer = _footer_of(source, path)
+        footer = _read_footer_bytes(source, path)
         if not footer:
             raise Unreadable(path, "the file cannot be read: it has no Parquet footer at its end")
         budget.take(_estimate_footer_weight(footer, path, budget.left_bytes), path)
@@ -129,7 +129,7 @@ class BoundedParquet:
         chunks: dict[int, list[pa.Array]] = {column_id: [] for column_id in column_paths}
         for _, table, _ in self._read_tables(column_paths, None):
             for column_id, column_path in column_paths.items():
-                chunks[column_id] += [_validate_dictionary(chunk) for chunk in column_of(table, column_path).chunks]
+                chunks[column_id] += [_validate_dictionary(chunk) for chunk in get_column(table, column_path).chunks]
         return {
             column_id: self._to_chunked_array(chunks[column_id], column_paths[column_id]).unify_dictionaries()
             for column_id in column_paths
@@ -149,7 +149,7 @@ class BoundedParquet:
             column_id: self._to_chunked_array(chunks, column_paths[column_id]) for column_id, chunks in plain.items()
         }
 
-    def columns_at(self, column_paths: Mapping[int, ColumnPath], rows: Longs) -> dict[int, pa.ChunkedArray]:
+    def read_columns_at(self, column_paths: Mapping[int, ColumnPath], rows: Longs) -> dict[int, pa.ChunkedArray]:
         """Return the columns of some rows, without dictionaries.
 
         Args:
@@ -160,7 +160,7 @@ class BoundedParquet:
             first, end = np.searchsorted(rows, (start, start + table.num_rows)).tolist()
             positions = pa.array(rows[first:end] - start)
             for column_id, column_path in column_paths.items():
-                column = column_of(table, column_path)
+                column = get_column(table, column_path)
                 for chunk in (
                     pa.chunked_array([_validate_dictionary(chunk) for chunk in column.chunks], column.type)
                     .take(positions)
@@ -272,17 +272,17 @@ class BoundedParquet:
         if begin < 0 or size < 0:
             raise Unreadable(self._path, "the footer has a column of negative size")
         try:
-            self._footer.metadata_of(group, number)
+            self._footer.read_column_metadata(group, number)
         except ValueError as error:
             raise Unreadable(self._path, f"the footer is broken: {error}") from None
         data = self._source.read_at(size, begin)
         try:
-            return page_sizes(data, int(group.values("values")[number]))
+            return read_page_sizes(data, int(group.values("values")[number]))
         except (ValueError, KeyError, TypeError, IndexError) as error:
             raise Unreadable(self._path, f"the page headers cannot be read: {error}") from None
 
 
-def page_sizes(data: bytes, values: int) -> _Pages:
+def read_page_sizes(data: bytes, values: int) -> _Pages:
     """Return the page sizes of a column chunk, according to its page headers.
 
     Only the pages that pyarrow reads are counted: the pages up to the number of `values`.
@@ -353,7 +353,7 @@ def check_plain(source: pa.NativeFile, path: str) -> None:
 
 
 def _read_plain_footer(source: pa.NativeFile, path: str) -> bytes:
-    footer = _footer_of(source, path, limit_bytes=source.size())
+    footer = _read_footer_bytes(source, path, limit_bytes=source.size())
     check_unsigned(footer, path)
     return footer
 
@@ -374,7 +374,7 @@ def check_unsigned(footer: bytes, path: str) -> None:
         raise EncryptedFile(path, "the file has encrypted columns, and no keys were given")
 
 
-def _footer_of(source: pa.NativeFile, path: str, limit_bytes: int = FOOTER_LIMIT_BYTES) -> bytes:
+def _read_footer_bytes(source: pa.NativeFile, path: str, limit_bytes: int = FOOTER_LIMIT_BYTES) -> bytes:
     """Return the footer, or b"" if the file does not end like a Parquet file.
 
     Raises:

@@ -6,7 +6,7 @@ The functions have no side effects.
     bytes), PFA1
 
 The writer yields parts, so that a large blob is neither copied nor kept in memory. A reader first reads
-the end of the file: `footer_size_bytes` returns the footer's size, and `read_footer` its content. Then
+the end of the file: `read_footer_size` returns the footer's size, and `read_footer` its content. Then
 the reader reads blobs by range. Input is untrusted: offsets are checked against the file size, and
 inflated sizes against a limit. If a check fails, the error is Corrupt with the file's location.
 """
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import msgspec
 import pyarrow as pa
 
-from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.decoding import convert_json
 from seamark.formats.runtime.errors import Corrupt
 
 Part = bytes | bytearray | memoryview
@@ -119,7 +119,7 @@ def _compress(blob: Blob) -> bytes:
     )  # The spec requires one frame with its content size.
 
 
-def footer_size_bytes(tail: Part, location: str) -> int:
+def read_footer_size(tail: Part, location: str) -> int:
     """Return the size of a file's footer.
 
     Args:
@@ -146,9 +146,9 @@ def read_footer(tail: Part, file_size: int, location: str) -> Footer:
     """Return the footer of a file of `file_size` bytes.
 
     Args:
-        tail: The last bytes of the file, at least `footer_size_bytes`.
+        tail: The last bytes of the file, at least `read_footer_size`.
     """
-    needed = footer_size_bytes(tail, location)
+    needed = read_footer_size(tail, location)
     start = file_size - needed
     if start < len(MAGIC) or needed > len(tail):
         raise Corrupt(f"{location}: a footer of {needed} bytes does not fit into {min(len(tail), file_size)}")
@@ -159,7 +159,7 @@ def read_footer(tail: Part, file_size: int, location: str) -> Footer:
     if _read_tail(tail, location)[1] & _COMPRESSED:
         payload = memoryview(_inflate_lz4(payload, FOOTER_LIMIT_BYTES, f"{location}: the footer"))
     try:
-        decoded = from_json(payload, Footer)
+        decoded = convert_json(payload, Footer)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Corrupt(f"{location}: the footer cannot be read: {error}") from None
     for blob in decoded.blobs:

@@ -64,7 +64,7 @@ def read_container(data: bytes | memoryview, location: str, *, inflated_limit_by
     sync = bytes(reader.take(_SYNC_BYTES, "the sync marker"))
     blocks: list[bytes | memoryview] = []
     edges, counts, size = [0], [], 0
-    while not reader.at_end():
+    while not reader.is_at_end():
         count = reader.length("a block's row count")
         packed = reader.take(reader.length("a block's size"), "a block")
         if reader.take(_SYNC_BYTES, "a sync marker") != sync:
@@ -114,7 +114,7 @@ class _Reader:
     def corrupt(self, problem: str) -> Corrupt:
         return Corrupt(f"{self._location}: {problem}")
 
-    def at_end(self) -> bool:
+    def is_at_end(self) -> bool:
         return self._at == len(self._data)
 
     def take(self, size: int, field: str) -> memoryview:

@@ -28,11 +28,11 @@ from seamark.formats.iceberg.types.reserved import (
     LAST_UPDATED_SEQUENCE_NUMBER,
     ROW_ID,
 )
-from seamark.formats.iceberg.types.schema import StructType, Type, is_primitive, type_name
-from seamark.formats.iceberg.types.transforms import VOID, canonical, is_known, values_type
-from seamark.formats.iceberg.types.types import base_name
+from seamark.formats.iceberg.types.schema import StructType, Type, describe_type, is_primitive
+from seamark.formats.iceberg.types.transforms import VOID, canonicalize_transform, compute_values_type, is_known
+from seamark.formats.iceberg.types.types import get_base_name
 from seamark.formats.iceberg.types.values import Value
-from seamark.formats.runtime.decoding import from_values
+from seamark.formats.runtime.decoding import convert_values
 from seamark.formats.runtime.errors import BadRequest
 
 DATA, POSITION_DELETES, EQUALITY_DELETES = 0, 1, 2
@@ -112,21 +112,21 @@ def partition_types(metadata: TableMetadata, spec: PartitionSpec) -> tuple[str, 
 def _find_partition_type(metadata: TableMetadata, field: PartitionField) -> str:
     if len(field.sources) != 1:
         return "string"
-    source = column_type(metadata, field.sources[0])
-    return UNKNOWN if source is None else values_type(field.transform, source)
+    source = find_column_type(metadata, field.sources[0])
+    return UNKNOWN if source is None else compute_values_type(field.transform, source)
 
 
-def decimal_bytes(kind: str) -> int:
+def compute_decimal_size(kind: str) -> int:
     """Return the number of bytes of a decimal type in Avro (spec: appendix A).
 
     The number is the minimum for every unscaled value of the type. A truncated value may be one step below
     the minimum of the precision; it usually fits too.
     """
-    greatest: int = 10 ** values.decimal_precision(kind) - 1
+    greatest: int = 10 ** values.get_decimal_precision(kind) - 1
     return greatest.bit_length() // 8 + 1
 
 
-def column_type(metadata: TableMetadata, column_id: int) -> str | None:
+def find_column_type(metadata: TableMetadata, column_id: int) -> str | None:
     """Return the primitive (or variant) type of a column, or None if no schema of the table has the column.
 
     It is the type in the current schema, or otherwise in the last schema that has the column.
@@ -216,7 +216,7 @@ def decode_content_file(json: object, metadata: TableMetadata) -> ContentFile:
     file_path = json.get("file-path") if isinstance(json, dict) else None
     with _add_path_to_errors(file_path if isinstance(file_path, str) and file_path else "without a file-path"):
         try:
-            parsed = from_values(json, _Json)
+            parsed = convert_values(json, _Json)
         except RecursionError:
             raise ValueError("the JSON is nested too deeply") from None
         _check_text("file-path", parsed.file_path)
@@ -296,7 +296,7 @@ def _parse_partition(parsed: _Json, metadata: TableMetadata) -> tuple[Value | No
 
 
 def _parse_partition_value(field: PartitionField, kind: str, json: object) -> Value | None:
-    transform = canonical(field.transform)
+    transform = canonicalize_transform(field.transform)
     if not is_known(transform) or len(field.sources) != 1:
         raise ValueError(f"spec-id: the unknown transform {field.transform} of field {field.name} cannot be written")
     if json is None:
@@ -307,7 +307,7 @@ def _parse_partition_value(field: PartitionField, kind: str, json: object) -> Va
         value = values.decode_json(kind, json)
         assert value is not None
         data = values.encode(kind, value)
-        if base_name(kind) == "decimal" and len(data) > decimal_bytes(kind):
+        if get_base_name(kind) == "decimal" and len(data) > compute_decimal_size(kind):
             raise ValueError(f"the unscaled value {value!r} has more digits than {kind}")
     except ValueError as error:
         raise ValueError(f"partition: field {field.name}: {error}") from None
@@ -375,7 +375,7 @@ def _check_equality_ids(file: ContentFile, metadata: TableMetadata) -> None:
             raise ValueError(f"equality-ids: the table's schema has no column {column_id}")
         if not is_primitive(column.type):
             raise ValueError(f"equality-ids: column {column_id} ({column.name}) is not of a primitive type")
-        if not all(isinstance(parent.type, StructType) for parent in metadata.current_schema.ancestors(column)):
+        if not all(isinstance(parent.type, StructType) for parent in metadata.current_schema.list_ancestors(column)):
             raise ValueError(
                 f"equality-ids: column {column_id} ({column.name}) is inside a list or map: a row has many values"
             )
@@ -434,8 +434,8 @@ def _decode_bounds(name: str, bounds: dict[int, bytes] | None, kinds: Mapping[in
     for column, data in (bounds or {}).items():
         kind = kinds[column]
         if not isinstance(kind, str):
-            raise ValueError(f"{name}: column {column} is a {type_name(kind)}, which has no bounds")
-        if base_name(kind) in _OPAQUE:
+            raise ValueError(f"{name}: column {column} is a {describe_type(kind)}, which has no bounds")
+        if get_base_name(kind) in _OPAQUE:
             continue
         try:
             value = values.decode_bound(kind, data)

@@ -24,11 +24,17 @@ from typing import Any, NamedTuple
 import msgspec
 from isal import isal_zlib
 
-from seamark.formats.iceberg.manifests.content_file import UNKNOWN, decimal_bytes
+from seamark.formats.iceberg.manifests.content_file import UNKNOWN, compute_decimal_size
 from seamark.formats.iceberg.metadata import properties as props
 from seamark.formats.iceberg.metadata.partition import PartitionField
-from seamark.formats.iceberg.types.types import base_name
-from seamark.formats.iceberg.types.values import INT_MAX, INT_MIN, decimal_precision, decimal_scale, length_of_fixed
+from seamark.formats.iceberg.types.types import get_base_name
+from seamark.formats.iceberg.types.values import (
+    INT_MAX,
+    INT_MIN,
+    get_decimal_precision,
+    get_decimal_scale,
+    get_fixed_length,
+)
 from seamark.formats.runtime.errors import BadRequest
 
 AVRO_COMPRESSION = "write.avro.compression-codec"
@@ -41,7 +47,7 @@ Json = dict[str, Any]
 _INVALID = re.compile(r"[^A-Za-z0-9_]")
 
 
-def avro_name(name: str) -> str:
+def convert_to_avro_name(name: str) -> str:
     """Return the name in Avro's alphabet, converted as in Java's library: `1 a` becomes `_1_x20a`.
 
     Java keeps letters of all scripts, which other libraries reject. This function also converts these letters.
@@ -253,7 +259,7 @@ def _make_partition_type(kind: str, field_id: int) -> tuple[object, Write]:
     The name of a fixed type contains the field's id: Avro requires unique names, and PyIceberg rejects
     references.
     """
-    match base_name(kind):
+    match get_base_name(kind):
         case "uuid":
             return {
                 "type": "fixed",
@@ -262,10 +268,10 @@ def _make_partition_type(kind: str, field_id: int) -> tuple[object, Write]:
                 "logicalType": "uuid",
             }, _make_fixed_writer(16)
         case "fixed":
-            length = length_of_fixed(kind)
+            length = get_fixed_length(kind)
             return {"type": "fixed", "name": f"fixed_{length}_{field_id}", "size": length}, _make_fixed_writer(length)
         case "decimal":
-            precision, scale, size = decimal_precision(kind), decimal_scale(kind), decimal_bytes(kind)
+            precision, scale, size = get_decimal_precision(kind), get_decimal_scale(kind), compute_decimal_size(kind)
             name = f"decimal_{precision}_{scale}_{field_id}"
             fixed = {"type": "fixed", "name": name, "size": size, "logicalType": "decimal"}
             return {**fixed, "precision": precision, "scale": scale}, _make_unscaled_writer(size)
@@ -280,7 +286,7 @@ def _make_partition_record(fields: Sequence[PartitionField], types: Sequence[str
     for field, kind in zip(fields, types, strict=True):
         field_id = field.field_id or 0
         avro, write = _make_partition_type(kind, field_id)
-        name = avro_name(field.name)
+        name = convert_to_avro_name(field.name)
         avro_field = AvroField(f"{name}_{field_id}" if name in schemas else name, field_id, avro, write)
         schema = avro_field.schema
         if avro == "null":  # A union must not contain null twice.
@@ -320,7 +326,9 @@ def _record(name: str, fields: Iterable[AvroField], format_version: int) -> tupl
     return {"type": "record", "name": name, "fields": [field.schema for field in plan]}, write_all
 
 
-def entry_record(format_version: int, fields: Sequence[PartitionField], types: Sequence[str]) -> tuple[Json, Write]:
+def build_entry_record(
+    format_version: int, fields: Sequence[PartitionField], types: Sequence[str]
+) -> tuple[Json, Write]:
     """Return the schema and the encoder of `ManifestEntry`, for a partition spec with these fields and types."""
     partition, write_partition = _make_partition_record(fields, types)
     file, write_file = _record(
@@ -392,14 +400,14 @@ Codec = tuple[str, Callable[[bytes], bytes]]
 """Avro's name of the codec, and the function that compresses a block."""
 
 
-def codec_of(properties: Mapping[str, str]) -> Codec:
+def get_codec(properties: Mapping[str, str]) -> Codec:
     """Return the codec of the table's properties, by default gzip (Avro: deflate).
 
     Raises:
         BadRequest: A property is invalid; the message names it.
     """
     name = properties.get(AVRO_COMPRESSION, "gzip").lower()
-    level = props.as_int(properties, AVRO_COMPRESSION_LEVEL, -1) if AVRO_COMPRESSION_LEVEL in properties else None
+    level = props.parse_int(properties, AVRO_COMPRESSION_LEVEL, -1) if AVRO_COMPRESSION_LEVEL in properties else None
     make = _CODECS.get(name)
     if make is None:
         raise BadRequest(

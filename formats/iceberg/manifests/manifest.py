@@ -33,7 +33,7 @@ from seamark.formats.iceberg.manifests.avro_schema import (
     compile_schema,
 )
 from seamark.formats.iceberg.manifests.avro_schema import Elements as ElementsOf
-from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.decoding import convert_json
 from seamark.formats.runtime.errors import Corrupt
 from seamark.formats.storage.locations import add_scheme
 
@@ -266,7 +266,7 @@ def decode_manifest(
         metadata=rows.container.metadata,
         longs=longs,
         texts=texts,
-        lists={name: (rows.element_counts(name), rows.elements(name, 1)[0][0]) for name in _FILE_LISTS.values()},
+        lists={name: (rows.read_element_counts(name), rows.elements(name, 1)[0][0]) for name in _FILE_LISTS.values()},
         partition=rows.partition(),
         counts={name: rows.group(name, {}) for name, _, _ in _FILE_COUNTS.values()},
         bounds={name: rows.group(name, {}) for name, _, _ in _FILE_BOUNDS.values()},
@@ -378,7 +378,7 @@ def _decode_summaries(rows: _DecodedRows, first: int, end: int) -> Iterator[tupl
     """Yield the partition summaries of some manifests of a list."""
     nulls, nans, lowers, uppers = rows.elements("partitions", 4)
     flags = {0: False, 1: True}
-    counts = rows.element_counts("partitions")
+    counts = rows.read_element_counts("partitions")
     begin = int(np.maximum(counts[:first], 0).sum())
     stop = begin + int(np.maximum(counts[first:end], 0).sum())
     summaries = [
@@ -447,7 +447,7 @@ class _DecodedRows:
             return Spans(np.zeros(self.count, np.int64), np.full(self.count, -1, np.int32))
         return Spans(starts, lengths)
 
-    def element_counts(self, name: str) -> NDArray[np.int32]:
+    def read_element_counts(self, name: str) -> NDArray[np.int32]:
         column = self.compiled.columns.get(name)
         counts = None if column is None else self.columns[column][1]
         return np.full(self.count, -1, np.int32) if counts is None else counts
@@ -483,7 +483,7 @@ class _DecodedRows:
     def _read_declared_ids(self, width: int) -> list[int | None]:
         """Return the partition fields' ids in the header's spec, for a writer that omitted them from the schema."""
         try:
-            declared = from_json(self.container.metadata.get("partition-spec", ""), list[_Declared])
+            declared = convert_json(self.container.metadata.get("partition-spec", ""), list[_Declared])
         except msgspec.DecodeError:
             declared = []
         if len(declared) != width:

@@ -16,7 +16,7 @@ from seamark.formats.iceberg.manifests._manifest import MISSING
 from seamark.formats.iceberg.manifests.content_file import DATA, UNKNOWN, ContentFile
 from seamark.formats.iceberg.manifests.manifest import DecodedManifest, PartitionFieldValues, Spans
 from seamark.formats.iceberg.metadata.partition import PartitionSpec
-from seamark.formats.iceberg.types.types import base_name
+from seamark.formats.iceberg.types.types import get_base_name
 from seamark.formats.iceberg.types.values import (
     FLOATS,
     INTS,
@@ -30,7 +30,7 @@ from seamark.formats.iceberg.types.values import (
 from seamark.formats.runtime.errors import Corrupt
 
 
-def content_files(decoded: DecodedManifest, spec: PartitionSpec, types: Sequence[str]) -> Iterator[ContentFile]:
+def decode_content_files(decoded: DecodedManifest, spec: PartitionSpec, types: Sequence[str]) -> Iterator[ContentFile]:
     """Yield a file for each row, in order.
 
     Args:
@@ -126,7 +126,7 @@ def _decode_partitions(
 
 def _decode_partition_column(values: PartitionFieldValues, kind: str, heap: bytes) -> list[Value | None]:
     """Return a field's values converted to its current type (spec: "Schema Evolution")."""
-    name = base_name(kind)
+    name = get_base_name(kind)
     if values.spans is not None:
         stored: list[Any] = _read_spans(values.spans, heap)
         read = _read_bytes(values, kind)
@@ -143,7 +143,7 @@ def _decode_partition_column(values: PartitionFieldValues, kind: str, heap: byte
 
 
 def _read_bytes(values: PartitionFieldValues, kind: str) -> Callable[[Any], Value]:
-    name = base_name(kind)
+    name = get_base_name(kind)
     if name == "decimal" and values.logical == "decimal":
         return lambda data: int.from_bytes(data, "big", signed=True)
     if name == "uuid" and values.type == "string":

@@ -21,7 +21,7 @@ import numpy as np
 from seamark.formats.iceberg.manifests.content_file import ContentFile
 from seamark.formats.iceberg.manifests.manifest import BoundsByColumn, DecodedManifest
 from seamark.formats.iceberg.types.schema import Type
-from seamark.formats.iceberg.types.types import base_name
+from seamark.formats.iceberg.types.types import get_base_name
 from seamark.formats.iceberg.types.values import Value, decode_bound, encode
 
 BOUNDS_MAX = 1_000_000
@@ -118,7 +118,7 @@ def _repair_pair(kind: Type | None, lower: bytes | None, upper: bytes | None) ->
         return lower, upper
     if not isinstance(kind, str):
         return None, None  # Structs, lists and maps have no bounds.
-    name = base_name(kind)
+    name = get_base_name(kind)
     if name in _OPAQUE:
         return lower, upper
     if name == "string" and lower is not None:

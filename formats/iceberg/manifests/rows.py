@@ -18,7 +18,7 @@ from seamark.formats.iceberg.manifests.manifest import DecodedManifest, Partitio
 Longs = NDArray[np.int64]
 
 
-def rows_of(decoded: DecodedManifest, rows: Longs) -> DecodedManifest:
+def select_rows(decoded: DecodedManifest, rows: Longs) -> DecodedManifest:
     """Return a manifest with some rows of another manifest.
 
     Args:

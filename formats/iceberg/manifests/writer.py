@@ -18,9 +18,9 @@ from typing import Any
 import msgspec
 
 from seamark.formats.iceberg.manifests.content_file import DATA, ContentFile, partition_types
-from seamark.formats.iceberg.manifests.entry_avro import codec_of, entry_record, list_record, write_container
+from seamark.formats.iceberg.manifests.entry_avro import build_entry_record, get_codec, list_record, write_container
 from seamark.formats.iceberg.manifests.manifest import DecodedManifest, FieldSummary, ManifestFile, decode_manifest
-from seamark.formats.iceberg.manifests.manifest_list import content_files, read_numbers
+from seamark.formats.iceberg.manifests.manifest_list import decode_content_files, read_numbers
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.types.values import FLOATS, Value, encode
 from seamark.formats.runtime.errors import Corrupt
@@ -112,7 +112,7 @@ def write_manifest(
     for entry in entry_list:
         _check(entry, spec_id, content, version)
     types = partition_types(metadata, spec)
-    schema, write = entry_record(version, spec.fields, types)
+    schema, write = build_entry_record(version, spec.fields, types)
     header = {
         "schema": msgspec.json.encode(metadata.current_schema).decode(),
         "schema-id": str(metadata.current_schema.id),
@@ -123,7 +123,7 @@ def write_manifest(
     if version > 1:
         header["content"] = "deletes" if content else "data"
     data = write_container(
-        schema, map(write, map(_to_writable_entry, entry_list)), header, codec_of(metadata.properties)
+        schema, map(write, map(_to_writable_entry, entry_list)), header, get_codec(metadata.properties)
     )
     files, rows = Counter[int](), Counter[int]()
     for entry in entry_list:
@@ -235,7 +235,7 @@ def write_manifest_list(
     for manifest in manifests:
         _check_listed(manifest, format_version)
     schema, write = list_record(format_version)
-    return write_container(schema, map(write, manifests), header, codec_of({}))
+    return write_container(schema, map(write, manifests), header, get_codec({}))
 
 
 def _check_listed(manifest: ManifestFile, version: int) -> None:
@@ -284,17 +284,17 @@ def decode_listed(data: bytes, manifest: ManifestFile, *, with_deleted: bool = F
     return decode_manifest(data, manifest.manifest_path, with_deleted=with_deleted)
 
 
-def removals_of(decoded: DecodedManifest, manifest: ManifestFile, metadata: TableMetadata) -> list[ManifestEntry]:
+def list_removals(decoded: DecodedManifest, manifest: ManifestFile, metadata: TableMetadata) -> list[ManifestEntry]:
     """Return the entries with status DELETED, each of which records that a snapshot removed a file.
 
     The manifest must have been decoded with deleted entries. The result has no row ids, because only live
     files inherit them.
     """
-    entries = entries_of(decoded, msgspec.structs.replace(manifest, first_row_id=None), metadata)
+    entries = read_live_entries(decoded, msgspec.structs.replace(manifest, first_row_id=None), metadata)
     return [entry for entry in entries if not entry.is_live]
 
 
-def entries_of(decoded: DecodedManifest, manifest: ManifestFile, metadata: TableMetadata) -> list[ManifestEntry]:
+def read_live_entries(decoded: DecodedManifest, manifest: ManifestFile, metadata: TableMetadata) -> list[ManifestEntry]:
     """Return the live entries of a manifest in the order of the file, with all inherited values.
 
     Partition values have the types of `partition_types`, in the order of the table's spec.
@@ -308,7 +308,7 @@ def entries_of(decoded: DecodedManifest, manifest: ManifestFile, metadata: Table
         raise Corrupt(
             f"{path} has the partition spec {manifest.partition_spec_id}, which the table's metadata do not have"
         )
-    files = content_files(decoded, spec, partition_types(metadata, spec))
+    files = decode_content_files(decoded, spec, partition_types(metadata, spec))
     status = decoded.longs["status"].tolist()
     snapshots = read_numbers(decoded, "snapshot_id", manifest.added_snapshot_id)
     data_numbers = _inherit_numbers(decoded, "sequence_number", manifest)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from seamark.formats.iceberg.metadata.properties import count_of
+from seamark.formats.iceberg.metadata.properties import parse_count
 
 BYTES_PER_DAY = "seamark.auto-advice.max-bytes-per-day"
 BYTES_PER_DAY_DEFAULT = 100 << 30
@@ -33,9 +33,9 @@ class AutoAdvicePolicy:
     def of(properties: Mapping[str, str]) -> AutoAdvicePolicy:
         """Return the policy in the properties. An invalid value is replaced by the default."""
         return AutoAdvicePolicy(
-            count_of(properties, BYTES_PER_DAY, BYTES_PER_DAY_DEFAULT),
-            count_of(properties, SECONDS_PER_DAY, SECONDS_PER_DAY_DEFAULT),
-            max(1, count_of(properties, MEASURE_HOURS, MEASURE_HOURS_DEFAULT)),
+            parse_count(properties, BYTES_PER_DAY, BYTES_PER_DAY_DEFAULT),
+            parse_count(properties, SECONDS_PER_DAY, SECONDS_PER_DAY_DEFAULT),
+            max(1, parse_count(properties, MEASURE_HOURS, MEASURE_HOURS_DEFAULT)),
         )
 
     @property

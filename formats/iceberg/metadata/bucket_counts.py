@@ -7,26 +7,34 @@ from __future__ import annotations
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.partition import PartitionField, PartitionSpec
-from seamark.formats.iceberg.types.transforms import canonical, name_of, width_of
+from seamark.formats.iceberg.types.transforms import canonicalize_transform, get_transform_name, get_transform_width
 
 BUCKET = "bucket"
 
 
-def bucket_fields(spec: PartitionSpec) -> list[PartitionField]:
+def list_bucket_fields(spec: PartitionSpec) -> list[PartitionField]:
     """Return the fields of the spec that are buckets of a single column."""
-    return [field for field in spec.fields if name_of(canonical(field.transform)) == BUCKET and len(field.sources) == 1]
+    return [
+        field
+        for field in spec.fields
+        if get_transform_name(canonicalize_transform(field.transform)) == BUCKET and len(field.sources) == 1
+    ]
 
 
-def coarser_specs(metadata: TableMetadata) -> frozenset[int]:
+def list_coarser_specs(metadata: TableMetadata) -> frozenset[int]:
     """Return the ids of specs whose bucket count divides the current bucket count, and is smaller.
 
     Such a spec has buckets of the same columns as the current spec.
     """
-    current = {field.sources: width_of(canonical(field.transform)) for field in bucket_fields(metadata.default_spec)}
+    current = {
+        field.sources: get_transform_width(canonicalize_transform(field.transform))
+        for field in list_bucket_fields(metadata.default_spec)
+    }
     return frozenset(
         spec.spec_id
         for spec in metadata.partition_specs
-        for field in bucket_fields(spec)
-        if (count := current.get(field.sources, 0)) > (width := width_of(canonical(field.transform)))
+        for field in list_bucket_fields(spec)
+        if (count := current.get(field.sources, 0))
+        > (width := get_transform_width(canonicalize_transform(field.transform)))
         and count % width == 0
     )

@@ -176,7 +176,7 @@ class TableBuilder:
         schema_id = next((other.id for other in self.schemas.values() if other.is_same_as(schema)), None)
         if schema_id is None:
             schema_id = max(self.schemas, default=self.current_schema_id - 1) + 1
-            self.schemas[schema_id] = schemas.with_id(schema, schema_id)
+            self.schemas[schema_id] = schemas.copy_with_id(schema, schema_id)
             self.changed = True
         self._last_schema_id = schema_id
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from seamark.formats.iceberg.metadata.properties import as_names
-from seamark.formats.runtime.decoding import from_json
+from seamark.formats.iceberg.metadata.properties import parse_names
+from seamark.formats.runtime.decoding import convert_json
 from seamark.formats.runtime.errors import BadRequest
 
 CLUSTERED_BY = "clustered-by"
@@ -55,7 +55,9 @@ class ClusteringLayout:
         Raises:
             BadRequest: A property has an invalid value.
         """
-        columns = as_names(properties, COLUMNS, f"1 to {COLUMNS_MAX} different columns", minimum=1, maximum=COLUMNS_MAX)
+        columns = parse_names(
+            properties, COLUMNS, f"1 to {COLUMNS_MAX} different columns", minimum=1, maximum=COLUMNS_MAX
+        )
         if not columns:
             return None
         curve = properties.get(CURVE, HILBERT)
@@ -94,7 +96,7 @@ class JoinDefinition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     on: dict[str, str]
 
 
-def joins_of(properties: Mapping[str, str]) -> dict[str, JoinDefinition]:
+def parse_joins(properties: Mapping[str, str]) -> dict[str, JoinDefinition]:
     """Return the joined tables by name, or {} if the property is not set.
 
     Raises:
@@ -104,7 +106,7 @@ def joins_of(properties: Mapping[str, str]) -> dict[str, JoinDefinition]:
     if not text:
         return {}
     try:
-        tables = from_json(text, dict[str, JoinDefinition])
+        tables = convert_json(text, dict[str, JoinDefinition])
     except msgspec.MsgspecError as error:
         raise BadRequest(
             f'{JOINS} is invalid ({error}); it must be like {{"customer": {{"table": "db.customers", "on": '
@@ -115,7 +117,7 @@ def joins_of(properties: Mapping[str, str]) -> dict[str, JoinDefinition]:
     return tables
 
 
-def layer_of(location: str) -> tuple[str, str] | None:
+def parse_layer(location: str) -> tuple[str, str] | None:
     """Return (the digest of the layout, the layer) of a file that a clustering wrote."""
     match = _NAME.search(location[-64:])
     return None if match is None or match.end() < len(location[-64:]) else (match[1], match[2])

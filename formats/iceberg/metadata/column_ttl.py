@@ -21,8 +21,8 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.partition import PartitionSpec
 from seamark.formats.iceberg.types.schema import Field, StructType, Type
 from seamark.formats.iceberg.types.transforms import IDENTITY, UNITS_PER_DAY, start_of_month
-from seamark.formats.iceberg.types.types import base_name
-from seamark.formats.runtime.decoding import from_json
+from seamark.formats.iceberg.types.types import get_base_name
+from seamark.formats.runtime.decoding import convert_json
 from seamark.formats.runtime.errors import BadRequest
 
 COLUMNS = "seamark.column-ttl.columns"
@@ -161,7 +161,7 @@ def time_columns(metadata: TableMetadata, spec: PartitionSpec) -> list[TimeColum
         column = metadata.current_schema.column(field.sources[0]) if len(field.sources) == 1 else None
         if column is None or field.transform not in _TRANSFORMS or not isinstance(column.type, str):
             continue
-        kind = base_name(column.type)
+        kind = get_base_name(column.type)
         if kind == "date" or kind in _TIMES:
             ttls.append(TimeColumn(column.name, column.id, kind, field.field_id or 0, field.transform))
     return ttls
@@ -200,7 +200,7 @@ def _parse_entries(text: str) -> Iterator[tuple[str, str]]:
     """Yield (name, age) of each entry, or ("", "") for an invalid entry."""
     if text.startswith("{"):
         try:
-            ttl_by_column = from_json(text, dict[str, str])
+            ttl_by_column = convert_json(text, dict[str, str])
         except msgspec.MsgspecError:
             yield "", ""
             return

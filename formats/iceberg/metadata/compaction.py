@@ -49,11 +49,11 @@ def find_recently_undone(snapshots: Iterable[Snapshot], now_ms: int) -> frozense
             continue
         text = bytes(snapshot.summary)
         for name in [name for name, key in _UNDONE_KEYS.items() if key in text]:
-            undone = snapshot.summary_map().get(name, "").split(",")
+            undone = snapshot.build_summary_map().get(name, "").split(",")
             snapshot_ids.update(int(one) for one in undone if one.isascii() and one.isdecimal() and len(one) < 20)
     return frozenset(snapshot_ids)
 
 
-def small_below(metadata: TableMetadata) -> float:
+def get_small_file_fraction(metadata: TableMetadata) -> float:
     """Return the fraction of the target size below which a file of the table is small."""
     return SMALL_SORTED if metadata.default_sort_order_id else SMALL

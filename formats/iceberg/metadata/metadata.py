@@ -188,7 +188,7 @@ def _check_snapshots(m: TableMetadata) -> None:
         )
 
 
-def with_previous_file(
+def add_previous_file(
     m: TableMetadata, previous_location: str, previous_timestamp_ms: int, max_entries: int | None = None
 ) -> tuple[TableMetadata, list[str]]:
     """Add the previous metadata file to the metadata log.
@@ -210,7 +210,7 @@ def with_previous_file(
         BadRequest: The property is not an integer.
     """
     if max_entries is None:
-        max_entries = props.as_int(m.properties, props.PREVIOUS_VERSIONS_MAX, props.PREVIOUS_VERSIONS_MAX_DEFAULT)
+        max_entries = props.parse_int(m.properties, props.PREVIOUS_VERSIONS_MAX, props.PREVIOUS_VERSIONS_MAX_DEFAULT)
     log = (*m.metadata_log, MetadataLogEntry(previous_timestamp_ms, previous_location))
     cut = max(0, len(log) - max(1, max_entries))
     return msgspec.structs.replace(m, metadata_log=log[cut:]), [entry.metadata_file for entry in log[:cut]]

@@ -11,7 +11,7 @@ from itertools import chain
 
 import msgspec
 
-from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.decoding import convert_json
 
 NAME_MAPPING = "schema.name-mapping.default"
 
@@ -37,12 +37,12 @@ def parse_name_mapping(text: str) -> NameMapping:
         ValueError: The name mapping is invalid.
     """
     try:
-        return from_json(text, NameMapping)
+        return convert_json(text, NameMapping)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(f"the table's name mapping is invalid: {error}") from None
 
 
-def name_mapping_of(properties: Mapping[str, str]) -> NameMapping | None:
+def read_name_mapping(properties: Mapping[str, str]) -> NameMapping | None:
     """Return the name mapping of a table.
 
     Return None if the table has no mapping, or has a mapping that readers may interpret in different ways.
@@ -57,7 +57,7 @@ def name_mapping_of(properties: Mapping[str, str]) -> NameMapping | None:
     return mapping if _has_unique_names(mapping) else None
 
 
-def mapping_of_columns(mapping: NameMapping, column_ids: Iterable[int]) -> NameMapping:
+def select_columns(mapping: NameMapping, column_ids: Iterable[int]) -> NameMapping:
     """Return the part of the mapping for these columns, in canonical form.
 
     If two mappings have the same part, they map these columns in the same way.

@@ -45,7 +45,7 @@ def build_table_metadata(
     Raises:
         BadRequest: The format forbids a part of the request.
     """
-    version = props.as_int(properties, props.FORMAT_VERSION, default_format_version)
+    version = props.parse_int(properties, props.FORMAT_VERSION, default_format_version)
     if not 1 <= version <= FORMAT_VERSION_MAX:
         raise BadRequest(f"Unsupported format version: v{version} (supported: v{FORMAT_VERSION_MAX})")
     requested_schema = schemas.normalize_schema(read(schema, Schema, "schema"))

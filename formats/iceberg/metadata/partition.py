@@ -14,8 +14,8 @@ from functools import cached_property
 import msgspec
 
 from seamark.formats.iceberg.types.reading import Int32
-from seamark.formats.iceberg.types.schema import Schema, StructType, is_primitive, type_name
-from seamark.formats.iceberg.types.transforms import VOID, accepts, canonical, name_of
+from seamark.formats.iceberg.types.schema import Schema, StructType, describe_type, is_primitive
+from seamark.formats.iceberg.types.transforms import VOID, accepts, canonicalize_transform, get_transform_name
 from seamark.formats.runtime.errors import BadRequest
 
 FIELD_ID_START = 1000
@@ -60,7 +60,7 @@ class PartitionSpec(msgspec.Struct, frozen=True, dict=True, rename="kebab"):
         """The columns from which the partition values in manifests are derived."""
         return frozenset(source for field in self.fields if not field.is_void for source in field.sources)
 
-    def fields_of(self, column_id: int) -> tuple[PartitionField, ...]:
+    def list_fields_with_source(self, column_id: int) -> tuple[PartitionField, ...]:
         """Return the fields that have an id and this column as their only source."""
         return self._by_source.get(column_id, ())
 
@@ -117,7 +117,7 @@ def _check_field(field: PartitionField) -> PartitionField:
     single = len(sources) == 1
     return PartitionField(
         field.name,
-        canonical(field.transform),
+        canonicalize_transform(field.transform),
         sources[0] if single else None,
         () if single else sources,
         field.field_id,
@@ -126,10 +126,10 @@ def _check_field(field: PartitionField) -> PartitionField:
 
 def number_fields(spec: PartitionSpec) -> PartitionSpec:
     """Return a spec without ids with the field ids 1000, 1001, …, as readers of old version 1 metadata assume."""
-    return with_field_ids(spec, (FIELD_ID_START + position for position in range(len(spec.fields))))
+    return fill_field_ids(spec, (FIELD_ID_START + position for position in range(len(spec.fields))))
 
 
-def with_field_ids(spec: PartitionSpec, ids: Iterable[int]) -> PartitionSpec:
+def fill_field_ids(spec: PartitionSpec, ids: Iterable[int]) -> PartitionSpec:
     """Return the spec with `ids` for the fields without an id."""
     fields = (
         field if field.field_id is not None else msgspec.structs.replace(field, field_id=field_id)
@@ -153,7 +153,7 @@ def assign_field_ids(spec: PartitionSpec, existing: Iterable[PartitionSpec], las
             field_id = last_field_id
         ids.append(field_id)
         used_ids.add(field_id)
-    return with_field_ids(spec, ids)
+    return fill_field_ids(spec, ids)
 
 
 def has_sequential_ids(spec: PartitionSpec) -> bool:
@@ -173,7 +173,7 @@ def check_names(spec: PartitionSpec, schema: Schema) -> None:
         if field.name in seen_names:
             raise BadRequest(f"Cannot use partition name more than once: {field.name}")
         seen_names.add(field.name)
-        column = schema.column_named(field.name)
+        column = schema.find_column_by_name(field.name)
         if column is not None and column.id not in field.sources and schema.column(field.sources[0]) is not None:
             raise BadRequest(f"Cannot create identity partition sourced from different field in schema: {field.name}")
 
@@ -189,13 +189,13 @@ def check_promotions(spec: PartitionSpec, old: Schema, new: Schema) -> None:
         BadRequest: A promotion changes partition values.
     """
     for field in spec.fields:
-        if name_of(canonical(field.transform)) != "bucket":
+        if get_transform_name(canonicalize_transform(field.transform)) != "bucket":
             continue
         for source_id in field.sources:
             before, after = old.column(source_id), new.column(source_id)
             if before is not None and after is not None and before.type == "date" != after.type:
                 raise BadRequest(
-                    f"Cannot change type of column {after.name} from date to {type_name(after.type)}: "
+                    f"Cannot change type of column {after.name} from date to {describe_type(after.type)}: "
                     f"partition field {field.describe()} would have other values"
                 )
 
@@ -219,9 +219,9 @@ def _check_source(field: PartitionField, source_id: int, schema: Schema) -> None
     if column is None:
         raise BadRequest(f"Cannot find source column for partition field: {field.describe()}")
     if not is_primitive(column.type) or not isinstance(column.type, str):
-        raise BadRequest(f"Cannot partition by non-primitive source field: {type_name(column.type)}")
-    if not accepts(canonical(field.transform), column.type):
+        raise BadRequest(f"Cannot partition by non-primitive source field: {describe_type(column.type)}")
+    if not accepts(canonicalize_transform(field.transform), column.type):
         raise BadRequest(f"Invalid source type {column.type} for transform: {field.transform}")
-    for parent in schema.ancestors(column):
+    for parent in schema.list_ancestors(column):
         if not isinstance(parent.type, StructType):
-            raise BadRequest(f"Invalid partition field parent: {type_name(parent.type)}")
+            raise BadRequest(f"Invalid partition field parent: {describe_type(parent.type)}")

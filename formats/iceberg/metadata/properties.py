@@ -9,7 +9,7 @@ import msgspec
 
 from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.protocol.wire import fold_name
-from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.decoding import convert_json
 from seamark.formats.runtime.errors import BadRequest
 from seamark.formats.runtime.memoization import memoize
 from seamark.formats.storage.storages import STORAGES
@@ -133,7 +133,7 @@ def drop_reserved(properties: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in properties.items() if key not in RESERVED}
 
 
-def count_of(values: Mapping[str, str], name: str, default: int) -> int:
+def parse_count(values: Mapping[str, str], name: str, default: int) -> int:
     """Return a number of a summary or of properties.
 
     Return the default if the value is absent, or is not a number of up to 19 digits.
@@ -142,7 +142,7 @@ def count_of(values: Mapping[str, str], name: str, default: int) -> int:
     return int(text) if text.isdecimal() and len(text) < 20 else default
 
 
-def as_int(properties: Mapping[str, str], name: str, default: int) -> int:
+def parse_int(properties: Mapping[str, str], name: str, default: int) -> int:
     """Return the property as a 32-bit integer.
 
     Raises:
@@ -151,7 +151,7 @@ def as_int(properties: Mapping[str, str], name: str, default: int) -> int:
     return _read_integer(properties, name, default, 32)
 
 
-def as_long(properties: Mapping[str, str], name: str, default: int) -> int:
+def parse_long(properties: Mapping[str, str], name: str, default: int) -> int:
     """Return the property as a 64-bit integer.
 
     Raises:
@@ -170,7 +170,7 @@ def _read_integer(properties: Mapping[str, str], name: str, default: int, bits: 
     return int(value)
 
 
-def as_bool(properties: Mapping[str, str], name: str, default: bool) -> bool:
+def parse_bool(properties: Mapping[str, str], name: str, default: bool) -> bool:
     """Return the property as a boolean, parsed as in Java.
 
     The text "true" in any case is true, and all other values are false.
@@ -181,7 +181,7 @@ def as_bool(properties: Mapping[str, str], name: str, default: bool) -> bool:
     return default if value is None else value.lower() == "true"
 
 
-def as_names(
+def parse_names(
     properties: Mapping[str, str], name: str, subject: str, *, minimum: int = 0, maximum: int = 1 << 31
 ) -> tuple[str, ...]:
     """Return the names in the property, separated by commas or as a JSON list, or () if it is not set.
@@ -197,7 +197,7 @@ def as_names(
     if not text:
         return ()
     try:
-        names = from_json(text, tuple[str, ...]) if text.startswith("[") else tuple(map(str.strip, text.split(",")))
+        names = convert_json(text, tuple[str, ...]) if text.startswith("[") else tuple(map(str.strip, text.split(",")))
     except msgspec.MsgspecError:
         names = ("",)
     if not minimum <= len(names) <= maximum or len(set(names)) < len(names) or not all(names):
@@ -207,7 +207,7 @@ def as_names(
     return names
 
 
-def metadata_folder(location: str, properties: Mapping[str, str]) -> str:
+def get_metadata_folder(location: str, properties: Mapping[str, str]) -> str:
     """Return the folder of metadata files of a table or view."""
     return properties.get(METADATA_PATH, f"{location.rstrip('/')}/metadata").rstrip("/")
 
@@ -223,10 +223,10 @@ def check_new_table(properties: Mapping[str, str], schema: Schema, format_versio
     for name in properties:
         if name.startswith(_METRICS_COLUMN):
             column = name.removeprefix(_METRICS_COLUMN)
-            if schema.column_named(column) is None:
+            if schema.find_column_by_name(column) is None:
                 raise BadRequest(f"Invalid metrics config, could not find column {column} from table prop {name}")
     for name in _COMMIT:
-        if as_int(properties, name, 0) < 0:
+        if parse_int(properties, name, 0) < 0:
             raise BadRequest(f"Table property {name} must have non negative integer value")
     if format_version < 3 and (encryption_properties := sorted(_ENCRYPTION & properties.keys())):
         raise BadRequest(f"Invalid properties for v{format_version}: {encryption_properties}")

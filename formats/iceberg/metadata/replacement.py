@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from seamark.formats.iceberg.metadata.compaction import UNDONE
-from seamark.formats.iceberg.metadata.properties import count_of
+from seamark.formats.iceberg.metadata.properties import parse_count
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
 
 REPLACE = "replace"
@@ -22,7 +22,7 @@ _UNKNOWN = -1
 
 def is_replace(snapshot: Snapshot) -> bool:
     """Return whether the snapshot has the rows of its parent, in other files or manifests."""
-    summary = snapshot.summary_map()
+    summary = snapshot.build_summary_map()
     return summary.get("operation") == REPLACE and not _adds_rows(summary)
 
 
@@ -35,14 +35,14 @@ def find_row_count_mismatch(snapshot: Snapshot, parent: Snapshot | None) -> str 
     Returns:
         None if the rows may be the same.
     """
-    summary = snapshot.summary_map()
+    summary = snapshot.build_summary_map()
     if summary.get("operation") != REPLACE:
         return None
-    added, removed = count_of(summary, "added-records", 0), _count_removed_rows(summary)
+    added, removed = parse_count(summary, "added-records", 0), _count_removed_rows(summary)
     if _adds_rows(summary):
         return f"the commit adds {added:,} rows and removes {removed:,}"
-    before = {} if parent is None else parent.summary_map()
-    deleted = count_of(before, "total-position-deletes", _UNKNOWN)
+    before = {} if parent is None else parent.build_summary_map()
+    deleted = parse_count(before, "total-position-deletes", _UNKNOWN)
     if deleted == _UNKNOWN or before.get("total-equality-deletes") != "0" or removed - added <= deleted:
         return None
     return f"the commit removes {removed:,} rows and adds {added:,}, and {deleted:,} of the table were deleted before"
@@ -54,10 +54,10 @@ def _adds_rows(summary: Mapping[str, str]) -> bool:
     An undo of a rewrite is not counted: it adds the rows again that were deleted before.
     """
     removed = _count_removed_rows(summary)
-    if removed == _UNKNOWN or UNDONE in summary or count_of(summary, "added-equality-deletes", 0):
+    if removed == _UNKNOWN or UNDONE in summary or parse_count(summary, "added-equality-deletes", 0):
         return False
-    deleted = count_of(summary, "added-position-deletes", 0)
-    return count_of(summary, "added-records", 0) - deleted > removed
+    deleted = parse_count(summary, "added-position-deletes", 0)
+    return parse_count(summary, "added-records", 0) - deleted > removed
 
 
 def _count_removed_rows(summary: Mapping[str, str]) -> int:
@@ -65,5 +65,5 @@ def _count_removed_rows(summary: Mapping[str, str]) -> int:
 
     Writers omit a number that is 0; some writers also omit a number that is unknown.
     """
-    without = _UNKNOWN if count_of(summary, "deleted-data-files", 0) else 0
-    return count_of(summary, "deleted-records", without)
+    without = _UNKNOWN if parse_count(summary, "deleted-data-files", 0) else 0
+    return parse_count(summary, "deleted-records", without)

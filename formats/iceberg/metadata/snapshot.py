@@ -11,7 +11,7 @@ import binascii
 import msgspec
 
 from seamark.formats.iceberg.types.reading import Int32, Int64
-from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.decoding import convert_json
 from seamark.formats.runtime.errors import BadRequest
 
 MAIN = "main"
@@ -33,10 +33,10 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True, gc=False, rename
     added_rows: Int64 | None = None
     key_id: str | None = None
 
-    def summary_map(self) -> dict[str, str]:
+    def build_summary_map(self) -> dict[str, str]:
         """Return the summary including `operation`. It is empty if the summary is missing or not a map of strings."""
         try:
-            return from_json(self.summary, dict[str, str])
+            return convert_json(self.summary, dict[str, str])
         except msgspec.DecodeError:
             return {}
 

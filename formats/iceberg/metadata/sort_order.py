@@ -8,8 +8,8 @@ from __future__ import annotations
 import msgspec
 
 from seamark.formats.iceberg.types.reading import Int32
-from seamark.formats.iceberg.types.schema import Schema, is_primitive, type_name
-from seamark.formats.iceberg.types.transforms import accepts, canonical
+from seamark.formats.iceberg.types.schema import Schema, describe_type, is_primitive
+from seamark.formats.iceberg.types.transforms import accepts, canonicalize_transform
 from seamark.formats.runtime.errors import BadRequest
 
 
@@ -68,7 +68,11 @@ def _check_field(field: SortField) -> SortField:
         raise BadRequest("Invalid sort field: missing required field `source-id`")
     single = len(sources) == 1
     return SortField(
-        canonical(field.transform), direction, null_order, sources[0] if single else None, () if single else sources
+        canonicalize_transform(field.transform),
+        direction,
+        null_order,
+        sources[0] if single else None,
+        () if single else sources,
     )
 
 
@@ -84,6 +88,6 @@ def check_compatible(order: SortOrder, schema: Schema) -> None:
             if column is None:
                 raise BadRequest(f"Cannot find source column for sort field: {field.describe()}")
             if not is_primitive(column.type) or not isinstance(column.type, str):
-                raise BadRequest(f"Cannot sort by non-primitive source field: {type_name(column.type)}")
-            if not accepts(canonical(field.transform), column.type):
+                raise BadRequest(f"Cannot sort by non-primitive source field: {describe_type(column.type)}")
+            if not accepts(canonicalize_transform(field.transform), column.type):
                 raise BadRequest(f"Invalid source type {column.type} for transform: {field.transform}")

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.formats.iceberg.metadata.properties import as_int, as_names, count_of
+from seamark.formats.iceberg.metadata.properties import parse_count, parse_int, parse_names
 from seamark.formats.iceberg.metadata.replacement import is_replace
 from seamark.formats.iceberg.metadata.snapshot import BlobMetadata, Snapshot, StatisticsFile
 from seamark.formats.iceberg.types.schema import Schema
-from seamark.formats.iceberg.types.types import base_name
+from seamark.formats.iceberg.types.types import get_base_name
 from seamark.formats.runtime.errors import BadRequest
 
 COLUMNS = "seamark.statistics.columns"
@@ -48,12 +48,12 @@ class StatisticsPolicy:
         Raises:
             BadRequest: A property has an invalid value.
         """
-        percent = as_int(properties, CHANGED_PERCENT, CHANGED_PERCENT_DEFAULT)
+        percent = parse_int(properties, CHANGED_PERCENT, CHANGED_PERCENT_DEFAULT)
         if not 1 <= percent <= 100:
             raise BadRequest(f"{CHANGED_PERCENT} is {percent}; it must be between 1 and 100")
-        return StatisticsPolicy(as_names(properties, COLUMNS, "different columns"), percent)
+        return StatisticsPolicy(parse_names(properties, COLUMNS, "different columns"), percent)
 
-    def column_types(self, schema: Schema) -> dict[int, str]:
+    def list_column_types(self, schema: Schema) -> dict[int, str]:
         """Return the types of the chosen columns by id, without columns of and inside structs, lists and maps.
 
         Names that the schema does not have are ignored: a column of the policy may have been dropped.
@@ -62,7 +62,7 @@ class StatisticsPolicy:
             field.id: field.type
             for field in schema.fields
             if isinstance(field.type, str)
-            and base_name(field.type) not in _UNKNOWN_TYPES
+            and get_base_name(field.type) not in _UNKNOWN_TYPES
             and (not self.columns or field.name in self.columns)
         }
 
@@ -93,7 +93,7 @@ class KnownStatistics:
 
     @property
     def rows(self) -> int:
-        return count_of(self.snapshot.summary_map(), "total-records", 0)
+        return parse_count(self.snapshot.build_summary_map(), "total-records", 0)
 
     def blobs(self, metadata: TableMetadata) -> dict[int, BlobMetadata]:
         """Return the blobs of the statistics by column.
@@ -124,7 +124,7 @@ class KnownStatistics:
         """
         if self.rows == 0:
             return False
-        if not policy.column_types(metadata.current_schema).keys() <= self.blobs(metadata).keys():
+        if not policy.list_column_types(metadata.current_schema).keys() <= self.blobs(metadata).keys():
             return True
         changed = self.added + self.removed
         return bool(self.later_snapshots) and (changed == 0 or changed * 100 >= policy.changed_percent * self.rows)
@@ -138,7 +138,7 @@ class KnownStatistics:
         """
         snapshots, adds = set(), False
         for snapshot in reversed(self.later_snapshots):
-            summary = snapshot.summary_map()
+            summary = snapshot.build_summary_map()
             if is_replace(snapshot):
                 if adds:
                     snapshots.add(snapshot.snapshot_id)
@@ -166,5 +166,5 @@ def find_known_statistics(metadata: TableMetadata, snapshot: Snapshot) -> KnownS
 
 
 def _count(snapshot: Snapshot, names: tuple[str, ...]) -> int:
-    summary = snapshot.summary_map()
-    return 0 if is_replace(snapshot) else sum(count_of(summary, name, 0) for name in names)
+    summary = snapshot.build_summary_map()
+    return 0 if is_replace(snapshot) else sum(parse_count(summary, name, 0) for name in names)

@@ -31,8 +31,8 @@ from seamark.formats.iceberg.metadata.snapshot import (
 )
 from seamark.formats.iceberg.metadata.sort_order import UNSORTED, SortOrder
 from seamark.formats.iceberg.types.reading import Int32, Int64
-from seamark.formats.iceberg.types.schema import Schema, with_id
-from seamark.formats.runtime.decoding import from_json
+from seamark.formats.iceberg.types.schema import Schema, copy_with_id
+from seamark.formats.runtime.decoding import convert_json
 from seamark.formats.runtime.errors import BadRequest, Corrupt
 
 _UNPACKED_MIN, _UNPACKED_RATIO_MAX = 16 << 20, 64
@@ -90,7 +90,7 @@ def decode_table(data: bytes, source: str) -> TableMetadata:
         Corrupt: The metadata are invalid; the message names `source`, the file's location.
     """
     try:
-        return _from_json(from_json(decompress_if_gzip(data), _Table))
+        return _decode_table(convert_json(decompress_if_gzip(data), _Table))
     except RecursionError:
         raise Corrupt(f"{source} is not valid table metadata: it is nested too deeply") from None
     except (msgspec.DecodeError, UnicodeDecodeError, zlib.error, BadRequest) as error:
@@ -118,7 +118,7 @@ def encode_table(m: TableMetadata) -> bytes:
     return _ENCODER.encode(_to_json(m))
 
 
-def refs_view(m: TableMetadata) -> bytes:
+def encode_refs_view(m: TableMetadata) -> bytes:
     """Return the metadata as JSON with only the snapshots of branches and tags, and their statistics.
 
     This is the answer to `snapshots=refs` (REST spec, loadTable): the snapshot log is complete, and clients
@@ -141,7 +141,7 @@ def refs_view(m: TableMetadata) -> bytes:
     )
 
 
-def _from_json(table: _Table) -> TableMetadata:
+def _decode_table(table: _Table) -> TableMetadata:
     version = table.format_version
     if not 1 <= version <= FORMAT_VERSION_MAX:
         raise BadRequest(f"Unsupported format version: v{version} (supported: v{FORMAT_VERSION_MAX})")
@@ -194,10 +194,10 @@ def _decode_schemas(table: _Table) -> tuple[tuple[Schema, ...], int]:
         current = table.current_schema_id
         if current is UNSET:
             raise BadRequest("current-schema-id must exist if schemas exists")
-        return tuple(with_id(schema, schema.id) for schema in table.schemas), current
+        return tuple(copy_with_id(schema, schema.id) for schema in table.schemas), current
     if table.format_version > 1 or table.schema is UNSET:
         raise BadRequest(f"schemas must exist in format v{table.format_version}")
-    return (with_id(table.schema, table.schema.id),), table.schema.id
+    return (copy_with_id(table.schema, table.schema.id),), table.schema.id
 
 
 def _decode_specs(table: _Table) -> tuple[tuple[PartitionSpec, ...], int]:

@@ -206,7 +206,7 @@ class SetPartitionStatistics(Update, frozen=True):
         builder.set_partition_statistics(self.partition_statistics)
 
 
-def simple_update(action: str, change: Callable[[Any, Any], None], field: str, kind: Any) -> type[Update]:
+def make_simple_update(action: str, change: Callable[[Any, Any], None], field: str, kind: Any) -> type[Update]:
     """Return an update with one field of type `kind`, which is the argument of the working copy's method `change`."""
 
     def apply(self: Update, builder: Any) -> None:
@@ -225,27 +225,27 @@ TABLE_ACTIONS = updates_by_action(
     AssignUuid,
     UpgradeFormatVersion,
     AddSchema,
-    simple_update("set-current-schema", TableBuilder.set_current_schema, "schema_id", Int32),
+    make_simple_update("set-current-schema", TableBuilder.set_current_schema, "schema_id", Int32),
     AddSpec,
-    simple_update("set-default-spec", TableBuilder.set_default_spec, "spec_id", Int32),
+    make_simple_update("set-default-spec", TableBuilder.set_default_spec, "spec_id", Int32),
     AddSortOrder,
-    simple_update("set-default-sort-order", TableBuilder.set_default_sort_order, "sort_order_id", Int32),
+    make_simple_update("set-default-sort-order", TableBuilder.set_default_sort_order, "sort_order_id", Int32),
     AddSnapshot,
     SetSnapshotRef,
     RemoveSnapshots,
     RemoveSnapshotRef,
-    simple_update("set-location", TableBuilder.set_location, "location", str),
+    make_simple_update("set-location", TableBuilder.set_location, "location", str),
     SetProperties,
     RemoveProperties,
     SetStatistics,
-    simple_update("remove-statistics", TableBuilder.remove_statistics, "snapshot_id", Int64),
+    make_simple_update("remove-statistics", TableBuilder.remove_statistics, "snapshot_id", Int64),
     SetPartitionStatistics,
-    simple_update("remove-partition-statistics", TableBuilder.remove_partition_statistics, "snapshot_id", Int64),
-    simple_update("remove-partition-specs", TableBuilder.remove_specs, "spec_ids", tuple[Int32, ...]),
-    simple_update("remove-schemas", TableBuilder.remove_schemas, "schema_ids", tuple[Int32, ...]),
+    make_simple_update("remove-partition-statistics", TableBuilder.remove_partition_statistics, "snapshot_id", Int64),
+    make_simple_update("remove-partition-specs", TableBuilder.remove_specs, "spec_ids", tuple[Int32, ...]),
+    make_simple_update("remove-schemas", TableBuilder.remove_schemas, "schema_ids", tuple[Int32, ...]),
     EnableRowLineage,
     AddEncryptionKey,
-    simple_update("remove-encryption-key", TableBuilder.remove_encryption_key, "key_id", str),
+    make_simple_update("remove-encryption-key", TableBuilder.remove_encryption_key, "key_id", str),
 )
 
 VIEW_ONLY_ACTIONS = ("add-view-version", "set-current-view-version")

@@ -7,7 +7,7 @@ the column is not null. Requests of other clients cannot contain these functions
 
 from __future__ import annotations
 
-from seamark.formats.iceberg.types.types import base_name
+from seamark.formats.iceberg.types.types import get_base_name
 
 LOWER, UPPER = "lower", "upper"
 _SOURCES = {LOWER: "string", UPPER: "string"}
@@ -20,4 +20,4 @@ def is_function(transform: str) -> bool:
 
 def takes(function: str, kind: str) -> bool:
     """Return whether the function takes values of the Iceberg type."""
-    return _SOURCES.get(function) == base_name(kind)
+    return _SOURCES.get(function) == get_base_name(kind)

@@ -12,7 +12,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from seamark.formats.runtime.decoding import from_values
+from seamark.formats.runtime.decoding import convert_values
 from seamark.formats.runtime.errors import BadRequest
 
 Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
@@ -31,7 +31,7 @@ def read(value: object, kind: type[T], subject: str) -> T:
         BadRequest: The value cannot be converted; the message states the field.
     """
     try:
-        return from_values(value, kind)
+        return convert_values(value, kind)
     except RecursionError:
         raise BadRequest(f"Invalid {subject}: it is nested too deeply") from None
     except (msgspec.ValidationError, ValueError, TypeError, OverflowError) as error:

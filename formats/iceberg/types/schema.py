@@ -14,7 +14,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 from seamark.formats.iceberg.types.reading import Int32
-from seamark.formats.iceberg.types.types import base_name, canonical_primitive, check_default, min_format_version
+from seamark.formats.iceberg.types.types import (
+    canonicalize_primitive,
+    check_default,
+    get_base_name,
+    get_min_format_version,
+)
 from seamark.formats.runtime.errors import BadRequest
 
 NAMES_MAX = 16 << 20
@@ -104,13 +109,13 @@ class Schema(
     def column(self, column_id: int) -> Column | None:
         return self.index.by_id.get(column_id)
 
-    def ancestors(self, column: Column) -> Iterator[Column]:
+    def list_ancestors(self, column: Column) -> Iterator[Column]:
         """Yield the structs, lists and maps that contain the column, the innermost first."""
         while column.parent is not None:
             column = self.index.by_id[column.parent]
             yield column
 
-    def column_named(self, name: str) -> Column | None:
+    def find_column_by_name(self, name: str) -> Column | None:
         column_id = self.index.by_name.get(name)
         return None if column_id is None else self.index.by_id[column_id]
 
@@ -150,7 +155,7 @@ def normalize_schema(schema: Schema, schema_id: int | None = None) -> Schema:
     return result
 
 
-def with_id(schema: Schema, schema_id: int) -> Schema:
+def copy_with_id(schema: Schema, schema_id: int) -> Schema:
     return schema if schema.schema_id == schema_id else Schema(schema.fields, schema_id, schema.identifier_field_ids)
 
 
@@ -162,7 +167,7 @@ def check_format_version(schema: Schema, format_version: int) -> None:
     """
     problems: dict[int, str] = {}
     for column in schema.index.by_id.values():
-        if isinstance(column.type, str) and format_version < (needed := min_format_version(column.type)):
+        if isinstance(column.type, str) and format_version < (needed := get_min_format_version(column.type)):
             problems[column.id] = f"Invalid type for {column.name}: {column.type} is not supported until v{needed}"
         for default_name, value in (("initial", column.initial_default), ("write", column.write_default)):
             if value is not None and format_version < DEFAULTS_MIN_FORMAT_VERSION:
@@ -194,10 +199,10 @@ def assign_fresh_ids(schema: Schema, schema_id: int) -> tuple[Schema, dict[int, 
 
 def is_primitive(kind: Type) -> bool:
     """Return whether the type is a leaf type. Variant is not a leaf type (spec: "semi-structured")."""
-    return isinstance(kind, str) and base_name(kind) != "variant"
+    return isinstance(kind, str) and get_base_name(kind) != "variant"
 
 
-def type_name(kind: Type) -> str:
+def describe_type(kind: Type) -> str:
     """Return the name of a type for error messages."""
     if isinstance(kind, str):
         return kind
@@ -256,7 +261,7 @@ def _canonicalize_type(kind: Type, depth: int) -> Type:
     if depth > DEPTH_MAX:
         raise BadRequest(f"Invalid schema: nested deeper than {DEPTH_MAX} levels")
     if isinstance(kind, str):
-        return canonical_primitive(kind)
+        return canonicalize_primitive(kind)
     if isinstance(kind, StructType):
         return StructType(_canonicalize_fields(kind.fields, depth))
     if isinstance(kind, ListType):
@@ -297,7 +302,7 @@ def _check_column(column: Column) -> None:
         if value is None:
             continue
         if not isinstance(column.type, str):
-            kind = type_name(column.type)
+            kind = describe_type(column.type)
             raise BadRequest(f"Invalid default value for {column.name}: a {kind} can only default to null")
         check_default(column.type, value, column.name)
 

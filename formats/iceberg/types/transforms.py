@@ -17,7 +17,7 @@ from typing import Any
 
 import mmh3
 
-from seamark.formats.iceberg.types.types import base_name
+from seamark.formats.iceberg.types.types import get_base_name
 from seamark.formats.iceberg.types.values import Value
 from seamark.formats.runtime.errors import BadRequest
 from seamark.formats.runtime.memoization import memoize
@@ -42,7 +42,7 @@ _SOURCES: dict[str, frozenset[str]] = {
 
 
 @memoize(1024)
-def canonical(transform: str) -> str:
+def canonicalize_transform(transform: str) -> str:
     """Return the canonical form of a transform.
 
     Raises:
@@ -59,19 +59,19 @@ def canonical(transform: str) -> str:
 
 def accepts(transform: str, source_type: str) -> bool:
     """Return whether the (canonical) transform can be applied to a primitive type."""
-    kind = base_name(source_type)
+    kind = get_base_name(source_type)
     name = transform.partition("[")[0]
     if name == IDENTITY:
         return kind not in ("variant", "geometry", "geography")
     return name not in _SOURCES or kind in _SOURCES[name]
 
 
-def name_of(transform: str) -> str:
+def get_transform_name(transform: str) -> str:
     """Return the transform without its width: `bucket` for `bucket[4]`."""
     return transform.partition("[")[0]
 
 
-def width_of(transform: str) -> int:
+def get_transform_width(transform: str) -> int:
     """Return the N of a (canonical) `bucket[N]` or `truncate[N]`."""
     return int(transform.partition("[")[2].removesuffix("]"))
 
@@ -81,23 +81,23 @@ def is_known(transform: str) -> bool:
     return transform in _PLAIN or _WIDTH.fullmatch(transform) is not None
 
 
-def result_type(transform: str, kind: str) -> str:
+def compute_result_type(transform: str, kind: str) -> str:
     """Return the result type of the (canonical) transform for a primitive type.
 
     For an unknown transform the type is `string`, as in Java.
     """
     if not is_known(transform):
         return "string"
-    name = name_of(transform)
+    name = get_transform_name(transform)
     if name in (IDENTITY, VOID, "truncate"):
         return kind
     return "date" if name == "day" else "int"
 
 
 @memoize(1024)
-def values_type(transform: str, kind: str) -> str:
+def compute_values_type(transform: str, kind: str) -> str:
     """Return the result type of a transform in any form for a primitive type."""
-    return result_type(canonical(transform), kind)
+    return compute_result_type(canonicalize_transform(transform), kind)
 
 
 def apply(transform: str, kind: str, value: Value | None) -> Value | None:
@@ -120,14 +120,14 @@ def make_function(transform: str, kind: str) -> Callable[..., Value | None]:
     """
     if not is_known(transform) or not accepts(transform, kind):
         raise BadRequest(f"Cannot apply transform {transform} to a column of type {kind}")
-    name = name_of(transform)
+    name = get_transform_name(transform)
     if name == VOID:
         return lambda _: None
     if name == "bucket":
-        hashed, width = _HASHED[base_name(kind)], width_of(transform)
+        hashed, width = _HASHED[get_base_name(kind)], get_transform_width(transform)
         return lambda value: (mmh3.hash(hashed(value), signed=False) & 0x7FFFFFFF) % width
     exact = make_monotone_function(transform, kind)
-    bits = INTEGER_BITS.get(result_type(transform, kind))
+    bits = INTEGER_BITS.get(compute_result_type(transform, kind))
     if bits is None or name == IDENTITY:
         return exact
     return lambda value: wrap_to_bits(exact(value), bits)
@@ -138,10 +138,10 @@ def make_monotone_function(transform: str, kind: str) -> Callable[..., Any]:
 
     Its result is not yet truncated to the bits of the result type.
     """
-    name = name_of(transform)
+    name = get_transform_name(transform)
     if name == "truncate":
-        width = width_of(transform)
-        if base_name(kind) in ("string", "binary"):
+        width = get_transform_width(transform)
+        if get_base_name(kind) in ("string", "binary"):
             return lambda value: value[:width]
         # Like the spec's remainder, Python's remainder of a negative number is not negative.
         return lambda value: value - value % width

@@ -60,18 +60,18 @@ _NEVER_DEFAULTED = frozenset({"unknown", "variant", "geometry", "geography"})
 
 
 @memoize(1024)
-def base_name(name: str) -> str:
+def get_base_name(name: str) -> str:
     """Return the type without its parameters: `decimal` for `decimal(9, 2)`."""
     return re.split(r"[\[(\s]", name, maxsplit=1)[0].lower()
 
 
-def min_format_version(name: str) -> int:
+def get_min_format_version(name: str) -> int:
     """Return the lowest table format version that has the primitive type."""
-    return 3 if base_name(name) in _SINCE_V3 else 1
+    return 3 if get_base_name(name) in _SINCE_V3 else 1
 
 
 @memoize(1024)
-def canonical_primitive(name: str) -> str:
+def canonicalize_primitive(name: str) -> str:
     """Return the canonical name of a primitive (or variant) type.
 
     Raises:
@@ -111,7 +111,7 @@ def check_default(type_name: str, value: object, column: str) -> None:
     Raises:
         BadRequest: The value is not such a value.
     """
-    kind = base_name(type_name)
+    kind = get_base_name(type_name)
     if kind in _NEVER_DEFAULTED:
         raise BadRequest(f"Invalid default value for {column}: {type_name} columns can only default to null")
     try:

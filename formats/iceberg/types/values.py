@@ -18,7 +18,7 @@ from math import copysign, isfinite, isnan
 from typing import TypeAlias
 from uuid import UUID
 
-from seamark.formats.iceberg.types.types import base_name
+from seamark.formats.iceberg.types.types import get_base_name
 
 Value: TypeAlias = bool | int | float | str | bytes
 """A value of a predicate or a partition; `expressions/expression.py` lists its form by Iceberg type."""
@@ -67,10 +67,10 @@ _ISO_TIMESTAMP = re.compile(_DATE + "T" + _TIME + r"(Z|[+-]\d\d:\d\d)?", re.ASCI
 
 def partition_key(partition: Sequence[Value | None]) -> tuple[object, ...]:
     """Return a key that is equal for partitions of one spec that Iceberg treats as the same."""
-    return tuple(map(value_key, partition))
+    return tuple(map(make_value_key, partition))
 
 
-def value_key(value: Value | None) -> object:
+def make_value_key(value: Value | None) -> object:
     """Return a key that is equal for partition values that Iceberg treats as equal.
 
     Floats are compared by their bits, so that the zeros differ, but all NaNs are equal (spec: "Scan
@@ -82,19 +82,19 @@ def value_key(value: Value | None) -> object:
 
 
 @lru_cache(maxsize=256)
-def decimal_scale(kind: str) -> int:
+def get_decimal_scale(kind: str) -> int:
     """Return the scale S of `decimal(P, S)`."""
     return int(kind.rstrip(")").rpartition(",")[2])
 
 
 @lru_cache(maxsize=256)
-def decimal_precision(kind: str) -> int:
+def get_decimal_precision(kind: str) -> int:
     """Return the precision P of `decimal(P, S)`."""
     return int(kind.partition("(")[2].partition(",")[0])
 
 
 @lru_cache(maxsize=256)
-def length_of_fixed(kind: str) -> int:
+def get_fixed_length(kind: str) -> int:
     """Return the length L of `fixed[L]`."""
     return int(kind.partition("[")[2].rstrip("]"))
 
@@ -105,7 +105,7 @@ def decode(kind: str, data: bytes) -> Value:
     Raises:
         ValueError: No writer could produce the bytes.
     """
-    name = base_name(kind)
+    name = get_base_name(kind)
     size = len(data)
     match name:
         case "boolean" if size == 1:
@@ -131,7 +131,7 @@ def decode(kind: str, data: bytes) -> Value:
         case "uuid" if size == 16:
             return bytes(data)
         # Bounds of fixed columns may be truncated, like bounds of binary columns.
-        case "fixed" if size <= length_of_fixed(kind):
+        case "fixed" if size <= get_fixed_length(kind):
             return bytes(data)
         case "binary":
             return bytes(data)
@@ -145,10 +145,10 @@ def decode_bound(kind: str, data: bytes) -> Value:
         ValueError: The bytes are not a value of the type, or are NaN, which is not a valid bound.
     """
     value = decode(kind, data)
-    name = base_name(kind)
+    name = get_base_name(kind)
     if value != value:
         raise ValueError("NaN is not a valid bound")
-    if name == "decimal" and abs(int(value)) >= 10 ** decimal_precision(kind):
+    if name == "decimal" and abs(int(value)) >= 10 ** get_decimal_precision(kind):
         raise ValueError(f"the value has more digits than the type {kind}")
     if name == "time" and not 0 <= int(value) < MICROS_PER_DAY:
         raise ValueError("the time is not between 00:00 and 24:00")
@@ -180,7 +180,7 @@ def encode(kind: str, value: Value) -> bytes:
         ValueError: The value is outside the type.
     """
     try:
-        return _ENCODERS[base_name(kind)](value)
+        return _ENCODERS[get_base_name(kind)](value)
     except (KeyError, TypeError, AttributeError, OverflowError, struct.error):
         raise ValueError(f"{value!r} cannot be written as a value of type {kind}") from None
 
@@ -220,7 +220,7 @@ def encode_json(kind: str, value: Value | None) -> object:
     """
     if value is None:
         return None
-    name = base_name(kind)
+    name = get_base_name(kind)
     match value:
         case bool() | str() if name in ("boolean", "string"):
             return value
@@ -230,14 +230,14 @@ def encode_json(kind: str, value: Value | None) -> object:
             value = float(value)
             return value if isfinite(value) else "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
         case int() if name == "decimal":
-            return decimal_text(value, decimal_scale(kind))
+            return format_decimal(value, get_decimal_scale(kind))
         case int() if name == "date":
-            return iso_date(value)
+            return format_iso_date(value)
         case int() if name == "time":
-            return iso_time(value * NANOS_PER_MICRO)
+            return format_iso_time(value * NANOS_PER_MICRO)
         case int() if name in TIMESTAMPS:
             nanos = value if name.endswith("_ns") else value * NANOS_PER_MICRO
-            return iso_timestamp(nanos) + ("+00:00" if "tz" in name else "")
+            return format_iso_timestamp(nanos) + ("+00:00" if "tz" in name else "")
         case bytes() if name == "uuid":
             return str(UUID(bytes=value))
         case bytes() if name in ("fixed", "binary"):
@@ -253,7 +253,7 @@ def decode_json(kind: str, json: object) -> Value | None:
     """
     if json is None:
         return None
-    name = base_name(kind)
+    name = get_base_name(kind)
     match json:
         case bool():
             if name == "boolean":
@@ -282,14 +282,14 @@ def _decode_text(name: str, kind: str, text: str) -> Value:
         case "float" | "double" if text in _NOT_FINITE:
             return _NOT_FINITE[text]
         case "decimal":
-            return _unscale_exactly(text, decimal_scale(kind))
+            return _unscale_exactly(text, get_decimal_scale(kind))
         case "date":
             return parse_iso_date(text)
         case "time":
             return _to_whole_micros(parse_iso_time(text))
         case "uuid" if len(text) == 36:
             return UUID(text).bytes
-        case "fixed" if len(text) == 2 * length_of_fixed(kind):
+        case "fixed" if len(text) == 2 * get_fixed_length(kind):
             return bytes.fromhex(text)
         case "binary":
             return bytes.fromhex(text)
@@ -361,7 +361,7 @@ def round_to(kind: str, number: float) -> float:
         raise ValueError(f"{number} is beyond the range of floats") from None
 
 
-def decimal_text(unscaled: int, scale: int) -> str:
+def format_decimal(unscaled: int, scale: int) -> str:
     """Return the plain digits of a decimal, with `scale` digits after the point."""
     if scale == 0:
         return str(unscaled)
@@ -369,7 +369,7 @@ def decimal_text(unscaled: int, scale: int) -> str:
     return f"{'-' if unscaled < 0 else ''}{digits[:-scale]}.{digits[-scale:]}"
 
 
-def iso_date(days: int) -> str:
+def format_iso_date(days: int) -> str:
     """Return the date of days since the epoch as Java prints it. Years after 9999 have a sign."""
     # Python's dates end with the year 9999; the calendar repeats every 400 years.
     cycles, day = divmod(days + _EPOCH - 1, _DAYS_PER_400_YEARS)
@@ -379,7 +379,7 @@ def iso_date(days: int) -> str:
     return f"{text}-{within.month:02d}-{within.day:02d}"
 
 
-def iso_time(nanos: int) -> str:
+def format_iso_time(nanos: int) -> str:
     """Return the time of nanoseconds since midnight, with a fraction of zero, six or nine digits."""
     seconds, fraction = divmod(nanos, 1_000_000_000)
     text = f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
@@ -388,13 +388,13 @@ def iso_time(nanos: int) -> str:
     return f"{text}.{fraction // NANOS_PER_MICRO:06d}" if fraction else text
 
 
-def iso_timestamp(nanos: int) -> str:
+def format_iso_timestamp(nanos: int) -> str:
     """Return the timestamp of nanoseconds since the epoch, without an offset."""
     micros, remainder = divmod(nanos, NANOS_PER_MICRO)
     if not remainder and _DATETIME_FIRST <= micros <= _DATETIME_LAST:
         return (_DATETIME_EPOCH + timedelta(microseconds=micros)).isoformat()
     days, within = divmod(nanos, NANOS_PER_DAY)
-    return f"{iso_date(days)}T{iso_time(within)}"
+    return f"{format_iso_date(days)}T{format_iso_time(within)}"
 
 
 def parse_iso_date(text: str) -> int:

@@ -9,8 +9,8 @@ import msgspec
 
 from seamark.formats.iceberg.metadata.table_json import decompress_if_gzip
 from seamark.formats.iceberg.types.reading import Int32, Int64
-from seamark.formats.iceberg.types.schema import Schema, with_id
-from seamark.formats.runtime.decoding import from_json
+from seamark.formats.iceberg.types.schema import Schema, copy_with_id
+from seamark.formats.runtime.decoding import convert_json
 from seamark.formats.runtime.errors import BadRequest, Corrupt
 
 FORMAT_VERSION = 1
@@ -92,13 +92,13 @@ def decode_view(data: bytes, source: str) -> ViewMetadata:
         Corrupt: The metadata are invalid; the message names `source`, the file's location.
     """
     try:
-        view = from_json(decompress_if_gzip(data), ViewMetadata)
+        view = convert_json(decompress_if_gzip(data), ViewMetadata)
         check_view_invariants(view)
     except RecursionError:
         raise Corrupt(f"{source} is not valid view metadata: it is nested too deeply") from None
     except (msgspec.DecodeError, UnicodeDecodeError, zlib.error, BadRequest) as error:
         raise Corrupt(f"{source} is not valid view metadata: {error}") from error
-    return msgspec.structs.replace(view, schemas=tuple(with_id(schema, schema.id) for schema in view.schemas))
+    return msgspec.structs.replace(view, schemas=tuple(copy_with_id(schema, schema.id) for schema in view.schemas))
 
 
 def encode_view(view: ViewMetadata) -> bytes:

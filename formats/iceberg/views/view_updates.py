@@ -22,8 +22,8 @@ from seamark.formats.iceberg.metadata.updates import (
     SetProperties,
     Update,
     UpgradeFormatVersion,
+    make_simple_update,
     read_update,
-    simple_update,
     updates_by_action,
 )
 from seamark.formats.iceberg.types import schema as schemas
@@ -106,12 +106,12 @@ class _ViewBuilder:
         schema_id = next((old.id for old in self.schemas.values() if old.is_same_as(schema)), None)
         if schema_id is None:
             schema_id = max(self.schemas, default=-1) + 1
-            self.schemas[schema_id] = schemas.with_id(schema, schema_id)
+            self.schemas[schema_id] = schemas.copy_with_id(schema, schema_id)
             self.changed = True
         self.last_schema_id = schema_id
 
     def add_version(self, added: ViewVersion) -> None:
-        version = self._with_schema(added)
+        version = self._add_schema(added)
         _check_representations(version.representations)
         self._comparisons.spend(len(self.versions), len(version.representations))
         version_id = next((old.version_id for old in self.versions.values() if old.behaves_as(version)), None)
@@ -122,7 +122,7 @@ class _ViewBuilder:
             self.changed = True
         self.last_version_id = version_id
 
-    def _with_schema(self, version: ViewVersion) -> ViewVersion:
+    def _add_schema(self, version: ViewVersion) -> ViewVersion:
         if version.schema_id == LAST_ADDED:
             if self.last_schema_id is None:
                 raise BadRequest("Cannot set last added schema: no schema has been added")
@@ -156,7 +156,7 @@ class _ViewBuilder:
         if self.current_version_id is None:
             raise BadRequest("Invalid view: no versions were added and set as current")
         current = self.versions[self.current_version_id]
-        if self.base is not None and not props.as_bool(self.properties, DROP_DIALECT_ALLOWED, False):
+        if self.base is not None and not props.parse_bool(self.properties, DROP_DIALECT_ALLOWED, False):
             _check_dialects(self.base.current_version, current)
         log = () if self.base is None else self.base.version_log
         if self.log_entry is not None:
@@ -183,7 +183,7 @@ class _ViewBuilder:
         They are the newest versions up to the size of the history. All versions of this commit and the current
         version are kept.
         """
-        size = props.as_int(self.properties, HISTORY_SIZE, HISTORY_SIZE_DEFAULT)
+        size = props.parse_int(self.properties, HISTORY_SIZE, HISTORY_SIZE_DEFAULT)
         if size <= 0:
             raise BadRequest(f"{HISTORY_SIZE} must be positive but was {size}")
         keep = max(size, len(self.added_versions | {current.version_id}))
@@ -230,11 +230,11 @@ VIEW_ACTIONS = updates_by_action(
     AssignUuid,
     UpgradeFormatVersion,
     AddSchema,
-    simple_update("set-location", _ViewBuilder.set_location, "location", str),
+    make_simple_update("set-location", _ViewBuilder.set_location, "location", str),
     SetProperties,
     RemoveProperties,
     AddViewVersion,
-    simple_update("set-current-view-version", _ViewBuilder.set_current_version, "view_version_id", Int32),
+    make_simple_update("set-current-view-version", _ViewBuilder.set_current_version, "view_version_id", Int32),
 )
 
 

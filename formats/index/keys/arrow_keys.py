@@ -10,8 +10,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from seamark.formats.iceberg.files.budget import compute_expanded_bytes, has_shared_values
-from seamark.formats.iceberg.types.types import base_name
-from seamark.formats.iceberg.types.values import FLOATS, TIMESTAMPS, decimal_scale
+from seamark.formats.iceberg.types.types import get_base_name
+from seamark.formats.iceberg.types.values import FLOATS, TIMESTAMPS, get_decimal_scale
 from seamark.formats.index.keys.keys import (
     SIGN,
     WIDE_DECIMAL,
@@ -21,8 +21,8 @@ from seamark.formats.index.keys.keys import (
     Keys,
     Longs,
     Mask,
-    bits_of,
     has_codes,
+    pack_mask,
 )
 from seamark.formats.runtime.lazy_module import LazyModule
 
@@ -55,7 +55,7 @@ class _Piece(NamedTuple):
     nan: Mask | None
 
 
-def keys_of(array: pa.Array | pa.ChunkedArray, kind: str) -> Keys:
+def convert_to_keys(array: pa.Array | pa.ChunkedArray, kind: str) -> Keys:
     """Return the keys of a column, row by row.
 
     Raises:
@@ -96,7 +96,7 @@ def _concatenate_marks(pieces: Sequence[_Piece], marks: Sequence[Mask | None], o
     filled = (
         np.full(piece.rows, otherwise) if mark is None else mark for piece, mark in zip(pieces, marks, strict=True)
     )
-    return bits_of(np.concatenate(list(filled)))
+    return pack_mask(np.concatenate(list(filled)))
 
 
 def _to_plain_array(array: pa.Array) -> pa.Array:
@@ -156,7 +156,7 @@ def _view_numbers(array: pa.Array, dtype: str, width: int = 1) -> npt.NDArray[An
 
 
 def _encode_piece(array: pa.Array, kind: str) -> _Piece:
-    rows, name = len(array), base_name(kind)
+    rows, name = len(array), get_base_name(kind)
     if pa.types.is_null(array.type):
         return _Piece(rows, np.zeros(rows, dtype=np.uint64), None, None, _make_empty_mask(rows), None)
     valid, nan = _read_validity(array), None
@@ -243,7 +243,7 @@ def _rescale(numbers: Longs, have: int, want: int, valid: Mask | None, arrow: pa
 
 def _split_halves(array: pa.Array, kind: str, valid: Mask | None) -> tuple[Longs, Codes]:
     """Return the high and low 64 bits of the unscaled values of a decimal array of any width."""
-    if array.type.scale != decimal_scale(kind):
+    if array.type.scale != get_decimal_scale(kind):
         raise _make_no_values_error(array.type, kind)
     width = array.type.bit_width // 8
     if width <= 8:
@@ -276,14 +276,14 @@ def _make_byte_keys(array: pa.Array, kind: str) -> _Piece:
         nothing = np.zeros(0, dtype=np.uint8)
         return _Piece(rows, None, np.zeros(rows + 1, dtype=np.int64), nothing, _make_empty_mask(rows), None)
     valid = _read_validity(array)
-    if base_name(kind) == "decimal" and pa.types.is_decimal(arrow):
+    if get_base_name(kind) == "decimal" and pa.types.is_decimal(arrow):
         high, low = _split_halves(array, kind, valid)
         big = np.empty((rows, 2), dtype=">u8")
         big[:, 0], big[:, 1] = high.view(np.uint64) ^ np.uint64(SIGN), low
         starts, heap = _make_even_starts(rows, WIDE_DECIMAL), big.view(np.uint8).reshape(-1)
-    elif base_name(kind) != "decimal" and pa.types.is_fixed_size_binary(arrow):
+    elif get_base_name(kind) != "decimal" and pa.types.is_fixed_size_binary(arrow):
         starts, heap = _make_even_starts(rows, arrow.byte_width), _view_numbers(array, "u1", arrow.byte_width)
-    elif base_name(kind) != "decimal" and (reader := _OFFSETS.get(arrow)) is not None:
+    elif get_base_name(kind) != "decimal" and (reader := _OFFSETS.get(arrow)) is not None:
         starts, heap = _make_variable_keys(array, reader)
     else:
         raise _make_no_values_error(arrow, kind)

@@ -69,7 +69,7 @@ def fold_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """
     if pa.types.is_null(column.type):
         return column
-    return pa.chunked_array([_fold_texts(chunk) for chunk in _as_strings(column).chunks], pa.large_string())
+    return pa.chunked_array([_fold_texts(chunk) for chunk in _convert_to_strings(column).chunks], pa.large_string())
 
 
 def _fold_texts(texts: pa.Array) -> pa.Array:
@@ -87,7 +87,7 @@ def _fold_texts(texts: pa.Array) -> pa.Array:
     return pa.concat_arrays([lower, values]).take(pa.array(places))
 
 
-def _as_strings(column: pa.ChunkedArray) -> pa.ChunkedArray:
+def _convert_to_strings(column: pa.ChunkedArray) -> pa.ChunkedArray:
     value_type = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     if not any(is_text(value_type) for is_text in _TEXTS):
         raise ValueError(f"a column of Arrow type {column.type} does not contain strings")

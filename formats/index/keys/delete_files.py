@@ -25,7 +25,7 @@ from seamark.formats.iceberg.files.parquet import AmbiguousColumn, Unreadable, f
 from seamark.formats.iceberg.files.parquet_reading import BoundedParquet
 from seamark.formats.iceberg.types.reserved import DELETED_PATH, DELETED_POSITION
 from seamark.formats.iceberg.types.values import FLOATS
-from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.index.keys.arrow_keys import convert_to_keys
 from seamark.formats.index.keys.hashing import Hashes, hash_halves
 from seamark.formats.index.keys.keys import Keys, Mask
 from seamark.formats.index.packing import MISSING, Longs
@@ -205,7 +205,7 @@ def _decode_keys(data: bytes | memoryview, file: DeleteFile, columns: Columns, b
         if absent:
             raise Unreadable(file.path, f"the file has no column with field id {absent[0]}")
         arrays = opened.read_plain_columns(column_paths)
-        return DeletedKeys.of([keys_of(arrays[column_id], kind) for column_id, kind in columns])
+        return DeletedKeys.of([convert_to_keys(arrays[column_id], kind) for column_id, kind in columns])
     except AmbiguousColumn as error:
         raise Unreadable(file.path, str(error)) from None
     except (pa.ArrowException, OSError, ValueError) as error:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from seamark.formats.iceberg.expressions.expression import FALSE, TRUE, Bound, Expression, Op, any_of
+from seamark.formats.iceberg.expressions.expression import FALSE, TRUE, Bound, Expression, Op, join_by_or
 from seamark.formats.iceberg.types.functions import LOWER, UPPER, takes
 from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.iceberg.types.values import Value
@@ -66,7 +66,7 @@ def _project_case(predicate: Bound, template: Bound) -> Expression:
         if not has_known_case(texts[0]):
             return unknown if of_column else TRUE
         # The rest of a stored text may have a character of unknown case.
-        return any_of(_replace_predicate(template, Op.STARTS_WITH, fold(texts[0])), unknown)
+        return join_by_or(_replace_predicate(template, Op.STARTS_WITH, fold(texts[0])), unknown)
     if predicate.op not in (Op.EQ, Op.IN):
         return TRUE
     if of_column:

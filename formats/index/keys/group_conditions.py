@@ -15,7 +15,7 @@ from seamark.formats.iceberg.expressions.expression import TRUE, Bound, Expressi
 from seamark.formats.iceberg.types.functions import is_function
 from seamark.formats.iceberg.types.schema import Field, Schema
 from seamark.formats.iceberg.types.transforms import IDENTITY, make_function
-from seamark.formats.iceberg.types.types import base_name
+from seamark.formats.iceberg.types.types import get_base_name
 from seamark.formats.iceberg.types.values import FLOATS
 from seamark.formats.index.keys.lookups import parse_lookup
 from seamark.formats.index.keys.terms import Term
@@ -27,17 +27,17 @@ _BOUNDARIES = {Op.LT: 0, Op.GT_EQ: 0, Op.LT_EQ: 1, Op.GT: 1}
 _NULLITY = (Op.IS_NULL, Op.NOT_NULL)
 
 
-def column_id_of(number: int) -> int:
+def get_dimension_column_id(number: int) -> int:
     """Return the id that the dimension with this number has in conditions on groups."""
     return number + 1
 
 
-def name_of(column_id: int) -> str:
+def get_group_column_name(column_id: int) -> str:
     """Return the name of the column of groups that has this id in conditions on groups."""
     return f"d{column_id - 1}"
 
 
-def dimension_kind(term: Term) -> str:
+def get_dimension_kind(term: Term) -> str:
     """Return the Iceberg type of a dimension. A truncated time keeps the type of its column."""
     return term.source if parse_lookup(term.transform) is None else term.kind
 
@@ -45,7 +45,8 @@ def dimension_kind(term: Term) -> str:
 def make_group_schema(terms: Sequence[Term]) -> Schema:
     """Return the dimensions of a cube as a schema, by which conditions on groups are bound."""
     fields = [
-        Field(column_id_of(number), f"d{number}", False, dimension_kind(term)) for number, term in enumerate(terms)
+        Field(get_dimension_column_id(number), f"d{number}", False, get_dimension_kind(term))
+        for number, term in enumerate(terms)
     ]
     return Schema(tuple(fields))
 
@@ -82,7 +83,7 @@ def is_at_boundary(predicate: Bound, term: Term) -> bool:
     For example, `ts >= v` and `ts < v` are the same if a unit begins at `v`, and `ts <= v` and `ts > v` if one begins
     after it.
     """
-    if base_name(term.source) not in ("date", "timestamp") or predicate.op not in _BOUNDARIES:
+    if get_base_name(term.source) not in ("date", "timestamp") or predicate.op not in _BOUNDARIES:
         return False
     (value,) = predicate.values
     if not isinstance(value, int):
@@ -111,7 +112,7 @@ def _find_condition(predicate: Bound, terms: Sequence[Term]) -> Expression:
 
 def _is_undecided(predicate: Bound) -> bool:
     """Return whether only the engine can evaluate a predicate, because it concerns NaN or a function."""
-    has_floats = base_name(predicate.result) in FLOATS or base_name(predicate.kind) in FLOATS
+    has_floats = get_base_name(predicate.result) in FLOATS or get_base_name(predicate.kind) in FLOATS
     return has_floats or is_function(predicate.transform)
 
 
@@ -120,4 +121,4 @@ def _is_coarser(transform: str, than: str) -> bool:
 
 
 def _rename(predicate: Bound, number: int) -> Bound:
-    return msgspec.structs.replace(predicate, column_id=column_id_of(number), name=f"d{number}")
+    return msgspec.structs.replace(predicate, column_id=get_dimension_column_id(number), name=f"d{number}")

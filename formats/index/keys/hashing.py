@@ -56,7 +56,7 @@ def hash_halves(columns: Sequence[Keys]) -> tuple[Hashes, Hashes]:
     return hash_rows(columns, 0), hash_rows(columns, 1)
 
 
-def file_ids(paths: Sequence[str], sizes: npt.ArrayLike, records: npt.ArrayLike) -> Hashes:
+def compute_file_ids(paths: Sequence[str], sizes: npt.ArrayLike, records: npt.ArrayLike) -> Hashes:
     """Return the ids of immutable data files, uint64[files, 2].
 
     If a file is replaced at the same path, its id changes. The id consists of the hashes (seeds 0 and 1) of

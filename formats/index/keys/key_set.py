@@ -109,7 +109,7 @@ class KeySet:
         assert distinct.heap is not None
         return distinct.heap[distinct.starts[index] : distinct.starts[index + 1]].tobytes()
 
-    def of_kind(self, kind: str) -> KeySet:
+    def convert_to_kind(self, kind: str) -> KeySet:
         """Return the same values as keys of another type, without values that the other type cannot represent.
 
         Both types are integers, or decimals of the same scale.

@@ -30,14 +30,14 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from seamark.formats.iceberg.types.types import base_name
+from seamark.formats.iceberg.types.types import get_base_name
 from seamark.formats.iceberg.types.values import (
     FLOATS,
     INTS,
     LONGS,
     Value,
-    decimal_precision,
-    decimal_scale,
+    get_decimal_precision,
+    get_decimal_scale,
 )
 
 Key: TypeAlias = int | bytes
@@ -81,8 +81,8 @@ class Keys:
         """bool[rows]: the rows with a key, or None if all rows have a key. Null and NaN have no key."""
         if self.valid is None and self.nan is None:
             return None
-        present = np.ones(self.rows, dtype=np.bool_) if self.valid is None else mask_of(self.valid, self.rows)
-        return present if self.nan is None else present & ~mask_of(self.nan, self.rows)
+        present = np.ones(self.rows, dtype=np.bool_) if self.valid is None else unpack_bits(self.valid, self.rows)
+        return present if self.nan is None else present & ~unpack_bits(self.nan, self.rows)
 
 
 class KeyRange(NamedTuple):
@@ -207,9 +207,9 @@ def has_codes(kind: str) -> bool:
     Raises:
         ValueError: The type has no keys.
     """
-    name = base_name(kind)
+    name = get_base_name(kind)
     if name == "decimal":
-        return decimal_precision(kind) <= _CODE_DIGITS_MAX
+        return get_decimal_precision(kind) <= _CODE_DIGITS_MAX
     if name == "string" or name in _RAW:
         return False
     # A column of type unknown has only nulls, whose code is 0.
@@ -227,19 +227,19 @@ def has_keys(kind: str) -> bool:
     return True
 
 
-def family_of(kind: str) -> str:
+def get_family(kind: str) -> str:
     """Return the name of the family of a type: all types with the same keys.
 
     An index stays valid when a column is promoted to another type of the family.
     """
-    name = base_name(kind)
+    name = get_base_name(kind)
     if name == "decimal":
         digits = _CODE_DIGITS_MAX if has_codes(kind) else _DIGITS_MAX
-        return f"decimal({digits}, {decimal_scale(kind)})"
+        return f"decimal({digits}, {get_decimal_scale(kind)})"
     return "long" if name == "int" else "double" if name == "float" else kind
 
 
-def key_of(value: Value, kind: str) -> Key:
+def make_key(value: Value, kind: str) -> Key:
     """Return the key of a literal (`expression.py`).
 
     Raises:
@@ -257,21 +257,21 @@ def key_of(value: Value, kind: str) -> Key:
             return int(word ^ CODE_MAX if word & SIGN else word | SIGN)
         case int() if has_codes(kind) and -SIGN <= value < SIGN:
             return value + SIGN
-        case int() if not has_codes(kind) and base_name(kind) == "decimal" and -_BIAS <= value < _BIAS:
+        case int() if not has_codes(kind) and get_base_name(kind) == "decimal" and -_BIAS <= value < _BIAS:
             return (value + _BIAS).to_bytes(WIDE_DECIMAL, "big")
         case str() if kind == "string":
             return value.encode()
-        case bytes() if base_name(kind) in _RAW:
+        case bytes() if get_base_name(kind) in _RAW:
             return value
     raise ValueError(f"{value!r} is not a value of type {kind}")
 
 
-def mask_of(bits: Bits, rows: int) -> Mask:
+def unpack_bits(bits: Bits, rows: int) -> Mask:
     """Return packed bits as bool[rows]."""
     return np.unpackbits(bits.view(np.uint8), count=rows, bitorder="little").view(np.bool_)
 
 
-def bits_of(mask: Mask) -> Bits:
+def pack_mask(mask: Mask) -> Bits:
     """Return bool[rows] as packed bits."""
     packed = np.zeros(-(-len(mask) // 64) * 8, dtype=np.uint8)
     packed[: -(-len(mask) // 8)] = np.packbits(mask, bitorder="little")

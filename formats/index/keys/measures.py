@@ -16,8 +16,8 @@ from itertools import islice
 from typing import TypeAlias
 
 from seamark.formats.iceberg.types.schema import Schema
-from seamark.formats.iceberg.types.types import base_name
-from seamark.formats.iceberg.types.values import decimal_precision, decimal_scale
+from seamark.formats.iceberg.types.types import get_base_name
+from seamark.formats.iceberg.types.values import get_decimal_precision, get_decimal_scale
 from seamark.formats.index.keys.terms import TEXT_MAX, Term, resolve, resolve_id
 from seamark.formats.runtime.errors import BadRequest
 
@@ -87,20 +87,20 @@ class BinaryOperation:
 Operand: TypeAlias = ColumnOperand | NumberOperand | BinaryOperation
 
 
-def operation(sign: str, left: Operand, right: Operand) -> BinaryOperation:
+def make_operation(sign: str, left: Operand, right: Operand) -> BinaryOperation:
     """Return an operation with the type that Trino gives it. The operands of sums and products are sorted.
 
     Raises:
         BadRequest: The operation is not defined for these types, or its result may have too many digits.
     """
     kinds = (left.kind, right.kind)
-    if not all(base_name(kind) in ("int", "long", "decimal") for kind in kinds):
+    if not all(get_base_name(kind) in ("int", "long", "decimal") for kind in kinds):
         raise BadRequest(f"A measure cannot compute {kinds[0]} {sign} {kinds[1]}: use columns of integers or decimals")
     if sign in "+*" and format_operand(right, _format_id) < format_operand(left, _format_id):
         left, right = right, left
     if all(kind in _INTEGERS for kind in kinds):
         return BinaryOperation(sign, left, right, "long" if "long" in kinds else "int")
-    (p, s), (q, t) = map(decimal_digits, kinds)
+    (p, s), (q, t) = map(get_decimal_digits, kinds)
     if sign == "*":
         if s + t > PRECISION_MAX or p + q > _PRODUCT_DIGITS_MAX:
             raise BadRequest(f"A measure cannot compute {kinds[0]} * {kinds[1]}: the product has too many digits")
@@ -110,9 +110,9 @@ def operation(sign: str, left: Operand, right: Operand) -> BinaryOperation:
     return BinaryOperation(sign, left, right, f"decimal({min(PRECISION_MAX, digits)}, {scale})")
 
 
-def decimal_digits(kind: str) -> tuple[int, int]:
+def get_decimal_digits(kind: str) -> tuple[int, int]:
     """Return the precision and scale of the decimal type to which a number of this type is converted."""
-    return (_INTEGERS[kind], 0) if kind in _INTEGERS else (decimal_precision(kind), decimal_scale(kind))
+    return (_INTEGERS[kind], 0) if kind in _INTEGERS else (get_decimal_precision(kind), get_decimal_scale(kind))
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +247,7 @@ class _MeasureParser:
     def _check(self, function: str, operand: Operand) -> None:
         if not any(True for _ in list_columns(operand)):
             raise self._make_error("the expression has no column")
-        name = base_name(operand.kind)
+        name = get_base_name(operand.kind)
         if (function in (SUM, AVG) and name not in _SUMMED) or (function in (MIN, MAX) and name not in _COMPARED):
             raise self._make_error(f"{function} is not defined for values of type {operand.kind}")
 
@@ -258,14 +258,14 @@ class _MeasureParser:
         operand = self._parse_product()
         while (sign := self._peek()) in ("+", "-"):
             self._take()
-            operand = operation(sign, operand, self._parse_product())
+            operand = make_operation(sign, operand, self._parse_product())
         self._depth -= 1
         return operand
 
     def _parse_product(self) -> Operand:
         operand = self._parse_factor()
         while self._skip("*"):
-            operand = operation("*", operand, self._parse_factor())
+            operand = make_operation("*", operand, self._parse_factor())
         return operand
 
     def _parse_factor(self) -> Operand:
@@ -289,7 +289,7 @@ class _MeasureParser:
                 term = resolve(f"`{value}`", self._schema, self._older)
             case _:
                 raise self._make_error(f"{value!r} is not a column or a number")
-        return column_operand(term)
+        return make_column_operand(term)
 
     def _parse_number(self, text: str) -> NumberOperand:
         number = NumberOperand(text)
@@ -326,7 +326,7 @@ class _MeasureParser:
         return BadRequest(f"{self._text[:100]!r} is not a measure of a cube: {reason}")
 
 
-def column_operand(term: Term) -> ColumnOperand:
+def make_column_operand(term: Term) -> ColumnOperand:
     """Return the column of a term as an operand."""
     return ColumnOperand(term.column_id, term.name, term.source)
 

@@ -26,9 +26,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from seamark.formats.iceberg.types.near_names import near_names
-from seamark.formats.iceberg.types.schema import Column, ListType, MapType, Schema, is_primitive, type_name
-from seamark.formats.iceberg.types.transforms import IDENTITY, VOID, accepts, canonical, is_known, result_type
-from seamark.formats.iceberg.types.types import base_name, canonical_primitive
+from seamark.formats.iceberg.types.schema import Column, ListType, MapType, Schema, describe_type, is_primitive
+from seamark.formats.iceberg.types.transforms import (
+    IDENTITY,
+    VOID,
+    accepts,
+    canonicalize_transform,
+    compute_result_type,
+    is_known,
+)
+from seamark.formats.iceberg.types.types import canonicalize_primitive, get_base_name
 from seamark.formats.index.keys.functions import INDEXED_FUNCTIONS
 from seamark.formats.index.keys.lookups import KEY_TYPES, parse_lookup
 from seamark.formats.runtime.errors import BadRequest
@@ -154,7 +161,7 @@ def _transform(text: str) -> str:
         return text.lower()
     if parse_lookup(text) is not None:
         return text
-    transform = canonical(text)
+    transform = canonicalize_transform(text)
     if not is_known(transform) or transform == VOID:
         raise BadRequest(
             f"Cannot index by {text[:100]!r}: use lower, upper, bucket[N], truncate[N], year, month, day or hour"
@@ -164,7 +171,7 @@ def _transform(text: str) -> str:
 
 def _find_column(schema: Schema, name: str) -> Column | None:
     """Return the column with this exact name, or otherwise the only column with this name in any case, as in Spark."""
-    column = schema.column_named(name)
+    column = schema.find_column_by_name(name)
     if column is not None:
         return column
     ids = {column_id for known, column_id in schema.index.by_name.items() if known.lower() == name.lower()}
@@ -179,13 +186,13 @@ def _make_term(schema: Schema, column: Column, transform: str) -> Term:
     while parent is not None:
         ancestor = schema.index.by_id[parent]
         if isinstance(ancestor.type, ListType | MapType):
-            raise BadRequest(f"Cannot index {column.name}: a {type_name(ancestor.type)} has many values per row")
+            raise BadRequest(f"Cannot index {column.name}: a {describe_type(ancestor.type)} has many values per row")
         parent = ancestor.parent
     if not is_primitive(column.type):
-        raise BadRequest(f"Cannot index {column.name}: it is a {type_name(column.type)}; index one of its fields")
+        raise BadRequest(f"Cannot index {column.name}: it is a {describe_type(column.type)}; index one of its fields")
     assert isinstance(column.type, str)
-    source = canonical_primitive(column.type)
-    if base_name(source) in _NEVER_INDEXED:
+    source = canonicalize_primitive(column.type)
+    if get_base_name(source) in _NEVER_INDEXED:
         raise BadRequest(f"Cannot index {column.name}: values of type {source} have no order")
     if function := INDEXED_FUNCTIONS.get(transform):
         if not function.takes(source):
@@ -200,4 +207,4 @@ def _make_term(schema: Schema, column: Column, transform: str) -> Term:
         raise BadRequest(
             f"Cannot index {transform}({column.name}): {transform} does not accept values of type {source}"
         )
-    return Term(column.id, column.name, transform, source, result_type(transform, source))
+    return Term(column.id, column.name, transform, source, compute_result_type(transform, source))

@@ -37,9 +37,9 @@ from seamark.formats.iceberg.expressions.expression import Bound
 from seamark.formats.index.kernels import _bitmap, _ordered, _rows
 from seamark.formats.index.keys.hashing import hash_keys
 from seamark.formats.index.keys.key_set import KeySet, WantedKeys, Words
-from seamark.formats.index.keys.keys import Bits, Key, KeyRange, KeyRanges, Keys, has_codes, mask_of
+from seamark.formats.index.keys.keys import Bits, Key, KeyRange, KeyRanges, Keys, has_codes, unpack_bits
 from seamark.formats.index.kinds.bits import list_positions
-from seamark.formats.index.kinds.dictionary import BYTES, CODES, Bounds, distinct_of
+from seamark.formats.index.kinds.dictionary import BYTES, CODES, Bounds, read_distinct
 from seamark.formats.index.kinds.kind import BlobReader, IndexKind, Mask
 from seamark.formats.index.kinds.pieces import head_bytes
 from seamark.formats.index.kinds.postings import PIECES_MAX, Marks, Postings, build_postings
@@ -113,7 +113,7 @@ def merge(parts: Iterable[tuple[Bitmap, npt.NDArray[np.bool_]]]) -> list[bytes |
         if len(keep) != opened.files:
             raise ValueError(f"there are {len(keep)} marks for the {opened.files} files of an index")
         for file in np.flatnonzero(keep).tolist():
-            start, length = opened.section_range(file)
+            start, length = opened.find_section_range(file)
             opened.section(file).verify()
             sections.append(opened.memory[start : start + length])
     return _assemble(sections)
@@ -152,7 +152,7 @@ def _compute_directory_end(files: int) -> int:
     return _HEAD_BYTES + -(-_ENTRY_BYTES * files // 8) * 8
 
 
-def header_size(start: memoryview | bytes) -> int:
+def read_header_size(start: memoryview | bytes) -> int:
     """Return the number of bytes at the start of a blob that `Bitmap` reads.
 
     Args:
@@ -199,7 +199,7 @@ class Bitmap:
         self._lock = threading.Lock()
         self._last_bounds: tuple[KeyRanges, Bounds] | None = None
 
-    def section_range(self, file: int) -> tuple[int, int]:
+    def find_section_range(self, file: int) -> tuple[int, int]:
         """Return offset and length of a file's section in the blob.
 
         Raises:
@@ -216,7 +216,7 @@ class Bitmap:
         """
         section = self._sections.get(file)
         if section is None:
-            start, length = self.section_range(file)
+            start, length = self.find_section_range(file)
             section = Section(self.memory[start : start + length])
             expected = (self._form, int(self._rows[file]), int(self._cardinalities[file]), int(self._flags[file]))
             if (section.form, section.rows, section.cardinality, section.flags) != expected:
@@ -255,15 +255,15 @@ class Bitmap:
         self._check(keys)
         return not (self._flags & (NULLS | NANS)).any() and self._postings.has_only(keys)
 
-    def rows_with_keys(self, file: int, keys: WantedKeys, among: Bits | None = None) -> Bits:
+    def find_rows_with_keys(self, file: int, keys: WantedKeys, among: Bits | None = None) -> Bits:
         """Return the rows of the file, or the rows in `among`, that have one of the keys.
 
         For byte keys, other rows may also be returned.
         """
         self._check(keys)
         section = self.section(file)
-        marks = keys.marks(distinct_of(section.dictionary))
-        return section.rows_marked(marks, among, partial(self._read_slices, file))
+        marks = keys.marks(read_distinct(section.dictionary))
+        return section.find_marked_rows(marks, among, partial(self._read_slices, file))
 
     def column(self, file: int, table: tuple[Words | None, int, int]) -> _rows.Column | None:
         """Return the input of `_rows.any_row` for a file, for codes in a table.
@@ -296,7 +296,7 @@ class Bitmap:
             raise ValueError(f"a bitmap index of another form does not support keys of type {keys.kind}")
 
     def reads(self, ranges: KeyRanges) -> Iterator[list[tuple[int, int]]]:
-        """Yield (offset, length) of the parts that `files_with` reads after the first `header_size` bytes.
+        """Yield (offset, length) of the parts that `files_with` reads after the first `read_header_size` bytes.
 
         Offsets are in the blob. The parts are yielded in steps: the caller loads each list into memory before it
         requests the next list.
@@ -305,7 +305,7 @@ class Bitmap:
         for pieces in self._postings.reads(bounds):
             yield [(self._postings_start + start, length) for start, length in pieces]
         if numbers := self._postings.list_undecided_files(bounds, self._has_keys).tolist():
-            yield [(start, min(length, _SECTION_HEAD_BYTES)) for start, length in map(self.section_range, numbers)]
+            yield [(start, min(length, _SECTION_HEAD_BYTES)) for start, length in map(self.find_section_range, numbers)]
             yield [self._locate_dictionary(number) for number in numbers]
 
     def _locate_dictionary(self, file: int) -> tuple[int, int]:
@@ -318,7 +318,7 @@ class Bitmap:
         Rows that are null or NaN are returned if the ranges include null or NaN.
         """
         section = self.section(file)
-        return section.rows_where(
+        return section.find_rows_where(
             self._read_bounds(ranges), ranges.nulls, ranges.nans, partial(self._read_slices, file)
         )
 
@@ -400,10 +400,10 @@ class RemoteBitmap:
 
         Return False if the memory limit or a failed read prevents it.
         """
-        return await self._load([self.bitmap.section_range(file) for file in files])
+        return await self._load([self.bitmap.find_section_range(file) for file in files])
 
     def has_rows(self, file: int) -> bool:
-        return not self._sparse.missing([self.bitmap.section_range(file)])
+        return not self._sparse.missing([self.bitmap.find_section_range(file)])
 
     async def _load(self, ranges: Iterable[Range]) -> bool:
         missing = self._sparse.missing(ranges)
@@ -435,7 +435,7 @@ class BitmapKind(IndexKind[FileBitmap, Bitmap]):
         return Bitmap(blob)
 
     async def open_remote(self, blob: BlobReader) -> RemoteBitmap:
-        start = await blob.read_head(header_size)
+        start = await blob.read_head(read_header_size)
         sparse = SparseMemory(blob.length)
         sparse.fill(0, start)
         return RemoteBitmap(blob, sparse, Bitmap(sparse.memory))
@@ -460,7 +460,7 @@ class BitmapKind(IndexKind[FileBitmap, Bitmap]):
             expected = present[hashes[present] == hashes[row]]  # This assumes that no two values have the same hash.
             if index.exact(ranges) and not np.array_equal(indexed, expected):
                 yield f"the bitmap has {len(indexed)} rows with the value of row {row}; there are {len(expected)}"
-        nulls = 0 if keys.valid is None else keys.rows - int(mask_of(keys.valid, keys.rows).sum())
+        nulls = 0 if keys.valid is None else keys.rows - int(unpack_bits(keys.valid, keys.rows).sum())
         recorded = len(list_positions(index.rows(number, KeyRanges(keys.kind, (), nulls=True))))
         if recorded != nulls:
             yield f"the bitmap has {recorded} nulls; there are {nulls}"

@@ -38,16 +38,16 @@ class Coding(IntEnum):
     ROARING = 4
 
 
-def words_of(rows: int) -> int:
+def count_words(rows: int) -> int:
     return -(-rows // 64)
 
 
-def none_of(rows: int) -> Bits:
-    return np.zeros(words_of(rows), dtype=np.uint64)
+def make_empty_bits(rows: int) -> Bits:
+    return np.zeros(count_words(rows), dtype=np.uint64)
 
 
-def all_of(rows: int) -> Bits:
-    bits = np.full(words_of(rows), 0xFFFFFFFFFFFFFFFF, dtype=np.uint64)
+def make_full_bits(rows: int) -> Bits:
+    bits = np.full(count_words(rows), 0xFFFFFFFFFFFFFFFF, dtype=np.uint64)
     if rows % 64:
         bits[-1] >>= np.uint64(64 - rows % 64)
     return bits
@@ -103,22 +103,22 @@ def decode(piece: Piece, rows: int) -> Bits | bool:
     match piece.coding:
         case Coding.ZEROS | Coding.ONES if not len(piece.data):
             return piece.coding == Coding.ONES
-        case Coding.FLAT if len(piece.data) == 8 * words_of(rows):
+        case Coding.FLAT if len(piece.data) == 8 * count_words(rows):
             return np.frombuffer(piece.data, dtype=np.uint64)
         case Coding.ZSTD:
             try:
-                words = _ZSTD.decompress(piece.data, 8 * words_of(rows), asbytes=True)
+                words = _ZSTD.decompress(piece.data, 8 * count_words(rows), asbytes=True)
             except OSError as error:
                 raise ValueError(f"a bitmap cannot be inflated: {error}") from None
-            if len(words) != 8 * words_of(rows):
+            if len(words) != 8 * count_words(rows):
                 raise ValueError(f"a bitmap of {rows} rows inflates to {len(words)} bytes")
             return np.frombuffer(words, dtype=np.uint64)
         case Coding.ROARING:
-            return _bits_of(pyroaring.BitMap.deserialize(bytes(piece.data)), rows)
+            return _convert_bitmap(pyroaring.BitMap.deserialize(bytes(piece.data)), rows)
     raise ValueError(f"a bitmap of {rows} rows cannot have {len(piece.data)} bytes in coding {piece.coding}")
 
 
-def _bits_of(bitmap: pyroaring.BitMap, rows: int) -> Bits:
+def _convert_bitmap(bitmap: pyroaring.BitMap, rows: int) -> Bits:
     """Return a roaring bitmap as bits.
 
     The rows are listed in steps: a run of a few bytes can contain any number of rows, and each listed row
@@ -128,9 +128,9 @@ def _bits_of(bitmap: pyroaring.BitMap, rows: int) -> Bits:
         raise ValueError(f"a bitmap contains rows beyond the {rows} rows of its file")
     if len(bitmap) <= _LISTED_ROWS:
         return _bitmap.bits_at(np.asarray(bitmap.to_array(), dtype=np.uint32), rows)
-    marks = none_of(rows)
+    marks = make_empty_bits(rows)
     for start in range(0, rows, _LISTED_ROWS):
         end = min(start + _LISTED_ROWS, rows)
         part = np.asarray((bitmap & pyroaring.BitMap(range(start, end))).to_array(), dtype=np.uint32)
-        marks[start // 64 : words_of(end)] = _bitmap.bits_at(part - np.uint32(start), end - start)
+        marks[start // 64 : count_words(end)] = _bitmap.bits_at(part - np.uint32(start), end - start)
     return marks

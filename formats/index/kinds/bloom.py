@@ -31,7 +31,7 @@ from seamark.formats.index.kernels import _bloom
 from seamark.formats.index.keys.case_folding import UNKNOWN_CASE
 from seamark.formats.index.keys.hashing import Hashes, compute_checksum, hash_key, hash_keys
 from seamark.formats.index.keys.key_set import KeySet
-from seamark.formats.index.keys.keys import CODE_MAX, Bytes, KeyRanges, Keys, Longs, Mask, key_of
+from seamark.formats.index.keys.keys import CODE_MAX, Bytes, KeyRanges, Keys, Longs, Mask, make_key
 from seamark.formats.index.kinds.kind import BlobReader, IndexKind, IndexParameter
 from seamark.formats.index.kinds.queries import Flags, point_keys
 
@@ -112,7 +112,7 @@ def build(keys: Keys, fpp: float = FPP) -> FileBloom:
 
 @cache
 def _hash_unknown_case() -> np.uint64:
-    return np.uint64(hash_key(key_of(UNKNOWN_CASE, "string"), _SEED))
+    return np.uint64(hash_key(make_key(UNKNOWN_CASE, "string"), _SEED))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -251,7 +251,7 @@ class Bloom:
         """Open a blob. Pages are checked when they are first used.
 
         Args:
-            blob: The blob. For remote probes, the header (`header_size`) is enough.
+            blob: The blob. For remote probes, the header (`read_header_size`) is enough.
             size: The size of the blob, if `blob` is only its header.
 
         Raises:
@@ -259,7 +259,7 @@ class Bloom:
         """
         self._data = np.frombuffer(blob, dtype=np.uint8)
         size = len(self._data) if size is None else size
-        header = header_size(blob)
+        header = read_header_size(blob)
         if header > min(len(self._data), size):
             raise ValueError(f"bloom blob: {len(self._data)} bytes are too few for a header of {header} bytes")
         text = memoryview(blob)[:header]
@@ -299,7 +299,7 @@ class Bloom:
         """
         return self._probe(self._data, self._spans, self._checked, hashes)
 
-    def byte_ranges(self, hashes: Hashes) -> list[tuple[int, int]]:
+    def list_byte_ranges(self, hashes: Hashes) -> list[tuple[int, int]]:
         """Return (offset, length) of the byte ranges that a probe reads, ascending: at most k per hash and group."""
         mixed = _mix_hashes(hashes, self.hash_count)
         ranges: list[tuple[int, int]] = []
@@ -314,10 +314,10 @@ class Bloom:
         return ranges
 
     def probe_bytes(self, hashes: Hashes, parts: Sequence[memoryview | bytes]) -> Bytes:
-        """Return the result of `probe`, from the bytes of `byte_ranges` for the same hashes, in the same order."""
+        """Return the result of `probe`, from the bytes of `list_byte_ranges` for the same hashes, in the same order."""
         spans = []
         at = 0
-        for (offset, length), part in zip(self.byte_ranges(hashes), parts, strict=True):
+        for (offset, length), part in zip(self.list_byte_ranges(hashes), parts, strict=True):
             if len(part) != length:
                 raise ValueError(f"bloom blob: {len(part)} bytes were read at {offset} instead of {length}")
             spans.append((offset, length, at))
@@ -363,7 +363,7 @@ class Bloom:
         return []
 
 
-def header_size(start: memoryview | bytes) -> int:
+def read_header_size(start: memoryview | bytes) -> int:
     """Return the number of bytes of a blob's header, from its first FIXED_SIZE bytes.
 
     Raises:
@@ -442,7 +442,7 @@ class RemoteBloom:
         self.data_files = opened.files
 
     async def probe(self, query: BloomQuery) -> Flags | None:
-        parts = await self._blob.read_all(self._bloom.byte_ranges(query.hashes))
+        parts = await self._blob.read_all(self._bloom.list_byte_ranges(query.hashes))
         return None if parts is None else self._bloom.probe_bytes(query.hashes, parts)
 
 
@@ -463,8 +463,8 @@ class BloomKind(IndexKind[FileBloom, Bloom]):
         return Bloom(blob)
 
     async def open_remote(self, blob: BlobReader) -> RemoteBloom:
-        start = await blob.read_head(header_size)
-        head = header_size(start)
+        start = await blob.read_head(read_header_size)
+        head = read_header_size(start)
         return RemoteBloom(blob, Bloom(start[:head], blob.length), 16 * head)
 
     def query(self, ranges: Sequence[KeyRanges]) -> BloomQuery | None:

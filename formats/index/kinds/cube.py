@@ -27,8 +27,8 @@ from isal import isal_zlib
 
 from seamark.formats.iceberg.expressions.arrow import to_row_type
 from seamark.formats.iceberg.types.transforms import IDENTITY
-from seamark.formats.iceberg.types.types import base_name
-from seamark.formats.index.keys.group_conditions import TIME_UNITS, dimension_kind
+from seamark.formats.iceberg.types.types import get_base_name
+from seamark.formats.index.keys.group_conditions import TIME_UNITS, get_dimension_kind
 from seamark.formats.index.keys.key_set import KeySet
 from seamark.formats.index.keys.keys import KeyRanges, Keys
 from seamark.formats.index.keys.lookups import parse_lookup
@@ -43,7 +43,7 @@ from seamark.formats.index.keys.measures import (
     NumberOperand,
     Operand,
     Partial,
-    decimal_digits,
+    get_decimal_digits,
     list_partials,
 )
 from seamark.formats.index.keys.terms import Term
@@ -185,13 +185,13 @@ class CubeKind(IndexKind[pa.RecordBatch, CubeEntries]):
     aggregates = True
 
     def supports_type(self, type_name: str) -> bool:
-        return base_name(type_name) in _DIMENSION_TYPES
+        return get_base_name(type_name) in _DIMENSION_TYPES
 
     def find_term_problem(self, term: Term) -> str | None:
         if (
             parse_lookup(term.transform) is not None
             or term.transform == IDENTITY
-            or (term.transform in TIME_UNITS and base_name(term.source) in TIME_TYPES)
+            or (term.transform in TIME_UNITS and get_base_name(term.source) in TIME_TYPES)
         ):
             return None
         units = ", ".join(TIME_UNITS)
@@ -312,16 +312,16 @@ def group_rows(
         elif pa.types.is_dictionary(attributes[term].type) and attributes[term].num_chunks:
             chunks = attributes[term].chunks
             keys[name] = pa.chunked_array([chunk.indices for chunk in chunks])
-            dictionaries[name] = chunks[0].dictionary.cast(dimension_type(term))
+            dictionaries[name] = chunks[0].dictionary.cast(get_dimension_type(term))
         else:
-            keys[name] = attributes[term].cast(dimension_type(term))
+            keys[name] = attributes[term].cast(get_dimension_type(term))
     values = dict[str, _Values]()
     for number, partial in enumerate(list_partials(measures)):
         if partial.operand is None:  # Rows are counted as values that are not null.
             column = pa.chunked_array([pa.repeat(pa.scalar(value=True), rows)])
         else:
             column = _evaluate(partial.operand, columns)
-        values[f"m{number}"] = _Values(partial.function, column, partial_type(partial))
+        values[f"m{number}"] = _Values(partial.function, column, get_partial_type(partial))
     grouped = _aggregate(keys, values)
     for name, dictionary in dictionaries.items():
         number = grouped.schema.get_field_index(name)
@@ -405,27 +405,27 @@ def _sums_fit_64_bits(values: pa.ChunkedArray) -> bool:
     return bool(largest * len(values) <= _LONG_MAX)
 
 
-def partial_type(partial: Partial) -> pa.DataType:
+def get_partial_type(partial: Partial) -> pa.DataType:
     """Return the Arrow type of a partial aggregate."""
     if partial.function == COUNT or partial.operand is None:
         return pa.int64()
     kind = partial.operand.kind
     if partial.function != SUM:
         return to_row_type(kind)
-    name = base_name(kind)
-    return pa.float64() if name in ("float", "double") else pa.decimal128(PRECISION_MAX, decimal_digits(kind)[1])
+    name = get_base_name(kind)
+    return pa.float64() if name in ("float", "double") else pa.decimal128(PRECISION_MAX, get_decimal_digits(kind)[1])
 
 
-def entry_schema(terms: Sequence[Term], measures: Sequence[Measure]) -> pa.Schema:
+def build_entry_schema(terms: Sequence[Term], measures: Sequence[Measure]) -> pa.Schema:
     """Return the columns of the entries of a cube."""
-    fields = [(f"d{number}", dimension_type(term)) for number, term in enumerate(terms)]
-    fields += [(f"m{number}", partial_type(partial)) for number, partial in enumerate(list_partials(measures))]
+    fields = [(f"d{number}", get_dimension_type(term)) for number, term in enumerate(terms)]
+    fields += [(f"m{number}", get_partial_type(partial)) for number, partial in enumerate(list_partials(measures))]
     return pa.schema(fields)
 
 
-def dimension_type(term: Term) -> pa.DataType:
+def get_dimension_type(term: Term) -> pa.DataType:
     """Return the Arrow type of a dimension. A truncated time keeps the type of its column."""
-    return to_row_type(dimension_kind(term))
+    return to_row_type(get_dimension_kind(term))
 
 
 def _truncate(term: Term, column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -456,8 +456,8 @@ def _evaluate(operand: Operand, columns: Columns) -> pa.ChunkedArray:
     result = to_row_type(operand.kind)
     if pa.types.is_integer(result):
         return pc.call_function(f"{_SIGNS[operand.sign]}_checked", [column.cast(result) for column in values])
-    scale = decimal_digits(operand.kind)[1]
-    digits = [decimal_digits(side.kind) if operand.sign == "*" else (75, scale) for side in operands]
+    scale = get_decimal_digits(operand.kind)[1]
+    digits = [get_decimal_digits(side.kind) if operand.sign == "*" else (75, scale) for side in operands]
     wide = [_widen(column, *precision) for column, precision in zip(values, digits, strict=True)]
     # The cast fails if a value has more digits than the engines' type.
     return pc.call_function(_SIGNS[operand.sign], wide).cast(pa.decimal128(PRECISION_MAX, scale))

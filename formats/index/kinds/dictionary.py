@@ -144,7 +144,7 @@ def align_bytes(data: bytes | memoryview) -> Bytes:
     return memory if memory.ctypes.data % 8 == 0 else memory.copy()
 
 
-def distinct_of(dictionary: _ordered.Numbers | _ordered.Strings) -> Distinct:
+def read_distinct(dictionary: _ordered.Numbers | _ordered.Strings) -> Distinct:
     if isinstance(dictionary, _ordered.Numbers):
         return Distinct(dictionary.all())
     return Distinct(None, *dictionary.all())

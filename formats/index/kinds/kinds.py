@@ -19,6 +19,6 @@ def list_parameters() -> Mapping[str, IndexParameter]:
     return {parameter.name: parameter for kind in KINDS.values() for parameter in kind.parameters}
 
 
-def kinds_with_parameter(parameter: str) -> list[str]:
+def list_kinds_with_parameter(parameter: str) -> list[str]:
     """Return the names of the kinds that have the parameter."""
     return [kind.name for kind in KINDS.values() if any(declared.name == parameter for declared in kind.parameters)]

@@ -38,9 +38,9 @@ from seamark.formats.index.kinds.dictionary import (
     Bounds,
     RankArray,
     align_bytes,
-    distinct_of,
     open_dictionary,
     pack,
+    read_distinct,
 )
 from seamark.formats.index.kinds.pieces import Piece, Pieces, PiecesHeader, write_pieces
 
@@ -131,14 +131,14 @@ def _union_keys(sections: Sequence[Searchable], form: int, budget: float) -> Dis
     """Return the distinct keys of all sections, or None if there are too many keys."""
     union = rank_parts([], form)[0]
     for batch in _batch_files(sections):
-        parts = [distinct_of(sections[number].dictionary) for number in batch]
+        parts = [read_distinct(sections[number].dictionary) for number in batch]
         union = rank_parts([union, *parts], form)[0]
         if len(union) > min(KEYS_MAX, budget) or (union.heap is not None and len(union.heap) > HEAP_MAX):
             return None  # Each key takes at least one byte.
     return union
 
 
-def union_of(parts: Sequence[Distinct], form: int) -> Distinct:
+def merge_distinct(parts: Sequence[Distinct], form: int) -> Distinct:
     """Return the distinct keys of all parts."""
     return rank_parts(parts, form)[0]
 
@@ -167,7 +167,7 @@ def _encode_by_key(
         total: The sum of the numbers of keys of all files.
     """
     files, keys = len(sections), len(distinct)
-    words, width = bits.words_of(files), 1 if files <= 1 << 8 else 2 if files <= 1 << 16 else 4
+    words, width = bits.count_words(files), 1 if files <= 1 << 8 else 2 if files <= 1 << 16 else 4
     matrix_bytes, lists_bytes = 8 * words * keys, width * total
     dictionary = pack(distinct)
     if len(dictionary) + 8 * files + min(matrix_bytes, lists_bytes) > budget:
@@ -177,7 +177,7 @@ def _encode_by_key(
     matrix = np.zeros((keys, words) if layout == MATRIX else (0, 0), dtype=np.uint64)
     pairs: list[tuple[Ranks, npt.NDArray[np.uint32]]] = []
     for batch in _batch_files(sections):
-        parts = [distinct_of(sections[number].dictionary) for number in batch]
+        parts = [read_distinct(sections[number].dictionary) for number in batch]
         ranks = rank_parts([distinct, *parts], form)[1][keys:]
         lengths = np.array([len(part) for part in parts], dtype=np.int64)
         owners = np.repeat(np.array(batch, dtype=np.uint32), lengths)
@@ -324,7 +324,7 @@ class Postings:
         The keys of the index are looked up in `keys`.
         """
         if self.layout != EDGES:
-            marks = self._marks_of(keys)
+            marks = self._mark_wanted_keys(keys)
             if marks.all():
                 return has_keys.astype(np.uint8)
             edges = np.diff(np.concatenate([_NO_MARK, marks, _NO_MARK]).view(np.int8))
@@ -336,27 +336,27 @@ class Postings:
         bounds = Bounds(keys.extremes, self._form)
         if bounds.count:
             for number in np.flatnonzero(self._mark_possible_files(bounds, has_keys)).tolist():
-                file_marks[number] = keys.marks(distinct_of(section(number).dictionary)).any()
+                file_marks[number] = keys.marks(read_distinct(section(number).dictionary)).any()
         return file_marks
 
     def has_only(self, keys: WantedKeys) -> bool:
         """Return whether all keys of all files are certainly in `keys`."""
-        return self.layout != EDGES and bool(self._marks_of(keys).all())
+        return self.layout != EDGES and bool(self._mark_wanted_keys(keys).all())
 
     def share(self, keys: WantedKeys) -> float:
         """Return the fraction of the distinct keys that are in `keys`, or 1 if the fraction is unknown."""
         if self.layout == EDGES or not self._keys:
             return 1.0
-        return float(np.count_nonzero(self._marks_of(keys))) / self._keys
+        return float(np.count_nonzero(self._mark_wanted_keys(keys))) / self._keys
 
-    def _marks_of(self, keys: WantedKeys) -> Marks:
+    def _mark_wanted_keys(self, keys: WantedKeys) -> Marks:
         """Return uint8[distinct keys]: 1 for the keys in `keys`.
 
         The result for the last `keys` is cached.
         """
         marked = self._marked
         if marked is None or marked[0] is not keys:
-            self._marked = marked = (keys, keys.marks(distinct_of(self._open_dictionary())))
+            self._marked = marked = (keys, keys.marks(read_distinct(self._open_dictionary())))
         return marked[1]
 
     def _mark_possible_files(self, bounds: Bounds, has_keys: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
@@ -404,7 +404,7 @@ class Postings:
 
     def _mark_files(self, begins: npt.NDArray[np.uint64], ends: npt.NDArray[np.uint64]) -> Marks:
         if self.layout == MATRIX:
-            words = bits.words_of(self._files)
+            words = bits.count_words(self._files)
             matrix = self._read_array(_FILES, "<u8", words * self._keys)
             file_words = _bitmap.mark_rows(matrix.reshape(self._keys, words), begins, ends)
             return np.unpackbits(file_words.view(np.uint8), count=self._files, bitorder="little")

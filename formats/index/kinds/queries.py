@@ -44,7 +44,7 @@ class IndexQuery(Protocol):
 PredicateKey: TypeAlias = tuple[Bound, tuple[float, ...]]
 
 
-def key_of_predicate(predicate: Bound) -> PredicateKey:
+def make_predicate_key(predicate: Bound) -> PredicateKey:
     """Return the cache key of a predicate.
 
     The key distinguishes 0.0 and -0.0, which are equal in Python but match different rows.

@@ -191,7 +191,7 @@ class Fences:
         _, pages, files, _ = _read_trailer(tail, blob_bytes)
         return 8 * (pages + files) + TRAILER_BYTES
 
-    def page_ranges(self, hi: Words, lo: Words) -> list[tuple[int, int]]:
+    def list_page_ranges(self, hi: Words, lo: Words) -> list[tuple[int, int]]:
         """Return (offset, length) in the blob of all pages that may contain one of the hashes, ascending.
 
         Adjacent pages are joined. For one hash this is one page, or two pages if its entries may cross the
@@ -207,7 +207,7 @@ class Fences:
         """Return the result of `Record.lookup` from pages that were read before.
 
         Args:
-            pages: The bytes of `page_ranges` for the same hashes, in the same order.
+            pages: The bytes of `list_page_ranges` for the same hashes, in the same order.
         """
         spans = self._spans(hi)
         if len(pages) != len(spans):
@@ -292,7 +292,7 @@ class RecordBlob:
             raise ValueError("the number of entries of a data file differs from the directory")
 
 
-def files_of(rows: Found, files: int) -> Flags:
+def mark_files(rows: Found, files: int) -> Flags:
     """Return uint8[files]: 1 if a file has a row in `rows`."""
     flags = np.zeros(files, dtype=np.uint8)
     flags[rows[1]] = 1
@@ -313,7 +313,7 @@ class RecordQuery:
 
     def of(self, index: RecordBlob) -> Flags:
         """Return the files that may match, as `IndexQuery.of` does."""
-        return files_of(index.lookup(self.high, self.low), index.files)
+        return mark_files(index.lookup(self.high, self.low), index.files)
 
 
 class RemoteRecord:
@@ -328,11 +328,11 @@ class RemoteRecord:
 
     async def probe(self, query: RecordQuery) -> Flags | None:
         matches = await self.rows(query.high, query.low)
-        return None if matches is None else files_of(matches, self.data_files)
+        return None if matches is None else mark_files(matches, self.data_files)
 
     async def rows(self, high: Hashes, low: Hashes) -> Found | None:
         """Look up hashes as `Record.lookup` does. Return None if the lookup would take too many reads."""
-        pages = await self._blob.read_all(self._fences.page_ranges(high, low))
+        pages = await self._blob.read_all(self._fences.list_page_ranges(high, low))
         return None if pages is None else self._fences.lookup_bytes(high, low, pages)
 
 

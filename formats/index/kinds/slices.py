@@ -64,8 +64,8 @@ def build_section(keys: Keys) -> bytes:
         ValueError: The file has too many rows, or its dictionary is too long.
     """
     distinct, ranks = rank_keys(keys)
-    nulls = bits.none_of(keys.rows) if keys.valid is None else bits.all_of(keys.rows) & ~keys.valid
-    nans = bits.none_of(keys.rows) if keys.nan is None else keys.nan
+    nulls = bits.make_empty_bits(keys.rows) if keys.valid is None else bits.make_full_bits(keys.rows) & ~keys.valid
+    nans = bits.make_empty_bits(keys.rows) if keys.nan is None else keys.nan
     flags = (NULLS if nulls.any() else 0) | (NANS if nans.any() else 0) | (CLIPPED if distinct.clipped else 0)
     layout, stored = _choose_layout(ranks, len(distinct), _find_present(nulls, nans, keys.rows))
     pieces = [
@@ -79,7 +79,7 @@ def build_section(keys: Keys) -> bytes:
 
 
 def _find_present(nulls: Bits, nans: Bits, rows: int) -> Bits:
-    return bits.all_of(rows) & ~(nulls | nans)
+    return bits.make_full_bits(rows) & ~(nulls | nans)
 
 
 def _choose_layout(ranks: Ranks, cardinality: int, present: Bits) -> tuple[int, list[Piece]]:
@@ -103,7 +103,7 @@ def _choose_layout(ranks: Ranks, cardinality: int, present: Bits) -> tuple[int, 
 
 def _count_decoded_bytes(codings: Iterable[int], rows: int) -> int:
     """Return the memory that bitmaps of these codings need in addition to the stored bytes."""
-    return 8 * bits.words_of(rows) * sum(coding in (Coding.ZSTD, Coding.ROARING) for coding in codings)
+    return 8 * bits.count_words(rows) * sum(coding in (Coding.ZSTD, Coding.ROARING) for coding in codings)
 
 
 class Section:
@@ -164,7 +164,7 @@ class Section:
     def intervals(self, bounds: Bounds) -> Intervals:
         return bounds.intervals(self.dictionary)
 
-    def rows_where(self, bounds: Bounds, nulls: bool, nans: bool, slices: Callable[[], _bitmap.Slices]) -> Bits:
+    def find_rows_where(self, bounds: Bounds, nulls: bool, nans: bool, slices: Callable[[], _bitmap.Slices]) -> Bits:
         """Return the rows whose key is within the bounds.
 
         Args:
@@ -180,7 +180,7 @@ class Section:
                 rows = rows | marks if included else rows & ~marks
         return rows
 
-    def rows_marked(self, marks: Bytes, among: Bits | None, slices: Callable[[], _bitmap.Slices]) -> Bits:
+    def find_marked_rows(self, marks: Bytes, among: Bits | None, slices: Callable[[], _bitmap.Slices]) -> Bits:
         """Return the rows whose rank is marked. Null and NaN rows are not returned.
 
         Args:
@@ -188,12 +188,12 @@ class Section:
             among: The rows to search, or None for all rows.
             slices: Returns the first result of `decode_slices`, which may be cached.
         """
-        rows, keyless = bits.all_of(self.rows) if among is None else among, self.keyless
+        rows, keyless = bits.make_full_bits(self.rows) if among is None else among, self.keyless
         if keyless is not None:
             rows = rows & ~keyless
         marked = int(np.count_nonzero(marks))
         if marked == 0:
-            return bits.none_of(self.rows)
+            return bits.make_empty_bits(self.rows)
         if marked == self.cardinality:
             return rows
         if self.layout == EQUALITY:
@@ -221,7 +221,7 @@ class Section:
     def _read_bits(self, piece: int) -> Bits:
         decoded = self._decode_slice(piece)
         if isinstance(decoded, bool):
-            return bits.all_of(self.rows) if decoded else bits.none_of(self.rows)
+            return bits.make_full_bits(self.rows) if decoded else bits.make_empty_bits(self.rows)
         return decoded
 
     def _decode_slice(self, number: int) -> Bits | bool:
@@ -254,9 +254,9 @@ class Section:
         """
         begins, ends = intervals
         if not len(begins):
-            return bits.none_of(self.rows)
+            return bits.make_empty_bits(self.rows)
         if begins[0] == 0 and ends[0] == self.cardinality:
-            return bits.all_of(self.rows)
+            return bits.make_full_bits(self.rows)
         if self.layout == EQUALITY:
             return self._union_bitmaps(begins.tolist(), ends.tolist())
         return find_rows(slices(), intervals, self.cardinality)
@@ -268,10 +268,10 @@ class Section:
         """
         ranks = [rank for begin, end in zip(begins, ends, strict=True) for rank in range(begin, end)]
         inverted = 2 * len(ranks) > self.cardinality
-        rows = bits.none_of(self.rows)
+        rows = bits.make_empty_bits(self.rows)
         for rank in sorted(set(range(self.cardinality)) - set(ranks)) if inverted else ranks:
             rows |= self._read_bits(FIRST + rank)
-        return bits.all_of(self.rows) & ~rows if inverted else rows
+        return bits.make_full_bits(self.rows) & ~rows if inverted else rows
 
 
 def find_rows(slices: _bitmap.Slices, intervals: Intervals, cardinality: int) -> Bits:

@@ -13,7 +13,7 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from seamark.formats.protocol.wire import check_name, parse_namespace, show
-from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.decoding import convert_json
 from seamark.formats.runtime.errors import BadRequest, NoSuchFunction, NoSuchTable, NoSuchView
 from seamark.metaserver.access.principal import ROLE_PREFIX, make_grant
 from seamark.metaserver.access.rights.decisions import (
@@ -264,7 +264,7 @@ def _decode_position(token: str) -> Grant:
         BadRequest: The token is that of another listing.
     """
     try:
-        return from_json(token, Grant)
+        return convert_json(token, Grant)
     except msgspec.MsgspecError:
         raise BadRequest("The pageToken is not one of this listing; begin without a pageToken") from None
 

@@ -19,7 +19,7 @@ from seamark.formats.iceberg.expressions.expression import Expression
 from seamark.formats.iceberg.expressions.expression_json import parse_expression
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.index.definitions import read_definitions
-from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.decoding import convert_json
 from seamark.formats.runtime.errors import BadRequest, NotFound
 from seamark.metaserver.api.admin.query_history import DAYS, DAYS_MAX, read_number
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
@@ -219,7 +219,7 @@ def _to_recorded(shape_sums: QueryShapeSums, metadata: TableMetadata) -> Recorde
     if shape is None or not (shape.conjuncts or shape.aggregates):
         return None
     try:
-        samples = from_json(shape_sums.samples, list[FilterSample]) if shape_sums.samples else []
+        samples = convert_json(shape_sums.samples, list[FilterSample]) if shape_sums.samples else []
     except msgspec.MsgspecError:
         samples = []
     filters = [bound for sample in samples if sample.filter and (bound := _bind(sample.filter, metadata)) is not None]
@@ -228,7 +228,7 @@ def _to_recorded(shape_sums: QueryShapeSums, metadata: TableMetadata) -> Recorde
 
 def _bind(filter_json: str, metadata: TableMetadata) -> Expression | None:
     try:
-        expression = parse_expression(from_json(filter_json, object))
+        expression = parse_expression(convert_json(filter_json, object))
         return bind(expression, metadata.current_schema, metadata.schemas, case_sensitive=True)
     except (BadRequest, NotFound, msgspec.MsgspecError):
         return None  # The column was renamed or dropped since.
@@ -278,7 +278,7 @@ async def _load_applied(history: QueryHistory, uuid: str) -> list[AppliedProposa
     proposals = []
     for stored_advice in await history.list_applied(uuid):
         with suppress(msgspec.MsgspecError):  # Another version of the server wrote it.
-            proposals.append(from_json(stored_advice.advice, AppliedProposal))
+            proposals.append(convert_json(stored_advice.advice, AppliedProposal))
     return proposals
 
 

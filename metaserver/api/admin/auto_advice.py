@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from seamark.formats.iceberg.metadata.auto_advice import AutoAdvicePolicy
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.decoding import convert_json
 from seamark.formats.runtime.errors import BadRequest, CommitConflict, NotFound
 from seamark.formats.services.services import CLUSTERING
 from seamark.metaserver.api.admin.advice import read_state, simulate
@@ -102,7 +102,7 @@ class _Trials:
         for row in await self._history.list_applied(self.uuid):
             if row.id.startswith(_ID_PREFIX):
                 with suppress(msgspec.MsgspecError):  # Another version of the server wrote it.
-                    applied = from_json(row.advice, AppliedProposal)
+                    applied = convert_json(row.advice, AppliedProposal)
                     if applied.trial is not None:
                         self.stored.append(_StoredTrial(applied, applied.trial, row.advice))
 

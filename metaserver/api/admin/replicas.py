@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from seamark.formats.runtime.decoding import from_attributes
+from seamark.formats.runtime.decoding import convert_attributes
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.store.model import STREAM_OWNER_PROTOCOL
@@ -38,4 +38,4 @@ class ReplicasAnswer(msgspec.Struct, frozen=True, rename="kebab"):
 )
 async def list_replicas(call: Call) -> ReplicasAnswer:
     replicas = [each for each in await call.components.store.replicas() if each.protocol != STREAM_OWNER_PROTOCOL]
-    return ReplicasAnswer([from_attributes(replica, ReplicaAnswer) for replica in replicas])
+    return ReplicasAnswer([convert_attributes(replica, ReplicaAnswer) for replica in replicas])

@@ -193,7 +193,7 @@ class _Advisor:
 
 def _find_columns_inside(schema: Schema, column_id: int) -> set[int]:
     """Return the ids of the columns that are nested in a column."""
-    return {one.id for one in schema.index.by_id.values() if column_id in {up.id for up in schema.ancestors(one)}}
+    return {one.id for one in schema.index.by_id.values() if column_id in {up.id for up in schema.list_ancestors(one)}}
 
 
 def _measure_column(files: FoundFiles, schema: Schema, column_id: int) -> Longs:

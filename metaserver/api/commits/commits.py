@@ -16,7 +16,7 @@ from aiohttp import web
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.index.definitions import of_id
 from seamark.formats.protocol.wire import INDEX_FOLDER
-from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.decoding import convert_json
 from seamark.formats.runtime.errors import BadRequest, NotFound
 from seamark.metaserver.api.http.describe import BodySize, Parameter, ResponseSpec
 from seamark.metaserver.api.http.dispatch import Call, Route, json_answer
@@ -90,7 +90,7 @@ async def _add_location(call: Call, response: web.Response, namespace: Namespace
     if response.status != 200:
         return response
     assert isinstance(response.body, bytes)
-    recorded = from_json(response.body, dict[str, Any])
+    recorded = convert_json(response.body, dict[str, Any])
     if _LOCATION in recorded:
         return response
     try:

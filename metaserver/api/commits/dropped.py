@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from seamark.formats.protocol.wire import check_name, check_namespace, parse_namespace
-from seamark.formats.runtime.decoding import from_attributes
+from seamark.formats.runtime.decoding import convert_attributes
 from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.api.http.describe import Parameter, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
@@ -112,7 +112,7 @@ async def undrop(call: Call, change: UndropRequest) -> EntryAnswer:
         await call.allow(Securable(row.entry.namespace), operation="renameTable")
         await call.allow(Securable(namespace))
     await call.allow_new_name(row.entry.kind.value, namespace or row.entry.namespace, name or row.entry.name)
-    return from_attributes(await dropped.restore(call.caller, row.id, namespace, name), EntryAnswer)
+    return convert_attributes(await dropped.restore(call.caller, row.id, namespace, name), EntryAnswer)
 
 
 @Route(
@@ -156,7 +156,7 @@ async def purge_dropped(call: Call) -> None:
 )
 async def list_table_metrics(call: Call) -> MetricsReportPage:
     page = await call.components.catalog.metrics.list(call.namespace, call.name, *call.paging())
-    return MetricsReportPage([from_attributes(row, MetricsReportAnswer) for row in page.items], page.next_token)
+    return MetricsReportPage([convert_attributes(row, MetricsReportAnswer) for row in page.items], page.next_token)
 
 
 async def _find_dropped_entry(call: Call) -> DroppedEntry:

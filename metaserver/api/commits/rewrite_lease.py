@@ -11,7 +11,7 @@ from typing import Annotated
 
 import msgspec
 
-from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.decoding import convert_json
 from seamark.formats.runtime.errors import CommitConflict
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
@@ -91,6 +91,6 @@ async def _read_holder(call: Call, name: str, now_ms: int) -> _Holder | None:
         None if no job has the lease, or if a server of another version wrote it.
     """
     try:
-        return from_json(await call.components.store.lease_state(name, now_ms), _Holder)
+        return convert_json(await call.components.store.lease_state(name, now_ms), _Holder)
     except msgspec.DecodeError:
         return None

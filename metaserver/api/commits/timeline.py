@@ -17,7 +17,7 @@ import structlog
 from aiohttp import web
 
 from seamark.formats.protocol.wire import check_name, encode_json, show
-from seamark.formats.runtime.decoding import from_attributes
+from seamark.formats.runtime.decoding import convert_attributes
 from seamark.formats.runtime.errors import BadRequest, Forbidden, NoSuchTable, SeamarkError, Unauthenticated
 from seamark.metaserver.access.rights.decisions import WAREHOUSE, Securable
 from seamark.metaserver.api.http.describe import Parameter, ResponseSpec, doc
@@ -155,7 +155,7 @@ async def _show_instant(call: Call, instant: Instant) -> InstantAnswer:
 
     If an entry was renamed, and the caller may not browse an entry of the new name, the new name is left out.
     """
-    answer = from_attributes(instant, InstantAnswer)
+    answer = convert_attributes(instant, InstantAnswer)
     if "to" not in instant.summary:
         return answer
     # Older instants lack the levels of the namespace. Only readers of the whole catalog see their new names.

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from seamark.formats.iceberg.expressions.arrow import to_row_type
-from seamark.formats.iceberg.types.types import base_name
+from seamark.formats.iceberg.types.types import get_base_name
 from seamark.formats.index.packing import MISSING, Longs
 from seamark.formats.runtime.errors import NotAcceptable, TooLarge
 from seamark.metaserver.planner.lookup.lookup import Strings
@@ -109,7 +109,7 @@ def arrow_type(kind: str) -> pa.DataType:
 
     Bounds may be shorter than values, so this type may differ from the Arrow type of the values.
     """
-    if base_name(kind) in ("uuid", "fixed"):
+    if get_base_name(kind) in ("uuid", "fixed"):
         return pa.binary()
     try:
         return to_row_type(kind)

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from seamark.formats.iceberg.types.schema import Field, ListType, MapType, StructType, Type
-from seamark.formats.iceberg.types.types import base_name
+from seamark.formats.iceberg.types.types import get_base_name
 from seamark.formats.iceberg.types.values import encode_json
 
 _INTEGERS = {"date": pa.int32(), "time": pa.int64(), "timestamp": pa.int64(), "timestamptz": pa.int64()}
@@ -67,7 +67,7 @@ def _slice_values(values: list[Any], lists: pa.Array) -> list[Any]:
 
 def _read_values(array: pa.Array, kind: str) -> list[Any]:
     """Return primitive values as Iceberg stores them: dates and times are integers, UUIDs are bytes."""
-    name = base_name(kind)
+    name = get_base_name(kind)
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     if name == "decimal":

@@ -12,13 +12,13 @@ import pyarrow as pa
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.types.values import Value, encode_json, promote_value
-from seamark.formats.index.packing import MISSING, Form, Longs, value_of
+from seamark.formats.index.packing import MISSING, Form, Longs, decode_value
 from seamark.formats.protocol.wire import encode_json as to_json
 from seamark.metaserver.api.formats import arrow
 from seamark.metaserver.api.formats.arrow_stream import RecordBatchWriter
 from seamark.metaserver.planner.lookup.lookup import FoundFiles, FoundStatistics, RequestedColumn, Strings
 from seamark.metaserver.planner.lookup.partitions import FilesByPartition, PartitionTuple, group_by_partition
-from seamark.metaserver.planner.lookup.prefix import field_kind
+from seamark.metaserver.planner.lookup.prefix import get_field_kind
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 
 CONTENTS = ("data", "position-deletes", "equality-deletes")
@@ -154,7 +154,7 @@ class _FilesPage:
         files = self._files
         match name:
             case "spec-id":
-                return files.by_segment([segment.block.spec_id for segment in files.segments])
+                return files.repeat_by_segment([segment.block.spec_id for segment in files.segments])
             case "sequence-number":
                 return files.sequence_numbers()
             case "snapshot-id":
@@ -184,7 +184,7 @@ class _FilesPage:
             return np.full(files, MISSING, dtype=np.int64)
         if self._scan is None:
             return np.zeros(files, dtype=np.int64)
-        applying = self._scan.deletes_of(self._files.entry_ids())
+        applying = self._scan.find_deletes_by_file(self._files.entry_ids())
         return np.array([len(deletes) for deletes in applying], dtype=np.int64)
 
 
@@ -210,12 +210,12 @@ class ColumnStats:
             elif side := _SIDES.get(name):
                 self._add_bounds(columns, column_name, stats, side)
             else:
-                columns.add(column_name, pa.int64(), stats.integer_counts(_COUNTS[name]))
+                columns.add(column_name, pa.int64(), stats.read_integer_counts(_COUNTS[name]))
         return columns.stream(about)
 
     def _add_bounds(self, columns: RecordBatchWriter, name: str, stats: FoundStatistics, side: str) -> None:
         kind = arrow.arrow_type(self._column.kind)
-        packed = stats.integer_bounds(side) if arrow.is_integer(kind) else None
+        packed = stats.read_integer_bounds(side) if arrow.is_integer(kind) else None
         if packed is not None:
             columns.add(name, kind, packed)
         else:
@@ -337,7 +337,7 @@ def encode_partition(metadata: TableMetadata, partition: PartitionTuple) -> dict
         if value is None or value.value is None:
             json_values[field.name] = None
             continue
-        kind = field_kind(metadata, field) or value.kind
+        kind = get_field_kind(metadata, field) or value.kind
         json_values[field.name] = encode_bound_json(kind, promote_value(value.kind, kind, value.value))
     return json_values
 
@@ -358,13 +358,13 @@ def _decode_values(values: Longs | npt.NDArray[np.float64] | Strings, kind: str)
     """Return bounds as JSON single values."""
     if isinstance(values, Strings):
         return [
-            None if string is None else encode_bound_json(kind, value_of(Form.STRINGS, kind, string))
+            None if string is None else encode_bound_json(kind, decode_value(Form.STRINGS, kind, string))
             for string in values.values()
         ]
     if values.dtype == np.float64:
         return [None if math.isnan(number) else encode_bound_json(kind, number) for number in values.tolist()]
     return [
-        None if number == MISSING else encode_bound_json(kind, value_of(Form.INTEGERS, kind, number))
+        None if number == MISSING else encode_bound_json(kind, decode_value(Form.INTEGERS, kind, number))
         for number in values.tolist()
     ]
 

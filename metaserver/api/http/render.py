@@ -19,7 +19,7 @@ from aiohttp import web
 
 from seamark.cache.single_flight import SingleFlight
 from seamark.formats.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
-from seamark.formats.iceberg.metadata.table_json import encode_table, refs_view
+from seamark.formats.iceberg.metadata.table_json import encode_refs_view, encode_table
 from seamark.formats.protocol.wire import AFTER_HEADER, FRESH_HEADER, encode_json
 from seamark.formats.runtime.errors import BadRequest
 from seamark.formats.storage.locations import parse_location
@@ -31,10 +31,10 @@ from seamark.metaserver.catalog.documents import SnapshotMode
 from seamark.metaserver.catalog.plans.plan_tables import LoadedPlan
 from seamark.metaserver.catalog.values import LoadedTable, LoadedView
 from seamark.metaserver.objects.credentials import VendedKeys
-from seamark.metaserver.objects.storages import SERVER_STORAGES, access_stamp, keys_stamp
+from seamark.metaserver.objects.storages import SERVER_STORAGES, access_stamp, compute_keys_stamp
 from seamark.metaserver.objects.vending import SIGNING
 from seamark.metaserver.planner.plan.plan_writer import TESTS_NAN
-from seamark.metaserver.planner.scan.request import names_are_ambiguous
+from seamark.metaserver.planner.scan.request import has_ambiguous_names
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import TABLE, NamespacePath, PlanSnapshot
 from seamark.metaserver.streams.fresh_snapshots import log_current_snapshot
@@ -181,7 +181,7 @@ async def answer_fresh_read(
     config, credentials = await access_config(call, entry.uuid, metadata, namespace, name)
     tail = _encode_tail({**config, PLANNING_MODE: planning_mode(call.components.settings, metadata)}, credentials)
     metadata = log_current_snapshot(metadata)
-    document = refs_view(metadata) if mode == "refs" else encode_table(metadata)
+    document = encode_refs_view(metadata) if mode == "refs" else encode_table(metadata)
     plan_snapshots = [plan for plan in plan_snapshots if plan.id not in metadata.snapshots_by_id]
     if plan_snapshots:
         document = _add_snapshots(document, plan_snapshots)
@@ -254,7 +254,7 @@ def planning_mode(settings: Settings, metadata: TableMetadata) -> str:
     mode = metadata.properties.get(PLANNING_PROPERTY, "").lower()
     if mode in _PLANNERS:
         return mode
-    if names_are_ambiguous(metadata):
+    if has_ambiguous_names(metadata):
         return "client"
     if settings.scan_planning_mode in _PLANNERS:
         return settings.scan_planning_mode
@@ -333,14 +333,14 @@ async def access_config(
         )
 
     storage = SERVER_STORAGES[table.scheme]
-    if storage.keys_stamp(settings, call.components.clock.now_ms()) is not None:
+    if storage.compute_keys_stamp(settings, call.components.clock.now_ms()) is not None:
         # The cloud checks these keys, and cannot know which table owns a location.
         if not staged:
             await call.components.catalog.check_owned(table_uuid, location)
         elif not location.endswith(table_uuid.replace("-", "")):
             # Until the table is created, another table could be created at a location that the client has chosen.
             requested = SIGNING
-    return await storage.client_access(
+    return await storage.grant_client_access(
         settings,
         table,
         delegation=requested,
@@ -359,7 +359,7 @@ async def _grant_stamp(call: Call, securable: Securable) -> tuple[str | bool, ..
     components = call.components
     if not await call.may(securable, "loadCredentials"):
         return ("no keys",)
-    cloud_stamp = keys_stamp(components.settings, components.clock.now_ms())
+    cloud_stamp = compute_keys_stamp(components.settings, components.clock.now_ms())
     if components.settings.s3_client_access == "gateway":
         grant = call.principal.name, await call.may(securable, "updateTable"), components.gateway_keys.stamp()
         return *grant, cloud_stamp

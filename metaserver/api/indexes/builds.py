@@ -20,7 +20,7 @@ import numpy as np
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.index.packing import Longs
 from seamark.formats.protocol.wire import INDEX_FOLDER
-from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.decoding import convert_json
 from seamark.formats.runtime.errors import BadRequest, CommitConflict
 from seamark.metaserver.api.formats.listings import FILE_COLUMNS, FileListing, make_items
 from seamark.metaserver.api.http.describe import BodySize, Parameter, ResponseSpec, doc
@@ -47,7 +47,7 @@ from seamark.metaserver.api.indexes.index_state import (
     load,
 )
 from seamark.metaserver.api.indexes.indexes import INDEXES_PATH, NO_INDEX, find_defined_index
-from seamark.metaserver.catalog.pointers import files_folder
+from seamark.metaserver.catalog.pointers import get_files_folder
 from seamark.metaserver.index.files.registration import read_index_file
 from seamark.metaserver.planner.lookup.lookup import files_at
 from seamark.metaserver.planner.view.view import TableView
@@ -136,7 +136,7 @@ async def start_index_build(call: Call, body: StartBuildRequest) -> dict[str, An
         "request-id": call.caller.request_id,
         "index": name,
         "definition": definition.id,
-        "folder": f"{files_folder(call.components.settings, table.metadata)}/{INDEX_FOLDER}/{build_id}",
+        "folder": f"{get_files_folder(call.components.settings, table.metadata)}/{INDEX_FOLDER}/{build_id}",
         "files-total": sum(int(mask.sum()) for _, mask in lag),
         "rows-total": sum(files.rows_in(mask) for files, mask in lag),
         "active-ms": now_ms,
@@ -253,7 +253,7 @@ async def list_index_build_files(call: Call) -> dict[str, Any]:
 def _list_items(metadata: TableMetadata, files: SnapshotFiles, rows: Longs) -> list[dict[str, Any]]:
     """Return the items of the answer for these positions in a view."""
     entry_ids = np.concatenate(
-        [np.empty(0, dtype=np.int64), *map(files.view.entry_ids_of, range(len(files.view.blocks)))]
+        [np.empty(0, dtype=np.int64), *map(files.view.list_block_entry_ids, range(len(files.view.blocks)))]
     )
     none = files_at(TableView((), ()), entry_ids[:0])
     return make_items(
@@ -340,7 +340,7 @@ def _read_token(call: Call, build: Build) -> _Token | None:
         return None
     try:
         packed = (call.components.catalog.pages.decode(text) or "").encode()
-        token = from_json(packed, _Token)
+        token = convert_json(packed, _Token)
     except (BadRequest, msgspec.DecodeError):
         token = None
     if token is None or token.build != build.instant.id or token.row < 0 or not 0 <= token.at < len(token.snapshots):

@@ -17,7 +17,7 @@ from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.indexes.index_state import AUDITING, READER, TableIndexes, load
 from seamark.metaserver.api.indexes.indexes import INDEXES_PATH, NO_INDEX, find_defined_index
-from seamark.metaserver.catalog.pointers import files_folder
+from seamark.metaserver.catalog.pointers import get_files_folder
 from seamark.metaserver.index.files.registry_rebuild import FOLDER_FILES_MAX, FolderIndexFile, RegistryRebuild
 from seamark.metaserver.store.model import IndexFileState, RegisteredIndexFile
 
@@ -164,7 +164,7 @@ async def rebuild_index_registry(call: Call) -> RebuildRegistryResponse:
     table = await load(call)
     components = call.components
     rebuild = RegistryRebuild(components.objects, call.app[READER], components.registry, components.clock)
-    folder = files_folder(components.settings, table.metadata)
+    folder = get_files_folder(components.settings, table.metadata)
     rebuilt = await rebuild.run(table.entry.uuid, table.metadata, table.registered, folder)
     return RebuildRegistryResponse(
         folder=rebuilt.folder,

@@ -26,7 +26,7 @@ from seamark.metaserver.api.http.dispatch import Call
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.index.files.headers import IndexReader
 from seamark.metaserver.index.files.registry import IndexFiles
-from seamark.metaserver.planner.indexes.coverage import FileIds, file_ids_of
+from seamark.metaserver.planner.indexes.coverage import FileIds, compute_view_file_ids
 from seamark.metaserver.planner.lookup.lookup import lookup
 from seamark.metaserver.planner.scan.request import ScanRequest
 from seamark.metaserver.planner.view.view import TableView
@@ -101,7 +101,7 @@ async def files_of(call: Call, metadata: TableMetadata, snapshot_id: int | None)
     view = await view_of(call, metadata, snapshot_id)
 
     def read() -> SnapshotFiles:
-        return SnapshotFiles(view, file_ids_of(view), lookup(view).longs("record_count"))
+        return SnapshotFiles(view, compute_view_file_ids(view), lookup(view).longs("record_count"))
 
     return read() if view.file_count <= _IN_THREAD_FILES else await asyncio.to_thread(read)
 

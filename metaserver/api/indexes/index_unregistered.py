@@ -20,7 +20,7 @@ from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.indexes.index_state import READER, TableIndexes, load, view_of
 from seamark.metaserver.api.indexes.indexes import NO_INDEX, find_defined_index
-from seamark.metaserver.planner.indexes.coverage import file_ids_of
+from seamark.metaserver.planner.indexes.coverage import compute_view_file_ids
 from seamark.metaserver.planner.view.view import TableView
 
 FILES_MAX = 1000
@@ -106,4 +106,4 @@ async def _are_unreferenced(
 
 
 def _find(view: TableView, ids: npt.NDArray[np.uint64]) -> Longs:
-    return file_ids_of(view).find(ids)
+    return compute_view_file_ids(view).find(ids)

@@ -24,15 +24,15 @@ from seamark.formats.index.definitions import (
     STATES,
     Definitions,
     IndexDefinition,
-    bucket_definitions,
+    add_name_mapping,
     check_name,
     define,
+    list_bucket_definitions,
     read_definitions,
-    with_name_mapping,
 )
 from seamark.formats.index.keys.measures import Measure
 from seamark.formats.index.keys.terms import Term
-from seamark.formats.index.kinds.kinds import KINDS, kinds_with_parameter, list_parameters
+from seamark.formats.index.kinds.kinds import KINDS, list_kinds_with_parameter, list_parameters
 from seamark.formats.protocol.wire import FORMER_INDEX_FOLDER
 from seamark.formats.runtime.errors import AlreadyExists, BadRequest, NotFound
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
@@ -96,7 +96,10 @@ _INDEX_PROPERTIES: dict[str, Any] = {
         "description": "The aggregates of a cube; empty for other kinds.",
     },
     **{
-        name: {"type": "number", "description": f"For {', '.join(kinds_with_parameter(name))}: {parameter.meaning}."}
+        name: {
+            "type": "number",
+            "description": f"For {', '.join(list_kinds_with_parameter(name))}: {parameter.meaning}.",
+        }
         for name, parameter in list_parameters().items()
     },
     "files": {"type": ["integer", "null"], "description": "Data files of the current snapshot that the index covers."},
@@ -210,7 +213,7 @@ async def list_indexes(call: Call) -> dict[str, Any]:
     descriptions.sort(key=lambda index: str(index["name"]))
     descriptions += [
         _describe_bucket_index(table.metadata, state.files, definition)
-        for definition in bucket_definitions(table.metadata)
+        for definition in list_bucket_definitions(table.metadata)
     ]
     return {"snapshot-id": table.metadata.current_snapshot_id, "indexes": descriptions}
 
@@ -308,7 +311,7 @@ def _change_definition(
     definition = define(
         name, kind, columns, metadata.current_schema, parameters=parameters, state=state, measures=measures
     )
-    definition = with_name_mapping(definition, metadata)
+    definition = add_name_mapping(definition, metadata)
     twin = next((other for other in defined.by_name.values() if other.id == definition.id and other.name != name), None)
     if twin is not None:
         raise AlreadyExists(
@@ -323,7 +326,9 @@ async def _show_index(call: Call, table: TableIndexes, name: str) -> dict[str, A
         return _to_broken_index_json(name, defined.problems[name])
     definition = defined.by_name.get(name)
     buckets = (
-        {definition.name: definition for definition in bucket_definitions(table.metadata)} if definition is None else {}
+        {definition.name: definition for definition in list_bucket_definitions(table.metadata)}
+        if definition is None
+        else {}
     )
     if definition is None and name not in buckets:
         raise _make_missing_error(name, (*defined.by_name, *buckets))

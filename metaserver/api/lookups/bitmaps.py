@@ -28,12 +28,12 @@ import pyarrow as pa
 import pyroaring
 from aiohttp import web
 
-from seamark.formats.iceberg.expressions.expression import TRUE, Expression, predicates_of
+from seamark.formats.iceberg.expressions.expression import TRUE, Expression, collect_predicates
 from seamark.formats.iceberg.expressions.expression_json import parse_expression
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.index.definitions import read_definitions
 from seamark.formats.index.keys.keys import Bits
-from seamark.formats.index.kinds.bits import all_of, count, list_positions, to_roaring, words_of
+from seamark.formats.index.kinds.bits import count, count_words, list_positions, make_full_bits, to_roaring
 from seamark.formats.index.kinds.kinds import KINDS
 from seamark.formats.index.packing import Longs
 from seamark.formats.protocol.wire import decode_json, encode_json
@@ -334,7 +334,7 @@ class _Page:
         await self._covers.verify_sources(entry, matcher.damaged)
 
     async def _list_indexes(self, metadata: TableMetadata, entry: Entry) -> dict[tuple[int, str], BitmapIndex]:
-        requested = {(predicate.column_id, predicate.transform) for predicate in predicates_of(self._scan.bound)}
+        requested = {(predicate.column_id, predicate.transform) for predicate in collect_predicates(self._scan.bound)}
         indexes = {}
         for definition in read_definitions(metadata).enabled:
             key = (definition.terms[0].column_id, definition.terms[0].transform)
@@ -347,7 +347,7 @@ class _Page:
         records = files_at(self._scan.view, entry_ids).longs("record_count").tolist()
         files = []
         for entry_id, position, count_of, deletes in zip(
-            entry_ids.tolist(), file_positions, records, self._scan.deletes_of(entry_ids), strict=True
+            entry_ids.tolist(), file_positions, records, self._scan.find_deletes_by_file(entry_ids), strict=True
         ):
             if count_of < 0:
                 files.append(_CandidateFile(entry_id, count_of, None, False, len(deletes)))
@@ -364,7 +364,7 @@ class _Page:
         """
         deleted = await asyncio.to_thread(_select_evaluable_files, files)
         step = CANDIDATES_MAX // 64
-        for start in range(0, max((words_of(file.records) for file in deleted), default=0), step):
+        for start in range(0, max((count_words(file.records) for file in deleted), default=0), step):
             part = slice(start, start + step)
             rows, file_positions = await asyncio.to_thread(self._select_candidates, deleted, part)
             deletion = await self._evaluator.evaluate(file_positions, np.concatenate(rows))
@@ -479,7 +479,7 @@ def _select_evaluable_files(files: list[_CandidateFile]) -> list[_CandidateFile]
         if candidates > ROWS_JUDGED_MAX:
             file.undecided, file.exact = candidates, False
             continue
-        file.bits = all_of(file.records) if file.bits is None else file.bits.copy()
+        file.bits = make_full_bits(file.records) if file.bits is None else file.bits.copy()
         deleted.append(file)
     return deleted
 

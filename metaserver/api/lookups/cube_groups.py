@@ -23,13 +23,13 @@ from aiohttp import web
 
 from seamark.formats.iceberg.expressions.arrow_filters import check_filter
 from seamark.formats.iceberg.expressions.binding import bind
-from seamark.formats.iceberg.expressions.expression import TRUE, Expression, is_longer, predicates_of
+from seamark.formats.iceberg.expressions.expression import TRUE, Expression, collect_predicates, is_longer
 from seamark.formats.iceberg.expressions.expression_json import parse_expression
 from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.index.definitions import IndexDefinition, read_definitions
 from seamark.formats.index.keys.group_conditions import make_group_schema
 from seamark.formats.index.keys.measures import list_partials
-from seamark.formats.index.kinds.cube import SumOverflow, combine_groups, entry_schema
+from seamark.formats.index.kinds.cube import SumOverflow, build_entry_schema, combine_groups
 from seamark.formats.index.kinds.kinds import KINDS
 from seamark.formats.protocol.wire import decode_json
 from seamark.formats.runtime.errors import BadRequest, NotFound
@@ -187,7 +187,7 @@ def _count_use(call: Call, entry: Entry, definition: IndexDefinition, reading: G
 
 
 def _select(definition: IndexDefinition, columns: Sequence[str]) -> pa.Schema:
-    schema = entry_schema(definition.terms, definition.measures)
+    schema = build_entry_schema(definition.terms, definition.measures)
     if not columns or list(columns) != [name for name in schema.names if name in columns]:
         raise BadRequest(f"columns must be some of {', '.join(schema.names)} in this order, not {columns[:100]!r}")
     return pa.schema([schema.field(name) for name in columns])
@@ -226,7 +226,7 @@ def _is_expensive(condition: Expression) -> bool:
     """Return whether a condition has too many values, predicates or transformed columns to evaluate it."""
     if is_longer(condition, CONDITION_VALUES_MAX):
         return True
-    transformed = {(one.column_id, one.transform) for one in predicates_of(condition) if one.transform != IDENTITY}
+    transformed = {(one.column_id, one.transform) for one in collect_predicates(condition) if one.transform != IDENTITY}
     return len(transformed) > _TRANSFORMS_MAX
 
 

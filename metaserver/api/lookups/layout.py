@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from seamark.formats.index.packing import Form, form_of, value_of
+from seamark.formats.index.packing import Form, decode_value, get_form
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.api.formats.listings import encode_bound_json
 from seamark.metaserver.api.http.describe import Parameter, ResponseSpec, doc
@@ -20,7 +20,7 @@ from seamark.metaserver.api.http.parameters.snapshots import (
     snapshot_of,
 )
 from seamark.metaserver.api.lookups.metadata import stats_column
-from seamark.metaserver.planner.lookup.layout import Axis, Ranges, bars_of, count_size_classes, read_layouts
+from seamark.metaserver.planner.lookup.layout import Axis, Ranges, build_bars, count_size_classes, read_layouts
 from seamark.metaserver.planner.lookup.lookup import FoundFiles, RequestedColumn, lookup
 from seamark.metaserver.planner.scan.request import ScanRequest
 from seamark.metaserver.planner.view.view import TableView
@@ -108,7 +108,7 @@ async def load_column_layout(call: Call) -> ColumnLayout:
     metadata = (await call.components.catalog.tables.load(call.namespace, call.name)).metadata
     name = call.names[1]
     column = stats_column(metadata, name)
-    if form_of(column.kind) is None:
+    if get_form(column.kind) is None:
         raise BadRequest(f"Column {name} is of the type {column.kind}, which has no bounds")
     scale = call.query.get("scale", "value")
     if scale not in SCALES:
@@ -127,7 +127,7 @@ async def load_column_layout(call: Call) -> ColumnLayout:
         for snapshot_id in ids
     ]
     files = sum(view.file_count for view in views)
-    if form_of(column.kind) is Form.STRINGS and files > STRING_FILES_MAX:
+    if get_form(column.kind) is Form.STRINGS and files > STRING_FILES_MAX:
         raise BadRequest(
             f"Column {name} is of the type {column.kind}, whose layout is computed for at most {STRING_FILES_MAX:,} "
             f"files; these are {files:,}. Choose a column of numbers or times"
@@ -161,7 +161,7 @@ def _compute_layout(
 def _make_snapshot_layout(
     snapshot_id: int | None, files: FoundFiles, ranges: Ranges, axis: Axis, bars: int, points: int
 ) -> SnapshotLayout:
-    ranks = axis.ranks_at(points)
+    ranks = axis.list_ranks(points)
     return SnapshotLayout(
         snapshot_id=snapshot_id,
         files=ranges.files,
@@ -172,15 +172,15 @@ def _make_snapshot_layout(
             LayoutPoint(position, depth)
             for position, depth in zip(axis.positions[ranks].tolist(), ranges.depth(ranks).tolist(), strict=True)
         ],
-        bars=[LayoutBar(*bar) for bar in bars_of(ranges, axis, bars)],
+        bars=[LayoutBar(*bar) for bar in build_bars(ranges, axis, bars)],
         sizes=[LayoutSizes(*of_class) for of_class in count_size_classes(files)],
     )
 
 
 def _place_marks(axis: Axis, kind: str) -> list[Mark]:
-    form = form_of(kind)
+    form = get_form(kind)
     assert form is not None
     return [
-        Mark(float(axis.positions[rank]), encode_bound_json(kind, value_of(form, kind, axis.key_at(rank))))
-        for rank in axis.ranks_at(MARKS).tolist()
+        Mark(float(axis.positions[rank]), encode_bound_json(kind, decode_value(form, kind, axis.get_key(rank))))
+        for rank in axis.list_ranks(MARKS).tolist()
     ]

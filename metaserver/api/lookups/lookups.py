@@ -41,7 +41,7 @@ from seamark.metaserver.api.http.parameters.snapshots import SNAPSHOT, find_requ
 from seamark.metaserver.api.indexes.indexes import find_defined_index
 from seamark.metaserver.planner.indexes.resolver import IndexResolver
 from seamark.metaserver.planner.lookup.lookup import files_at
-from seamark.metaserver.planner.rows.lookup_keys import arrays_of, keys_of_arrays, keys_of_json
+from seamark.metaserver.planner.rows.lookup_keys import build_keys, decode_json_keys, extract_term_arrays
 from seamark.metaserver.planner.rows.record_lookup import KEYS_MAX, LocatedRows, Locator
 from seamark.metaserver.planner.rows.row_deletes import RowDeletes
 from seamark.metaserver.planner.scan.request import ScanRequest
@@ -271,17 +271,17 @@ async def _convert_keys(
     call: Call, terms: Sequence[Term], raw_keys: Any, body_bytes: int
 ) -> tuple[list[Keys], Mask | None]:
     if isinstance(raw_keys, pa.Table):
-        arrays, shared_bytes = await asyncio.to_thread(arrays_of, terms, raw_keys)
+        arrays, shared_bytes = await asyncio.to_thread(extract_term_arrays, terms, raw_keys)
         if shared_bytes > (limit := call.components.settings.body_limit_bytes):
             raise TooLarge(
                 f"With a value for each row the keys take {shared_bytes:,} bytes; the limit is {limit:,}. Send them in "
                 "several requests"
             )
         call.keep(shared_bytes)
-        return await asyncio.to_thread(keys_of_arrays, terms, arrays), None
+        return await asyncio.to_thread(build_keys, terms, arrays), None
     if len(raw_keys) <= _IN_LOOP_KEYS_MAX and body_bytes <= _IN_LOOP_BODY_BYTES_MAX:
-        return keys_of_json(terms, raw_keys)
-    return await call.in_turn(partial(keys_of_json, terms, raw_keys))
+        return decode_json_keys(terms, raw_keys)
+    return await call.in_turn(partial(decode_json_keys, terms, raw_keys))
 
 
 async def _send_pieces(pieces: Sequence[bytes | memoryview]) -> AsyncIterator[bytes]:
@@ -337,7 +337,7 @@ class _LookupAnswer:
         numbers = np.cumsum(hit) - 1
         more: list[list[Any]] = []
         if self.query.partitions:
-            files_with_rows = files_at(view, view.entry_ids_at(positions))
+            files_with_rows = files_at(view, view.find_entry_ids(positions))
             files = FileListing(self.metadata, files_with_rows, files_at(view, positions[:0]), None)
             more = files.lists(("spec-id", "partition"), 0, files.total)
         return numbers, list_paths(view, positions), more
@@ -398,7 +398,7 @@ class _LookupAnswer:
 
 def list_paths(view: TableView, positions: Any) -> list[str]:
     """Return the paths of the data files at these positions in the view. The positions are ascending."""
-    texts = files_at(view, view.entry_ids_at(positions)).texts("file_path").values() if len(positions) else []
+    texts = files_at(view, view.find_entry_ids(positions)).texts("file_path").values() if len(positions) else []
     return [(text or b"").decode("utf-8", "replace") for text in texts]
 
 

@@ -22,7 +22,7 @@ from aiohttp import web
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.types.near_names import near_names
 from seamark.formats.iceberg.types.schema import Schema
-from seamark.formats.iceberg.types.types import canonical_primitive
+from seamark.formats.iceberg.types.types import canonicalize_primitive
 from seamark.formats.protocol.wire import encode_json
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.api.formats import arrow
@@ -215,7 +215,7 @@ def stats_column(metadata: TableMetadata, name: str) -> RequestedColumn:
     """
     newest_first = sorted(metadata.schemas, key=lambda schema: schema.id, reverse=True)
     for schema in (metadata.current_schema, *newest_first):
-        column = schema.column_named(name)
+        column = schema.find_column_by_name(name)
         if column is not None:
             if not isinstance(column.type, str):
                 raise BadRequest(
@@ -229,7 +229,7 @@ def stats_column(metadata: TableMetadata, name: str) -> RequestedColumn:
 
 def _canonicalize_kind(type_text: str) -> str:
     try:
-        return canonical_primitive(type_text)
+        return canonicalize_primitive(type_text)
     except BadRequest:  # The type is from a later format version. Its counts are known, but not its bounds.
         return type_text
 

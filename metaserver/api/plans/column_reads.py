@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from seamark.formats.iceberg.expressions.binding import bind, terms_of
+from seamark.formats.iceberg.expressions.binding import bind, list_terms
 from seamark.formats.iceberg.expressions.expression import And, Bound, Expression, Op
 from seamark.formats.iceberg.expressions.expression_json import parse_expression
 from seamark.formats.iceberg.metadata.column_ttl import time_columns
@@ -22,7 +22,7 @@ from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.access.principal import ANONYMOUS
 from seamark.metaserver.access.worker_tokens import SERVICE_PRINCIPAL
 from seamark.metaserver.api.http.dispatch import Call
-from seamark.metaserver.catalog.column_usage import DAY_MS, ColumnRead, ColumnUsage, columns_of
+from seamark.metaserver.catalog.column_usage import DAY_MS, ColumnRead, ColumnUsage, select_columns_of_read
 from seamark.metaserver.planner.lookup.partition_times import find_oldest_end_ms
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.store.model import ALL_AGES, EVERY_COLUMN, UNKNOWN_COLUMNS, Entry
@@ -78,7 +78,9 @@ async def count_plan(
     columns = {UNKNOWN_COLUMNS} if selected_columns is None else selected_columns
     columns |= {predicate.column_id for predicate in predicates}
     end_ms = find_oldest_end_ms(scan_plan.view, scan_plan.entry_ids, scan_plan.metadata)
-    read = ColumnRead(entry.uuid, columns_of(columns), _compute_age_d(end_ms, call.components.clock.now_ms()))
+    read = ColumnRead(
+        entry.uuid, select_columns_of_read(columns), _compute_age_d(end_ms, call.components.clock.now_ms())
+    )
     usage.add(read, None if call.principal is ANONYMOUS else call.principal.name)
     return read
 
@@ -140,12 +142,12 @@ def read_of_report(
         columns = {UNKNOWN_COLUMNS}
     try:
         filtered = parse_expression(report.get("filter", True))
-        columns = {*columns, *(term[0] for term in terms_of(filtered, schema, (), case_sensitive=False))}
+        columns = {*columns, *(term[0] for term in list_terms(filtered, schema, (), case_sensitive=False))}
         if not is_planned:
             oldest = _find_minimum_time_ms(bind(filtered, schema, (), case_sensitive=False), metadata)
     except BadRequest:  # Iceberg replaces literals with a description, such as (2-digit-int).
         pass
-    return ColumnRead(uuid, columns_of(columns), _compute_age_d(oldest, now_ms))
+    return ColumnRead(uuid, select_columns_of_read(columns), _compute_age_d(oldest, now_ms))
 
 
 def _list_in(report: Mapping[str, Any], name: str) -> list[Any]:

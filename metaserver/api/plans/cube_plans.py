@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from aiohttp import web
 
-from seamark.formats.iceberg.expressions.expression import TRUE, Expression, all_of, is_longer
+from seamark.formats.iceberg.expressions.expression import TRUE, Expression, is_longer, join_by_and
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.index.keys.group_conditions import to_group_condition
 from seamark.formats.protocol.wire import CUBE_PLAN
@@ -39,7 +39,7 @@ from seamark.metaserver.api.plans.plan_tables import (
     read_filter,
 )
 from seamark.metaserver.catalog.plans.plan_tables import Holder
-from seamark.metaserver.planner.indexes.coverage import file_ids_of
+from seamark.metaserver.planner.indexes.coverage import compute_view_file_ids
 from seamark.metaserver.planner.scan.request import BoundScan
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 
@@ -154,7 +154,7 @@ async def make_cube_plan(call: Call, body: MakeCubePlanRequest) -> web.Response:
         condition = await asyncio.to_thread(to_group_condition, bound_scan.bound, cube.terms)
     text = bytes(body.group_filter)
     group_condition = await read_in_turn(call, len(text), partial(read_condition, text, cube))
-    condition = all_of(condition, group_condition)
+    condition = join_by_and(condition, group_condition)
     reading = await read_groups(call, loaded, cube, body.columns, ids, condition)
     covered = np.zeros(scan_plan.files, dtype=np.bool_)
     covered[is_whole] = reading.covered
@@ -210,8 +210,10 @@ def _find_whole_files(scan_plan: ScanPlan, excluded: ScanPlan | None) -> tuple[n
     Returns:
         bool[files], the identified files without deletes, and uint64[n, 2], their identities.
     """
-    ids, is_known = file_ids_of(scan_plan.view).at(scan_plan.view.positions_of(scan_plan.entry_ids))
-    has_deletes = np.array([bool(deletes) for deletes in scan_plan.deletes_of(scan_plan.entry_ids)], dtype=np.bool_)
+    ids, is_known = compute_view_file_ids(scan_plan.view).at(scan_plan.view.positions_of(scan_plan.entry_ids))
+    has_deletes = np.array(
+        [bool(deletes) for deletes in scan_plan.find_deletes_by_file(scan_plan.entry_ids)], dtype=np.bool_
+    )
     is_whole = is_known & ~has_deletes
     if excluded is not None:
         # The ids of entries are numbers in the manifest list, so they are the same in both plans.

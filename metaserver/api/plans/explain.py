@@ -14,8 +14,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from aiohttp import web
 
-from seamark.formats.iceberg.expressions.expression import TRUE, And, Bound, Expression, Or, is_longer, predicates_of
-from seamark.formats.iceberg.expressions.expression_json import expression_json, parse_expression
+from seamark.formats.iceberg.expressions.expression import (
+    TRUE,
+    And,
+    Bound,
+    Expression,
+    Or,
+    collect_predicates,
+    is_longer,
+)
+from seamark.formats.iceberg.expressions.expression_json import encode_expression, parse_expression
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.protocol.wire import decode_json, encode_json
 from seamark.formats.runtime.errors import BadRequest
@@ -305,7 +313,7 @@ def _explain_scan(
 ) -> ExplainResponse:
     estimates = estimate_layouts(scan, samples, properties)
     files = files_at(scan.view, scan.entry_ids)
-    deletes = {delete for applying in scan.deletes_of(scan.entry_ids) for delete in applying}
+    deletes = {delete for applying in scan.find_deletes_by_file(scan.entry_ids) for delete in applying}
     residuals, complete = _collect_residuals(scan)
     kept_files: Any = msgspec.UNSET
     if files_max:
@@ -320,7 +328,7 @@ def _explain_scan(
         bytes=scan.stages[-1].bytes_left,
         records=int(files.longs("record_count").clip(0).sum()),
         delete_files=len(deletes),
-        filter=expression_json(scan.bound),
+        filter=encode_expression(scan.bound),
         not_used=read.unused,
         not_used_reasons=read.reasons,
         terms=[_describe_term(effect) for effect in effects_of_terms(scan, samples)],
@@ -337,7 +345,7 @@ def _explain_scan(
 
 def _describe_term(effect: TermEffect) -> ExplainedTerm:
     return ExplainedTerm(
-        filter=expression_json(effect.expression),
+        filter=encode_expression(effect.expression),
         column=effect.column,
         files_in=effect.files_in,
         files_left=effect.files_left,
@@ -378,7 +386,7 @@ def _collect_residuals(scan: ScanPlan) -> tuple[list[ExplainedResidual], bool]:
     within = group_by_partition(files_at(scan.view, scan.entry_ids))
     parts = sorted(zip(within.files(), within.partitions, strict=True), key=lambda part: -part[0])
     counts: dict[bytes, int] = {}
-    size = sum(1 + len(predicate.values) for predicate in predicates_of(scan.bound))
+    size = sum(1 + len(predicate.values) for predicate in collect_predicates(scan.bound))
     residual_bytes, partitions = 0, 0
     for files, partition in parts[:RESIDUAL_PARTITIONS_MAX]:
         if partitions * size > RESIDUAL_VALUES_MAX or residual_bytes > RESIDUAL_BYTES_MAX:
@@ -386,7 +394,7 @@ def _collect_residuals(scan: ScanPlan) -> tuple[list[ExplainedResidual], bool]:
         partitions += 1
         values = tuple(field.value for field in partition.fields)
         fields = tuple((field.field_id, field.kind) for field in partition.fields)
-        residual = encode_json(expression_json(scan.residual_in(partition.spec_id, fields, values)))
+        residual = encode_json(encode_expression(scan.compute_partition_residual(partition.spec_id, fields, values)))
         residual_bytes += 0 if residual in counts else len(residual)
         counts[residual] = counts.get(residual, 0) + files
     most_first = sorted(counts.items(), key=lambda item: -item[1])

@@ -17,7 +17,7 @@ import msgspec
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.replacement import is_replace
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
-from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.decoding import convert_json
 from seamark.metaserver.api.http.dispatch import Call
 from seamark.metaserver.api.http.fresh_reads import find_fresh_snapshot, load_fresh
 from seamark.metaserver.api.http.parameters.fresh import reads_fresh
@@ -86,5 +86,5 @@ def with_fresh(loaded: LoadedTable, request: PinnedRequest) -> LoadedTable:
     """Return the table with the fresh snapshot that the request reads, if it reads one."""
     if not request.fresh:
         return loaded
-    metadata = with_fresh_snapshot(loaded.metadata, from_json(request.fresh, Snapshot))
+    metadata = with_fresh_snapshot(loaded.metadata, convert_json(request.fresh, Snapshot))
     return msgspec.structs.replace(loaded, metadata=metadata)

@@ -17,7 +17,7 @@ from seamark.formats.iceberg.expressions.comparisons import resolve_literals
 from seamark.formats.iceberg.expressions.expression import FALSE, TRUE, Expression, Not
 from seamark.formats.iceberg.expressions.expression_json import parse_expression
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.formats.iceberg.types.schema import Column, ListType, MapType, Schema, is_primitive, type_name
+from seamark.formats.iceberg.types.schema import Column, ListType, MapType, Schema, describe_type, is_primitive
 from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.protocol.wire import LIKES_MAX, PATTERN_MAX, RANGE, check_name, decode_json
 from seamark.formats.runtime.errors import BadRequest
@@ -30,9 +30,16 @@ from seamark.metaserver.api.http.fresh_reads import load_to_read
 from seamark.metaserver.api.http.parameters.snapshots import snapshot_of
 from seamark.metaserver.api.http.sql_texts import read_in_turn
 from seamark.metaserver.planner.joins.dimension_columns import DimensionColumn
-from seamark.metaserver.planner.joins.dimensions import Dimensions, limits_of
+from seamark.metaserver.planner.joins.dimensions import Dimensions, get_limits
 from seamark.metaserver.planner.joins.extremes import EXTREMES
-from seamark.metaserver.planner.joins.joins import JoinFilters, JoinOutcome, Pair, RequestedJoin, join_filters, kind_of
+from seamark.metaserver.planner.joins.joins import (
+    JoinFilters,
+    JoinOutcome,
+    Pair,
+    RequestedJoin,
+    get_canonical_kind,
+    join_filters,
+)
 from seamark.metaserver.planner.joins.like_predicates import (
     AnyLike,
     BoundLike,
@@ -315,7 +322,7 @@ def _bind_likes(spec: JoinSpec, metadata: TableMetadata) -> tuple[AnyLike, ...]:
 def _bind_like(metadata: TableMetadata, predicate: LikePredicate) -> BoundLike:
     column = _find_column(metadata.current_schema, predicate.column)
     if column.type != "string":
-        raise BadRequest(f"LIKE needs a string; the column {column.name} is a {type_name(column.type)}")
+        raise BadRequest(f"LIKE needs a string; the column {column.name} is a {describe_type(column.type)}")
     try:
         _ = predicate.regex
     except ValueError as error:
@@ -342,7 +349,7 @@ def parse_filter(data: bytes, metadata: TableMetadata, *, functions: bool = Fals
 
 def _bind_pair(metadata: TableMetadata, other: TableMetadata, own_name: str, other_name: str) -> Pair:
     left, right = _find_column(metadata.current_schema, own_name), _find_column(other.current_schema, other_name)
-    return Pair(left.id, left.name, kind_of(left.type), right.id, kind_of(right.type))
+    return Pair(left.id, left.name, get_canonical_kind(left.type), right.id, get_canonical_kind(right.type))
 
 
 def _find_column(schema: Schema, name: str) -> Column:
@@ -351,16 +358,16 @@ def _find_column(schema: Schema, name: str) -> Column:
     Raises:
         BadRequest: The column does not exist, or does not have exactly one value in each row.
     """
-    column = schema.column_named(name)
+    column = schema.find_column_by_name(name)
     if column is None:
         matching_ids = {number for other, number in schema.index.by_name.items() if other.lower() == name.lower()}
         if len(matching_ids) != 1:
             problem = "is not" if not matching_ids else f"may be one of {len(matching_ids)} columns"
             raise BadRequest(f"The column {name[:200]!r} {problem} in the table's schema")
         column = schema.index.by_id[matching_ids.pop()]
-    inside = any(isinstance(ancestors.type, ListType | MapType) for ancestors in schema.ancestors(column))
+    inside = any(isinstance(ancestors.type, ListType | MapType) for ancestors in schema.list_ancestors(column))
     if inside or not is_primitive(column.type):
-        problem = "is inside a list or a map" if inside else f"is a {type_name(column.type)}"
+        problem = "is inside a list or a map" if inside else f"is a {describe_type(column.type)}"
         raise BadRequest(
             f"The column {column.name} {problem}; join on a column of a primitive type outside lists and maps"
         )
@@ -369,7 +376,7 @@ def _find_column(schema: Schema, name: str) -> Column:
 
 async def _open(app: web.Application) -> AsyncIterator[None]:
     components = app[COMPONENTS]
-    dimensions = Dimensions(components.planner, components.objects, components.clock, limits_of(components.settings))
+    dimensions = Dimensions(components.planner, components.objects, components.clock, get_limits(components.settings))
     app[DIMENSIONS] = dimensions
     yield
     await dimensions.close()

@@ -19,7 +19,7 @@ from aiohttp import web
 
 from seamark.cache.memory import MemoryCache
 from seamark.cache.single_flight import SingleFlight
-from seamark.cache.sizes import object_bytes
+from seamark.cache.sizes import measure_object_bytes
 from seamark.formats.iceberg.expressions.expression import Expression
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.protocol.wire import FRESH_HEADER, PLANS_FOLDER
@@ -46,8 +46,8 @@ from seamark.metaserver.api.plans.statement_reads import (
     sampler_of,
     shape_of,
 )
-from seamark.metaserver.catalog.plans.plan_tables import Holder, digest_of, make_plan_snapshot, plan_name
-from seamark.metaserver.catalog.pointers import files_folder
+from seamark.metaserver.catalog.plans.plan_tables import Holder, make_plan_snapshot, parse_digest, plan_name
+from seamark.metaserver.catalog.pointers import get_files_folder
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.history.history import StatementRead, StatementSampler
 from seamark.metaserver.planner.lookup.lookup import files_at, lookup
@@ -317,7 +317,7 @@ async def _read_bound_request(call: Call, data: bytes, loaded: LoadedTable) -> t
     read = decoded_requests.get(key)
     if read is None:
         read = await read_in_turn(call, len(data), lambda: _read(data, metadata))
-        decoded_requests.put(key, read, object_bytes(read) + len(data))
+        decoded_requests.put(key, read, measure_object_bytes(read) + len(data))
     return bind_request(read, metadata)
 
 
@@ -459,8 +459,8 @@ class NewPlanTable:
         metadata, snapshot, name = self._bound_scan.metadata, self._bound_scan.snapshot, answer.name
         assert snapshot is not None
         assert name is not None
-        folder = files_folder(app[COMPONENTS].settings, metadata)
-        location = f"{folder}/{PLANS_FOLDER}/{digest_of(name)}"
+        folder = get_files_folder(app[COMPONENTS].settings, metadata)
+        location = f"{folder}/{PLANS_FOLDER}/{parse_digest(name)}"
         written = await app[WRITER].write(manifests, metadata, snapshot, location, plan_id)
         files = tuple(path for path, _ in written.files)
         plan_table = StoredPlanTable(

@@ -42,10 +42,10 @@ from seamark.metaserver.catalog.tables import Tables
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.history.history import StatementRead
 from seamark.metaserver.planner.answer.answer import ScanTaskWriter, TaskForm
-from seamark.metaserver.planner.answer.content_files import ClientDialect, PartitionTextCache, dialect_of
+from seamark.metaserver.planner.answer.content_files import ClientDialect, PartitionTextCache, choose_dialect
 from seamark.metaserver.planner.scan.request import BoundScan, PinnedRequest, find_expired_ancestor
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
-from seamark.metaserver.planner.scan.tokens import ROWS_MAX, PlanTask, Tokens, pack, page_count
+from seamark.metaserver.planner.scan.tokens import ROWS_MAX, PlanTask, Tokens, count_pages, pack
 from seamark.metaserver.store.model import Entry, NamespacePath
 from seamark.metaserver.store.sql.changes import CommitCounter, watch
 
@@ -356,7 +356,7 @@ def _open_plan_id(call: Call, plan_id: str, loaded: LoadedTable) -> PinnedReques
 
 
 def _dialect_of(call: Call) -> ClientDialect:
-    return dialect_of(call.headers.get("User-Agent", ""), call.headers.get(_CLIENT_VERSION, ""))
+    return choose_dialect(call.headers.get("User-Agent", ""), call.headers.get(_CLIENT_VERSION, ""))
 
 
 async def _vend_credentials(call: Call, loaded: LoadedTable) -> bytes:
@@ -423,7 +423,7 @@ class _ClientScan:
         """Start a long plan and return its id; return None if the plan should be answered synchronously."""
         if not self._dialect.polls:
             return None
-        undecoded = await self._app[COMPONENTS].planner.entries_to_decode(bound_scan, self._entry)
+        undecoded = await self._app[COMPONENTS].planner.estimate_entries_to_decode(bound_scan, self._entry)
         if undecoded <= self._app[COMPONENTS].settings.plan_async_files:
             return None
         pending = self._app[PENDING]
@@ -530,7 +530,7 @@ class _ClientScan:
             return []
         packed = pack(self._request)
         page_size = min(self._app[COMPONENTS].settings.plan_page_size, fitting)
-        pages = page_count(files, len(packed), inline_limit=inline_limit, page_size=page_size)
+        pages = count_pages(files, len(packed), inline_limit=inline_limit, page_size=page_size)
         if not pages and files > fitting:
             raise BadRequest(
                 f"The filter is too long to be repeated for each of {files:,} files, and this client may apply only "

@@ -15,10 +15,10 @@ from weakref import ref
 import msgspec
 import numpy as np
 
-from seamark.formats.iceberg.expressions.expression import Bound, Expression, is_longer, predicates_of
-from seamark.formats.iceberg.expressions.expression_json import expression_json, parse_expression
+from seamark.formats.iceberg.expressions.expression import Bound, Expression, collect_predicates, is_longer
+from seamark.formats.iceberg.expressions.expression_json import encode_expression, parse_expression
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.formats.iceberg.metadata.properties import count_of
+from seamark.formats.iceberg.metadata.properties import parse_count
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
 from seamark.formats.index.packing import MISSING, Form
 from seamark.formats.protocol.wire import PROXY_ENGINE
@@ -273,7 +273,7 @@ def _principal_of(call: Call) -> str | None:
 
 
 def _read_total(snapshot: Snapshot, name: str) -> int:
-    return count_of(snapshot.summary_map(), name, -1)
+    return parse_count(snapshot.build_summary_map(), name, -1)
 
 
 def _read_metric(metrics: object, name: str) -> int:
@@ -331,10 +331,10 @@ def sampler_of(
 
 def _sample_filter(bound: Expression, view: TableView | None, literals: str, key: bytes) -> FilterSample | None:
     """Return a sample of a filter, or None if the filter has no predicates."""
-    if not predicates_of(bound):
+    if not collect_predicates(bound):
         return None
     widths = () if view is None else widths_of(bound, find_limits(view, bound))
-    text = "" if literals == DROPPED else msgspec.json.encode(expression_json(bound)).decode()
+    text = "" if literals == DROPPED else msgspec.json.encode(encode_expression(bound)).decode()
     digest = hmac.new(key, text.encode(), hashlib.sha256).hexdigest()[:16] if text else ""
     return FilterSample(widths, digest, text if literals == KEPT and len(text) <= FILTER_CHARACTERS_MAX else "")
 

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import msgspec
 
 from seamark.formats.protocol.wire import decode_json
-from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.decoding import convert_json
 from seamark.formats.runtime.errors import BadRequest, SeamarkError
 from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
@@ -112,7 +112,7 @@ def _read_token(text: str | None) -> _Position:
         BadRequest: The token is one of another listing.
     """
     try:
-        position = from_json((text or "").encode(), _Position)
+        position = convert_json((text or "").encode(), _Position)
     except msgspec.DecodeError:
         position = None
     if position is None or (position.after is not None and not POSITION.fullmatch(position.after)):

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.api.http.dispatch import Call, Route, json_answer
-from seamark.metaserver.objects.storages import storage_of
+from seamark.metaserver.objects.storages import find_storage
 
 
 @Route("POST", "/v1/{prefix}/namespaces/{namespace}/tables/{table}/sign", "signRequest").takes(dict[str, Any])
@@ -19,7 +19,7 @@ async def sign_request(call: Call, s3_request: dict[str, Any]) -> web.Response:
         location = await catalog.load_location(call.namespace, call.name)
     else:
         location = await catalog.find_staged_location(call.caller, stage, call.namespace, call.name)
-    signed, cache_control = await storage_of(location, "The table's location").sign(
+    signed, cache_control = await find_storage(location, "The table's location").sign(
         s3_request,
         parse_location(location),
         call.components.settings,

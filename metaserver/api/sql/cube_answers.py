@@ -313,7 +313,7 @@ def _identify_files(scan: ScanPlan) -> Ids | None:
     ids, is_known = list_file_ids(scan.view)
     positions = scan.view.positions_of(scan.entry_ids)
     ids, is_known = ids[positions], is_known[positions]
-    if not is_known.all() or any(scan.deletes_of(scan.entry_ids)) or len(np.unique(ids, axis=0)) < len(ids):
+    if not is_known.all() or any(scan.find_deletes_by_file(scan.entry_ids)) or len(np.unique(ids, axis=0)) < len(ids):
         return None
     return ids
 

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import msgspec
 from aiohttp import web
 
-from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.decoding import convert_json
 from seamark.formats.runtime.errors import BadRequest, ClientGone, Forbidden, NotFound
 from seamark.metaserver.access.guard import is_loopback
 from seamark.metaserver.access.principal import ANONYMOUS
@@ -324,7 +324,7 @@ class _Exchange:
         kind, content = await self._read_frame()
         if kind != HEAD:
             raise BadRequest("The statement has no answer")
-        head = from_json(content, StatementHead)
+        head = convert_json(content, StatementHead)
         self._tables = tuple(Securable(path[:-1], TABLE, path[-1]) for path in head.tables)
         if self._tables:
             await call.allow(*self._tables)

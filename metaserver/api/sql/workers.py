@@ -15,7 +15,7 @@ from contextlib import suppress
 
 import msgspec
 
-from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.decoding import convert_json
 from seamark.formats.runtime.errors import (
     BadRequest,
     Forbidden,
@@ -106,7 +106,7 @@ class StatementWorker:
                 "allow. Read fewer rows or columns"
             ) from None
         if kind == ERROR:
-            error = from_json(content, StatementError)
+            error = convert_json(content, StatementError)
             raise _ERRORS.get(error.status, BadRequest if error.status < 500 else StorageError)(error.message)
         return kind, content
 

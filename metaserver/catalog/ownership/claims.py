@@ -25,7 +25,7 @@ from urllib.parse import unquote
 import structlog
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.formats.iceberg.metadata.properties import metadata_folder
+from seamark.formats.iceberg.metadata.properties import get_metadata_folder
 from seamark.formats.iceberg.views.view import ViewMetadata
 from seamark.formats.protocol.wire import show
 from seamark.formats.runtime.errors import BadRequest, Corrupt, Forbidden, NotFound, RetryLater, SeamarkError
@@ -104,7 +104,7 @@ async def _check_free(context: CatalogContext, operation: ClaimLocations) -> Non
     Raises:
         BadRequest: Another entry has the UUID or a location.
     """
-    claimed_keys = await _own_keys(context, operation.uuid)
+    claimed_keys = await _list_own_keys(context, operation.uuid)
     if operation.fresh and claimed_keys:
         raise BadRequest(f"The UUID {operation.uuid} is in use, or its files are being purged; choose another UUID")
     table_name = (operation.namespace, operation.name) if operation.name else None
@@ -123,7 +123,7 @@ async def _check_free(context: CatalogContext, operation: ClaimLocations) -> Non
             raise candidate.make_overlap_error()
 
 
-async def _own_keys(context: CatalogContext, uuid: str) -> set[str]:
+async def _list_own_keys(context: CatalogContext, uuid: str) -> set[str]:
     return {claim.location for claim in await context.store.claims(uuid) if not claim.allowed}
 
 
@@ -219,10 +219,10 @@ async def check_own(context: CatalogContext, uuid: str, location: str) -> None:
     Raises:
         Forbidden: `uuid` has not claimed the location.
     """
-    claims = await _own_keys(context, uuid)
+    claims = await _list_own_keys(context, uuid)
     # A concurrent server of a version without claims may have created the table.
     if not claims and await create_missing_claims(context):
-        claims = await _own_keys(context, uuid)
+        claims = await _list_own_keys(context, uuid)
     if not claims and context.unclaimed.unread:
         raise RetryLater("The location of the table is not known yet, because the storage does not answer; try again")
     key = context.warehouse.key(parse_location(location))
@@ -247,13 +247,13 @@ async def check_writable(context: CatalogContext, uuid: str, metadata: TableMeta
     Raises:
         Forbidden: The entry has not claimed one of these folders.
     """
-    folder = metadata_folder(metadata.location, metadata.properties)
+    folder = get_metadata_folder(metadata.location, metadata.properties)
     await check_own(context, uuid, folder)
     if not folder.startswith(metadata.location.rstrip("/") + "/"):
         await check_own(context, uuid, metadata.location)
 
 
-async def foreign_file_check(
+async def make_foreign_file_check(
     context: CatalogContext, uuid: str, folders: Sequence[str], *, exclusive: bool = False
 ) -> Callable[[str], bool]:
     """Return a function that returns whether a file is in a location of an entry other than `uuid`.

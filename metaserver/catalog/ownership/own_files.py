@@ -78,7 +78,7 @@ def _check_may_allow(caller: Caller) -> None:
         raise Forbidden(f"only a principal that may write the whole catalog may set {ALLOWED_LOCATIONS}")
 
 
-async def own_locations(context: CatalogContext, uuid: str) -> OwnLocations:
+async def list_own_locations(context: CatalogContext, uuid: str) -> OwnLocations:
     """Return the locations that the database records for the table, independently of the table's metadata."""
     claims = await context.store.claims(uuid)
     return OwnLocations(context.warehouse, {claim.location for claim in claims})

@@ -52,7 +52,7 @@ def check_author(caller: Caller, metadata: ViewMetadata) -> None:
             )
 
 
-def fingerprint_of(metadata: ViewMetadata, location: str) -> str:
+def compute_view_fingerprint(metadata: ViewMetadata, location: str) -> str:
     """Return the digest of a view's content and of the location of its metadata file.
 
     The digest is stored in the database. Otherwise the view's writers could overwrite the file, and change

@@ -105,7 +105,7 @@ def plan_name(entry: Entry, snapshot_id: int, bound_filter_text: str, holder: Ho
     return name if len(name) <= NAME_MAX else None
 
 
-def snapshot_id_of_plan(plan_id: str) -> int:
+def derive_snapshot_id(plan_id: str) -> int:
     """Return the snapshot id of an audience's plan."""
     digest = int.from_bytes(hashlib.sha256(plan_id.encode()).digest()[:8], "big")
     return _SHOWN_ID_MIN | digest & (1 << 62) - 1
@@ -124,7 +124,7 @@ def make_plan_snapshot(plan_id: str, metadata: TableMetadata, planned: Snapshot,
     """
     return msgspec.structs.replace(
         planned,
-        snapshot_id=snapshot_id_of_plan(plan_id),
+        snapshot_id=derive_snapshot_id(plan_id),
         parent_snapshot_id=planned.parent_snapshot_id if is_fresh else planned.snapshot_id,
         sequence_number=planned.sequence_number - 1 if is_fresh else planned.sequence_number,
         timestamp_ms=planned.timestamp_ms - 1,
@@ -132,7 +132,7 @@ def make_plan_snapshot(plan_id: str, metadata: TableMetadata, planned: Snapshot,
     )
 
 
-def digest_of(name: str) -> str:
+def parse_digest(name: str) -> str:
     """Return the digest in the name of a plan. The names of its files contain the same digest."""
     return name.rpartition(PLAN_MARK)[2]
 
@@ -280,7 +280,7 @@ class PlanTables:
             return None
         if plan.expires_ms - now_ms >= lease_s * 500:
             return plan
-        number = snapshot_id_of_plan(plan.id)
+        number = derive_snapshot_id(plan.id)
         if not self._may_lease(principal, [number]):
             return None
         expires_ms = max(plan.expires_ms, now_ms + lease_s * 1000)
@@ -308,7 +308,7 @@ class PlanTables:
             files: The plan's files, the metadata file last.
         """
         now_s, size = self._context.clock.monotonic(), sum(len(data) for _, data in files)
-        self._shares.grant(principal, snapshot_id_of_plan(plan.id), now_s, now_s + lease_s, size)
+        self._shares.grant(principal, derive_snapshot_id(plan.id), now_s, now_s + lease_s, size)
         try:
             async with asyncio.TaskGroup() as group:
                 for location, data in files:

@@ -28,8 +28,8 @@ from seamark.formats.protocol.wire import PLANS_FOLDER, show
 from seamark.formats.runtime.errors import BadRequest, NoSuchView
 from seamark.metaserver.catalog.context import CatalogContext
 from seamark.metaserver.catalog.documents import name_suffix
-from seamark.metaserver.catalog.ownership.owners import fingerprint_of
-from seamark.metaserver.catalog.plans.plan_tables import Holder, PlanTables, digest_of, plan_name, snapshot_id_of_plan
+from seamark.metaserver.catalog.ownership.owners import compute_view_fingerprint
+from seamark.metaserver.catalog.plans.plan_tables import Holder, PlanTables, derive_snapshot_id, parse_digest, plan_name
 from seamark.metaserver.catalog.values import LoadedView
 from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath, StoredPlanTable
 
@@ -102,7 +102,7 @@ class PlanViews:
                 await self._context.documents.ensure_exists(plan.location)
                 metadata = await self._context.documents.view(plan.location)
                 # Engines run a plan view with its owner's rights, but writers of the view's folder can overwrite it.
-                is_unchanged = plan.snapshot_or_fingerprint in (None, fingerprint_of(metadata, plan.location))
+                is_unchanged = plan.snapshot_or_fingerprint in (None, compute_view_fingerprint(metadata, plan.location))
                 if is_unchanged and _make_name(entry, metadata.current_version, audience) == name:
                     located = msgspec.structs.replace(entry, metadata_location=plan.location)
                     return plan, LoadedView(entry=located, metadata=metadata)
@@ -135,7 +135,7 @@ class PlanViews:
         if shared is not None or not await self._plans.has_room(principal):
             return shared
         plan_id = str(self._context.clock.uuid7())
-        folder = f"{metadata.location.rstrip('/')}/{PLANS_FOLDER}/{digest_of(name)}"
+        folder = f"{metadata.location.rstrip('/')}/{PLANS_FOLDER}/{parse_digest(name)}"
         document = encode_view(metadata)
         location = f"{folder}/{plan_id}{name_suffix(document)}"
         plan = StoredPlanTable(
@@ -153,8 +153,8 @@ class PlanViews:
             considered_bytes=None,
             expires_ms=0,
             audience=audience,
-            plan_snapshot_id=None if reader is None else snapshot_id_of_plan(plan_id),
-            snapshot_or_fingerprint=fingerprint_of(metadata, location),
+            plan_snapshot_id=None if reader is None else derive_snapshot_id(plan_id),
+            snapshot_or_fingerprint=compute_view_fingerprint(metadata, location),
         )
         return await self._plans.keep(plan, None, [(location, document)], lease_s, principal)
 

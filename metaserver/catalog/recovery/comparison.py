@@ -14,7 +14,7 @@ from seamark.formats.protocol.wire import show
 from seamark.formats.runtime.errors import RetryLater, SeamarkError
 from seamark.metaserver.catalog.context import CatalogContext
 from seamark.metaserver.catalog.ownership.claims import claim
-from seamark.metaserver.catalog.pointers import swap_of, version_of
+from seamark.metaserver.catalog.pointers import build_swap, parse_metadata_version
 from seamark.metaserver.catalog.recovery.found_files import (
     FileReader,
     Finding,
@@ -112,8 +112,8 @@ class _Comparer:
             return
         pointer = normalize_location(entry.metadata_location)
         files = self._folders[pointer.rpartition("/")[0]]
-        number = version_of(pointer)
-        if all(info.location == pointer or version_of(info.location) < number for info in files):
+        number = parse_metadata_version(pointer)
+        if all(info.location == pointer or parse_metadata_version(info.location) < number for info in files):
             return
         name = show(entry.namespace, entry.name)
         result = await self._reader.read_folder(files)
@@ -142,7 +142,7 @@ class _Comparer:
             advanced = msgspec.structs.replace(entry, metadata_location=newest.location)
             operations: list[Operation] = [
                 await claim(self._context, self._caller, newest.metadata, advanced),
-                swap_of(entry, newest.location, now_ms),
+                build_swap(entry, newest.location, now_ms),
                 self._context.instant(
                     self._caller, advanced, "register", requested_ms=now_ms, summary={"advanced": "true"}
                 ),
@@ -157,14 +157,14 @@ class _Comparer:
         read.
         """
         if entry.kind is EntryKind.VIEW:
-            return newest.number > version_of(entry.metadata_location)
+            return newest.number > parse_metadata_version(entry.metadata_location)
         files = {info.location: info for info in self._folders[newest.folder]}
         pointer, current = normalize_location(entry.metadata_location), newest
         for _ in range(_CHAIN_MAX):
             if pointer in current.previous:
                 return True
             oldest = next((files[location] for location in current.previous if location in files), None)
-            if oldest is None or version_of(oldest.location) <= version_of(pointer):
+            if oldest is None or parse_metadata_version(oldest.location) <= parse_metadata_version(pointer):
                 return False
             current = await self._reader.read(oldest)
         return False

@@ -16,12 +16,12 @@ import msgspec
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.views.view import ViewMetadata
-from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.decoding import convert_json
 from seamark.formats.runtime.errors import BadRequest, Corrupt, RetryLater, SeamarkError
 from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.catalog.documents import Documents
 from seamark.metaserver.catalog.plans.plan_tables import is_plan_file
-from seamark.metaserver.catalog.pointers import table_uuid, version_of
+from seamark.metaserver.catalog.pointers import parse_metadata_version, table_uuid
 from seamark.metaserver.objects.port import ObjectInfo, ObjectStore
 from seamark.metaserver.objects.warehouse import Warehouse
 from seamark.metaserver.store.model import EntryKind
@@ -208,7 +208,7 @@ class FileReader:
     async def _read_function(self, info: ObjectInfo) -> FoundFile:
         folder = info.location.rpartition("/")[0].removesuffix("/metadata")
         try:
-            document = from_json(await self._documents.raw(info.location), _FunctionDocument)
+            document = convert_json(await self._documents.raw(info.location), _FunctionDocument)
         except msgspec.MsgspecError as error:
             raise Corrupt(f"{info.location} is not valid function metadata: {error}") from None
         return FoundFile(info.location, EntryKind.FUNCTION, document.function_uuid, folder, info.modified_ms, (), None)
@@ -219,7 +219,7 @@ def _order(location: str) -> tuple[int, str]:
 
     The names of the files of functions begin with a UUID of version 7, so they sort by the time of writing.
     """
-    return (0 if _FUNCTION_FILE.search(location) else version_of(location)), location
+    return (0 if _FUNCTION_FILE.search(location) else parse_metadata_version(location)), location
 
 
 def normalize_location(location: str) -> str:

@@ -19,9 +19,9 @@ from seamark.formats.runtime.errors import AlreadyExists, BadRequest, SeamarkErr
 from seamark.metaserver.catalog.context import CatalogContext
 from seamark.metaserver.catalog.ownership.claims import claim, claim_folder
 from seamark.metaserver.catalog.ownership.own_files import ALLOWED_LOCATIONS
-from seamark.metaserver.catalog.ownership.owners import fingerprint_of
+from seamark.metaserver.catalog.ownership.owners import compute_view_fingerprint
 from seamark.metaserver.catalog.pointers import make_entry
-from seamark.metaserver.catalog.policies import setters_of
+from seamark.metaserver.catalog.policies import parse_setters
 from seamark.metaserver.catalog.recovery.found_files import Finding, FoundFile
 from seamark.metaserver.catalog.recovery.naming import FoundName, name_of_location
 from seamark.metaserver.catalog.recovery.selection import Candidate
@@ -135,7 +135,7 @@ class Rebuild:
             context.warehouse.check(file.metadata.location, "The location in the file")
             claimed = await claim(context, self._caller, file.metadata, entry, may_restore=True)
         if isinstance(file.metadata, ViewMetadata):
-            fingerprint = fingerprint_of(file.metadata, file.location)
+            fingerprint = compute_view_fingerprint(file.metadata, file.location)
         summary = {"rebuilt": "true"}
         instant = context.instant(
             self._caller, entry, "register", requested_ms=requested_ms, fingerprint=fingerprint, summary=summary
@@ -194,6 +194,6 @@ def describe(candidate: Candidate) -> Registered:
     properties = {} if file.metadata is None else file.metadata.properties
     if properties.get(ALLOWED_LOCATIONS):
         notes.append(f"{ALLOWED_LOCATIONS} is not in force until an admin sets it again")
-    if setters := setters_of(properties):
+    if setters := parse_setters(properties):
         notes.append(f"the table services need the rights of {', '.join(sorted(set(setters.values())))[:300]}")
     return Registered(file.kind.value, str(name), file.location, file.uuid, tuple(notes))

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.formats.iceberg.metadata.properties import as_bool
+from seamark.formats.iceberg.metadata.properties import parse_bool
 from seamark.formats.iceberg.views.view import ViewMetadata
 from seamark.formats.protocol.wire import STREAM_ENABLED
 from seamark.formats.runtime.errors import BadRequest
@@ -23,7 +23,7 @@ from seamark.metaserver.catalog.ownership.owners import borrows_rights
 from seamark.metaserver.catalog.recovery.found_files import Finding, FoundFile
 from seamark.metaserver.catalog.recovery.naming import FoundName, has_own_folder, name_of_location
 from seamark.metaserver.objects.warehouse import Warehouse
-from seamark.metaserver.store.sql.rows import space_of
+from seamark.metaserver.store.sql.rows import get_name_space
 
 
 class Candidate(NamedTuple):
@@ -122,7 +122,7 @@ def check_stream(file: FoundFile) -> None:
     metadata = file.metadata
     if not isinstance(metadata, TableMetadata):
         return
-    if metadata.snapshots and as_bool(metadata.properties, STREAM_ENABLED, False):
+    if metadata.snapshots and parse_bool(metadata.properties, STREAM_ENABLED, False):
         raise BadRequest(
             "It is a stream table, and the database had the offsets of the rows that are in its files. Choose the file "
             "if the log of streams is empty; otherwise rows that are in files would be added again"
@@ -200,7 +200,7 @@ def _find_shared_names(
     """Return the reasons for candidates with the same name, such as a table and an earlier table that was dropped."""
     by_name: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
     for number, candidate in enumerate(candidates):
-        by_name[space_of(candidate.file.kind), *candidate.name.namespace, candidate.name.name].append(number)
+        by_name[get_name_space(candidate.file.kind), *candidate.name.namespace, candidate.name.name].append(number)
     reasons: dict[int, str] = {}
     for numbers in by_name.values():
         chosen = [number for number in numbers if candidates[number].is_chosen]

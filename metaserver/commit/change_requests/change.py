@@ -114,7 +114,7 @@ class TableShape(NamedTuple):
     current_schema_id: int
 
 
-def shape_of(metadata: TableMetadata) -> TableShape:
+def digest_shape(metadata: TableMetadata) -> TableShape:
     return TableShape(metadata.format_version, metadata.partition_specs, metadata.schemas, metadata.current_schema_id)
 
 
@@ -369,10 +369,10 @@ def _read_replaced_scope(
         return ReadScope(bound=_bind(request.replace_filter, request, metadata, "replace"))
     if not request.replace_written:
         return None
-    return ReadScope(partitions=partitions_of(data))
+    return ReadScope(partitions=list_partitions(data))
 
 
-def partitions_of(files: Iterable[ContentFile]) -> tuple[tuple[int, Partition], ...]:
+def list_partitions(files: Iterable[ContentFile]) -> tuple[tuple[int, Partition], ...]:
     """Return the distinct partitions of the files, as (spec id, tuple)."""
     partitions = {(file.spec_id, partition_key(file.partition)): (file.spec_id, file.partition) for file in files}
     return tuple(partitions.values())

@@ -21,23 +21,29 @@ from seamark.formats.runtime.errors import AlreadyExists, BadRequest, Forbidden
 from seamark.formats.runtime.fair_lock import free_later
 from seamark.metaserver.catalog.context import CatalogContext
 from seamark.metaserver.catalog.large_requests import LARGE_BYTES
-from seamark.metaserver.catalog.ownership.own_files import own_locations
+from seamark.metaserver.catalog.ownership.own_files import list_own_locations
 from seamark.metaserver.catalog.values import Caller
-from seamark.metaserver.commit.change_requests.change import Change, ChangeRequest, TableShape, read_change, shape_of
+from seamark.metaserver.commit.change_requests.change import (
+    Change,
+    ChangeRequest,
+    TableShape,
+    digest_shape,
+    read_change,
+)
 from seamark.metaserver.commit.change_requests.change_body import Remove
 from seamark.metaserver.commit.change_requests.collision import Collision
 from seamark.metaserver.commit.conflicts.conflicts import ConflictCheck
 from seamark.metaserver.commit.conflicts.key_comparison import CheckedFiles
 from seamark.metaserver.commit.conflicts.overwrite import find_replaced_files
 from seamark.metaserver.commit.conflicts.row_counts import check_row_counts
-from seamark.metaserver.commit.conflicts.undo import Undo, undo_of
-from seamark.metaserver.commit.removed_files import check_stored, is_recent, removal_note
+from seamark.metaserver.commit.conflicts.undo import Undo, compute_undo
+from seamark.metaserver.commit.removed_files import check_stored, is_recent, read_removal_note
 from seamark.metaserver.commit.snapshots.manifest_filter import (
     ManifestFilter,
     RewrittenManifests,
     drop_dead_manifests,
     find_files,
-    key_of,
+    make_file_key,
 )
 from seamark.metaserver.commit.snapshots.manifest_merge import ManifestMerge
 from seamark.metaserver.commit.snapshots.manifests import Manifests, run_by_count
@@ -49,7 +55,7 @@ from seamark.metaserver.commit.snapshots.snapshot_writer import (
     open_writer,
     write_added,
 )
-from seamark.metaserver.commit.snapshots.summary import NOTHING, SummaryCounts, counts_of
+from seamark.metaserver.commit.snapshots.summary import NOTHING, SummaryCounts, count_files
 from seamark.metaserver.planner.plan.planner import Planner
 
 DECODED_BYTES_MAX = 2 << 30
@@ -153,7 +159,7 @@ class ChangeApplication:
             BadRequest: A file does not fit the table.
             Forbidden: A file is in a location that the caller may not write.
         """
-        shape = shape_of(metadata)
+        shape = digest_shape(metadata)
         if self._shape == shape:
             return
         check_path = await self._make_path_check(metadata)
@@ -161,7 +167,7 @@ class ChangeApplication:
         def read() -> tuple[Change, SummaryCounts, frozenset[Remove]]:
             change = read_change(self.request, metadata, check_path)
             files = (*change.data, *change.deletes)
-            return change, counts_of(files), frozenset(map(key_of, files))
+            return change, count_files(files), frozenset(map(make_file_key, files))
 
         few = len(self.request.add) <= _IN_THREAD_FILES and self._caller.request_bytes <= LARGE_BYTES
         change, counts, fresh = read() if few else await asyncio.to_thread(read)
@@ -171,7 +177,7 @@ class ChangeApplication:
         assert self._writer is not None
         self._added_row = await write_added(self._writer, change, metadata)
         self._change, self._counts, self._fresh, self._shape = change, counts, fresh, shape
-        await self._check_stored(await removal_note(self._context, self._uuid))
+        await self._check_stored(await read_removal_note(self._context, self._uuid))
 
     async def _check_stored(self, note: str | None) -> None:
         """Check that no removal of orphan files has deleted an added file.
@@ -202,11 +208,11 @@ class ChangeApplication:
         assert change is not None
         if not (change.removes or change.deletes):
             return
-        parent = head_of(self.request.branch, metadata)
+        parent = find_head(self.request.branch, metadata)
         manifests = self._manifests.with_checks(LocationChecks(self._planner, metadata, self._uuid), DECODED_BYTES_MAX)
         if self.request.undo_snapshot_id is not None:
             with contextlib.suppress(BadRequest, Collision):
-                undo = await undo_of(manifests, metadata, parent, self.request.undo_snapshot_id)
+                undo = await compute_undo(manifests, metadata, parent, self.request.undo_snapshot_id)
                 await self._restore_removals(manifests, metadata, undo)
             return
         listed = drop_dead_manifests(await manifests.read_list(parent))
@@ -236,7 +242,7 @@ class ChangeApplication:
         warehouse = self._context.warehouse
         if self._caller.confined_to is None:
             return lambda path: warehouse.parse(path, "The file")
-        own = await own_locations(self._context, self._uuid)
+        own = await list_own_locations(self._context, self._uuid)
 
         def check(path: str) -> None:
             warehouse.parse(path, "The file")
@@ -266,16 +272,16 @@ class ChangeApplication:
         assert writer is not None
         assert self._merging is not None
         assert self._removing is not None
-        parent = head_of(self.request.branch, metadata)
+        parent = find_head(self.request.branch, metadata)
         check_paths = LocationChecks(self._planner, metadata, self._uuid)
         manifests = self._manifests.with_checks(check_paths, DECODED_BYTES_MAX)
         removals = await run_by_count(len(self.request.remove), partial(set[Remove], self.request.remove))
         summary = self.request.summary
         undo: Undo | None = None
         if self.request.undo_snapshot_id is not None:
-            undo = await undo_of(manifests, metadata, parent, self.request.undo_snapshot_id)
+            undo = await compute_undo(manifests, metadata, parent, self.request.undo_snapshot_id)
             metadata = await self._restore_removals(manifests, metadata, undo)
-            parent = head_of(self.request.branch, metadata)
+            parent = find_head(self.request.branch, metadata)
             removals |= undo.added
             summary = {**summary, UNDONE: str(self.request.undo_snapshot_id)}
         listed = await manifests.read_list(parent)
@@ -290,7 +296,7 @@ class ChangeApplication:
             await conflicts.check(parent, self._context.settings.commit_history_limit)
             await check_row_counts(manifests, listed, change, to_remove)
         else:  # The undo has checked more than a conflict check would.
-            added, counts = await self._restore(undo, metadata), counts_of(undo.restored_files)
+            added, counts = await self._restore(undo, metadata), count_files(undo.restored_files)
         new = change.deletes if undo is None else undo.restored_files
         vectors = await run_by_count(len(new), lambda: {file.file_path for file in new if file.is_deletion_vector})
         to_remove = to_remove._replace(in_use=to_remove.in_use | vectors)
@@ -366,10 +372,10 @@ class ChangeApplication:
 
 
 def _find_first(entries: Sequence[ManifestEntry], removes: Collection[Remove]) -> ManifestEntry | None:
-    return next((entry for entry in entries if key_of(entry.file) in removes), None)
+    return next((entry for entry in entries if make_file_key(entry.file) in removes), None)
 
 
-def head_of(branch: str, metadata: TableMetadata) -> Snapshot | None:
+def find_head(branch: str, metadata: TableMetadata) -> Snapshot | None:
     """Return the head of the branch, on which a new snapshot is based. Return None for `main` of an empty table.
 
     Raises:

@@ -31,7 +31,7 @@ class CommitResult(msgspec.Struct, frozen=True):
 
 def make_committed_change(snapshot_id: int | None, metadata: TableMetadata, uuid: str) -> CommittedChange:
     snapshot = None if snapshot_id is None else metadata.snapshot(snapshot_id)
-    summary = {} if snapshot is None else snapshot.summary_map()
+    summary = {} if snapshot is None else snapshot.build_summary_map()
     return CommittedChange(
         snapshot_id=snapshot_id,
         parent_snapshot_id=None if snapshot is None else snapshot.parent_snapshot_id,

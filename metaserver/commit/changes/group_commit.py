@@ -26,11 +26,11 @@ from seamark.metaserver.catalog.values import Caller
 from seamark.metaserver.commit.change_requests.change import ChangeRequest
 from seamark.metaserver.commit.change_requests.change_body import REPLACE
 from seamark.metaserver.commit.change_requests.collision import Collision
-from seamark.metaserver.commit.changes.change_application import ChangeApplication, head_of
+from seamark.metaserver.commit.changes.change_application import ChangeApplication, find_head
 from seamark.metaserver.commit.changes.commit_priority import CommitPriority
 from seamark.metaserver.commit.changes.commit_result import CommitResult, make_committed_change
 from seamark.metaserver.commit.changes.pending_changes import ChangeQueue, GroupAttempt, PendingChange
-from seamark.metaserver.commit.changes.producers import LastCommit, find_last_commit, snapshot_of
+from seamark.metaserver.commit.changes.producers import LastCommit, find_last_commit, find_producer_snapshot
 from seamark.metaserver.commit.publication import (
     FILES_REPLACED,
     SNAPSHOT_ADDED,
@@ -38,7 +38,7 @@ from seamark.metaserver.commit.publication import (
     Publisher,
     make_pointer_moved,
 )
-from seamark.metaserver.commit.removed_files import removal_note
+from seamark.metaserver.commit.removed_files import read_removal_note
 from seamark.metaserver.commit.snapshots.manifests import Manifests
 from seamark.metaserver.commit.snapshots.snapshot_producer import ProducedSnapshot
 from seamark.metaserver.objects.cleanup import Cleanup
@@ -152,7 +152,7 @@ class Commits:
                 return self._build_repeated_result(pending, last, entry, loaded.metadata)
             if request.repeats_only:
                 raise Collision("no repeat", "The producer has not committed this change; nothing was changed")
-            head_of(request.branch, loaded.metadata)  # An unknown branch is refused before anything is written.
+            find_head(request.branch, loaded.metadata)  # An unknown branch is refused before anything is written.
             pending.index_files = await index_files(entry, loaded.metadata)
             await application.prepare(loaded.metadata)
             await application.preload(loaded.metadata)
@@ -306,7 +306,7 @@ class Commits:
         metadata = await self._context.documents.table(entry.metadata_location)
         check_uuid(entry, metadata)
         await check_writable(self._context, entry.uuid, metadata)
-        attempt = GroupAttempt(entry, metadata, await removal_note(self._context, entry.uuid))
+        attempt = GroupAttempt(entry, metadata, await read_removal_note(self._context, entry.uuid))
         for pending in group:
             try:
                 await self._add(attempt, pending)
@@ -464,7 +464,7 @@ class Commits:
         """Return the first response to a change that the producer has committed before."""
         producer = pending.request.producer
         assert producer is not None
-        snapshot_id = snapshot_of(producer.id, producer.sequence, last, metadata, self._look_back)
+        snapshot_id = find_producer_snapshot(producer.id, producer.sequence, last, metadata, self._look_back)
         committed = structs.replace(make_committed_change(snapshot_id, metadata, entry.uuid), duplicate=True)
         return CommitResult(committed, entry.metadata_location)
 

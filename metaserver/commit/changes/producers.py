@@ -37,7 +37,9 @@ async def find_last_commit(
     return max(_find_recorded_commits(producer, metadata, look_back), default=None)
 
 
-def snapshot_of(producer: str, sequence: int, last: LastCommit, metadata: TableMetadata, look_back: int) -> int | None:
+def find_producer_snapshot(
+    producer: str, sequence: int, last: LastCommit, metadata: TableMetadata, look_back: int
+) -> int | None:
     """Return the snapshot that a producer committed with a sequence, or None if no snapshot in the metadata records it.
 
     Args:
@@ -54,7 +56,7 @@ def _find_recorded_commits(producer: str, metadata: TableMetadata, look_back: in
         # Searching the raw text is cheaper than decoding it, and most snapshots have no producer.
         if _MARK not in bytes(snapshot.summary):
             continue
-        summary = snapshot.summary_map()
+        summary = snapshot.build_summary_map()
         sequence = summary.get(SEQUENCE_KEY, "")
         if summary.get(PRODUCER_KEY) == producer and sequence.isascii() and sequence.isdigit():
             yield LastCommit(int(sequence[:_DIGITS_MAX]), snapshot.snapshot_id)

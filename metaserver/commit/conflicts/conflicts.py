@@ -24,15 +24,15 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
 from seamark.formats.iceberg.types.reserved import DELETED_PATH
 from seamark.formats.index.packing import Longs
-from seamark.metaserver.commit.change_requests.change import Change, ReadScope, partitions_of
+from seamark.metaserver.commit.change_requests.change import Change, ReadScope, list_partitions
 from seamark.metaserver.commit.change_requests.change_body import SERIALIZABLE
 from seamark.metaserver.commit.change_requests.collision import Collision
 from seamark.metaserver.commit.conflicts.history import (
     AddedFiles,
     History,
     HistoryTooLong,
+    find_rows_by_path,
     list_snapshots_since,
-    rows_of,
 )
 from seamark.metaserver.commit.conflicts.key_comparison import (
     CheckedFiles,
@@ -45,7 +45,7 @@ from seamark.metaserver.commit.snapshots.manifest_filter import (
     FilesToRemove,
     drop_dead_manifests,
     find_referring_entries,
-    key_of,
+    make_file_key,
 )
 from seamark.metaserver.commit.snapshots.manifests import Manifests, run_by_count
 from seamark.metaserver.planner.deletes.delete_index import DeleteIndex
@@ -144,7 +144,8 @@ class ConflictCheck:
             if twin is not None:
                 raise Collision(
                     "deletion-vector",
-                    f"{twin.file.referenced_data_file} has a deletion vector already: {key_of(twin.file)}, added by "
+                    f"{twin.file.referenced_data_file} has a deletion vector already: {make_file_key(twin.file)}, "
+                    "added by "
                     f"snapshot {twin.snapshot_id}. Merge it into the new vector and remove it in the same change",
                 )
 
@@ -161,7 +162,7 @@ class ConflictCheck:
                 for entry in entries
                 if entry.file.is_deletion_vector
                 and entry.file.referenced_data_file in paths
-                and key_of(entry.file) not in self._found.removed
+                and make_file_key(entry.file) not in self._found.removed
             ),
             None,
         )
@@ -215,13 +216,13 @@ class ConflictCheck:
         await self._refuse_matching(deletes, covered, vectors=False)
         unnamed = await run_by_count(len(change.deletes), self._list_unnamed_deletes)
         if unnamed:
-            scope = ReadScope(partitions=await run_by_count(len(unnamed), partial(partitions_of, unnamed)))
+            scope = ReadScope(partitions=await run_by_count(len(unnamed), partial(list_partitions, unnamed)))
             await self._refuse_in_scope(writing, scope, "rewrote rows that the change deletes")
 
     def _list_removed_by_name(self) -> set[str]:
         """Return the removed data files that the request names explicitly."""
         by_name = set(self._change.request.remove)
-        return {file.file_path for file in self._found.files if file.content == DATA and key_of(file) in by_name}
+        return {file.file_path for file in self._found.files if file.content == DATA and make_file_key(file) in by_name}
 
     def _list_unnamed_deletes(self) -> list[ContentFile]:
         return [file for file in self._change.positional if file.referenced_data_file is None]
@@ -256,7 +257,7 @@ class ConflictCheck:
         fresh = set(deletes.selection.positions().tolist())
         return [
             (row, delete)
-            for row, applying in zip(rows.tolist(), index.deletes_for(rows), strict=True)
+            for row, applying in zip(rows.tolist(), index.find_deletes(rows), strict=True)
             for delete in sorted(fresh.intersection(applying))
             if vectors or _is_position_delete_file(joined, delete)
         ]
@@ -318,7 +319,7 @@ class ConflictCheck:
             block = files.view.blocks[number]
             if block.spec_id in specs:
                 selection.keep(number, np.zeros(block.rows, dtype=np.bool_))
-        scope = ReadScope(partitions=await run_by_count(len(keyed), partial(partitions_of, keyed)))
+        scope = ReadScope(partitions=await run_by_count(len(keyed), partial(list_partitions, keyed)))
         description = "wrote rows with a partition spec that none of the equality deletes has"
         await self._refuse_in_scope(AddedFiles(files.view, selection), scope, description)
 
@@ -414,7 +415,7 @@ def _find_entry_ids(view: TableView, paths: Iterable[str]) -> tuple[Longs, str |
     searched = {path.encode() for path in paths}
     missing, rows = set(searched), list[int]()
     for number, block in enumerate(view.blocks):
-        matches = rows_of(block, searched)
+        matches = find_rows_by_path(block, searched)
         missing.difference_update(matches)
         rows += [(number << ENTRY_BITS) | row for row in matches.values()]
     first_missing = min(missing).decode() if missing else None

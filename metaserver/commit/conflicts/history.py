@@ -156,7 +156,7 @@ class History:
 
 
 def _read_operation(snapshot: Snapshot) -> str:
-    operation = snapshot.summary_map().get("operation", "")
+    operation = snapshot.build_summary_map().get("operation", "")
     return OVERWRITE if operation == REPLACE and not is_replace(snapshot) else operation
 
 
@@ -172,11 +172,11 @@ def _find_missing(view: TableView, blocks: Iterable[Block]) -> Selection:
 def _list_keys(block: Block) -> list[tuple[bytes | None, int]]:
     """Return a key for each file of a block: its path and, for a deletion vector, its offset."""
     rows = np.arange(block.rows, dtype=np.int64)
-    paths = read_strings(block.text_column("file_path"), rows)
+    paths = read_strings(block.find_text_column("file_path"), rows)
     return list(zip(paths, block.longs("content_offset").tolist(), strict=True))
 
 
-def rows_of(block: Block, paths: Collection[bytes]) -> dict[bytes, int]:
+def find_rows_by_path(block: Block, paths: Collection[bytes]) -> dict[bytes, int]:
     """Return the rows of the block with these paths, by path."""
-    stored = read_strings(block.text_column("file_path"), np.arange(block.rows, dtype=np.int64))
+    stored = read_strings(block.find_text_column("file_path"), np.arange(block.rows, dtype=np.int64))
     return {path: row for row, path in enumerate(stored) if path is not None and path in paths}

@@ -18,13 +18,19 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from seamark.formats.iceberg.expressions.expression import TRUE, Bound, Expression, predicates_of, replace_predicates
+from seamark.formats.iceberg.expressions.expression import (
+    TRUE,
+    Bound,
+    Expression,
+    collect_predicates,
+    replace_predicates,
+)
 from seamark.formats.iceberg.files.budget import create_decoding_budget
 from seamark.formats.iceberg.files.parquet import AmbiguousColumn, Unreadable, find_columns
 from seamark.formats.iceberg.files.parquet_reading import BoundedParquet
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.types.values import FLOATS
-from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.index.keys.arrow_keys import convert_to_keys
 from seamark.formats.index.keys.delete_files import EQUALITY, DeletedKeys, decode_delete_content
 from seamark.formats.index.keys.hashing import hash_halves
 from seamark.formats.runtime.errors import SeamarkError
@@ -35,7 +41,7 @@ from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.planner.deletes.delete_files import delete_files_at
 from seamark.metaserver.planner.joins.dimension_columns import FileColumn, find_rows_where, iterate_filtered_columns
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_stats
-from seamark.metaserver.planner.rows.row_deletes import columns_of
+from seamark.metaserver.planner.rows.row_deletes import find_key_columns
 from seamark.metaserver.planner.view.view import Selection, TableView, return_false
 
 FILES_MAX = 200
@@ -127,7 +133,7 @@ def _group_equality_deletes(files: AddedFiles) -> dict[tuple[int, ...], list[int
         if block.long("content", row) != EQUALITY:
             continue
         if number not in ids:
-            ids[number] = block.lists_of("equality_ids")
+            ids[number] = block.read_lists("equality_ids")
         grouped.setdefault(tuple(sorted(set(ids[number][row] or ()))), []).append(position)
     return grouped
 
@@ -213,7 +219,7 @@ async def find_first_match(
 
     def matches(row: int, delete: int) -> bool:
         file, deleted = files[row], deletes[delete]
-        data, keys, columns = bodies[file.path], bodies[deleted.path], columns_of(metadata, deleted)
+        data, keys, columns = bodies[file.path], bodies[deleted.path], find_key_columns(metadata, deleted)
         if data is None or keys is None or isinstance(columns, Unreadable):
             return True
         if not file.is_parquet or any(kind in FLOATS for _, kind in columns):
@@ -222,7 +228,9 @@ async def find_first_match(
             deleted_keys = decode_delete_content(keys, deleted, columns, limit_bytes=DECODED_BYTES_MAX)
             there = _read_columns(data, file.path, [column_id for column_id, _ in columns])
             stored = [there[column_id] for column_id, _ in columns]
-            hashes = hash_halves([keys_of(column, kind) for column, (_, kind) in zip(stored, columns, strict=True)])
+            hashes = hash_halves(
+                [convert_to_keys(column, kind) for column, (_, kind) in zip(stored, columns, strict=True)]
+            )
         except (Unreadable, ValueError, KeyError):
             return True
         return not isinstance(deleted_keys, DeletedKeys) or bool(deleted_keys.exact.has(*hashes).any())
@@ -264,7 +272,7 @@ def _is_disjoint(data: bytes, file: _File) -> bool:
         Unreadable: The file cannot be read.
     """
     columns_needed = set(iterate_filtered_columns(file.condition, ()))
-    if not columns_needed or any(predicate.kind in ("list", "map") for predicate in predicates_of(file.condition)):
+    if not columns_needed or any(predicate.kind in ("list", "map") for predicate in collect_predicates(file.condition)):
         return False
     try:
         stored = _read_columns(data, file.path, {column.column_id for column in columns_needed})

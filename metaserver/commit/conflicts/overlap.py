@@ -15,8 +15,16 @@ from typing import NamedTuple
 from seamark.formats.iceberg.expressions.ranges import find_stored_as_int, is_ordered, is_rounded
 from seamark.formats.iceberg.manifests.content_file import partition_types
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.formats.iceberg.types.transforms import IDENTITY, VOID, apply, canonical, is_known, name_of, width_of
-from seamark.formats.iceberg.types.values import Value, partition_key, value_key
+from seamark.formats.iceberg.types.transforms import (
+    IDENTITY,
+    VOID,
+    apply,
+    canonicalize_transform,
+    get_transform_name,
+    get_transform_width,
+    is_known,
+)
+from seamark.formats.iceberg.types.values import Value, make_value_key, partition_key
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.planner.lookup.partitions import PartitionFieldValue, PartitionTuple
 from seamark.metaserver.planner.view.view import are_comparable
@@ -75,12 +83,12 @@ class PartitionOverlap:
         self._compare_partitions += pairs
         return self._compare_partitions <= COMPARISONS_MAX
 
-    def constraints(self, partition: PartitionTuple) -> list[_Constraint]:
+    def list_constraints(self, partition: PartitionTuple) -> list[_Constraint]:
         fields = self._fields.get(partition.spec_id, {})
         constraints = []
         for field_id, kind, value in partition.fields:
             field = fields.get(field_id)
-            transform = VOID if field is None else canonical(field.transform)
+            transform = VOID if field is None else canonicalize_transform(field.transform)
             if field is not None and transform != VOID:
                 constraints.append(_Constraint(field.sources, transform, kind, value))
         return constraints
@@ -105,7 +113,7 @@ class Targets:
         self._partitions = partitions
         self._by_spec: dict[int, dict[object, list[_Constraint]]] = {}
         for spec_id, values in targets:
-            constraints = partitions.constraints(partitions.partition(spec_id, values))
+            constraints = partitions.list_constraints(partitions.partition(spec_id, values))
             self._by_spec.setdefault(spec_id, {})[_make_key(constraints)] = constraints
 
     def overlap(self, partition: PartitionTuple) -> bool:
@@ -128,7 +136,7 @@ class Targets:
 
         Above the limit of comparisons, the result is `unknown`.
         """
-        left = self._partitions.constraints(partition)
+        left = self._partitions.list_constraints(partition)
         for spec_id, targets in self._by_spec.items():
             if not applies(spec_id):
                 continue
@@ -164,13 +172,13 @@ def _are_disjoint(left: _Constraint, right: _Constraint) -> bool:
     if left.sources != right.sources:
         return False
     if left.transform == right.transform:
-        return are_comparable(left.kind, right.kind) and value_key(left.value) != value_key(right.value)
+        return are_comparable(left.kind, right.kind) and make_value_key(left.value) != make_value_key(right.value)
     if not (is_known(left.transform) and is_known(right.transform)):
         return False
     if left.value is None or right.value is None:
         return (left.value is None) != (right.value is None)
-    if name_of(left.transform) == name_of(right.transform) == "bucket":
-        shared = gcd(width_of(left.transform), width_of(right.transform))
+    if get_transform_name(left.transform) == get_transform_name(right.transform) == "bucket":
+        shared = gcd(get_transform_width(left.transform), get_transform_width(right.transform))
         return bool(int(left.value) % shared != int(right.value) % shared)
     return _differs(left, right) or _differs(right, left)
 
@@ -193,13 +201,15 @@ def _implies(premise: _Constraint, conclusion: _Constraint) -> bool:
     if premise.sources != conclusion.sources:
         return False
     if premise.transform == conclusion.transform:
-        return are_comparable(premise.kind, conclusion.kind) and value_key(premise.value) == value_key(conclusion.value)
+        return are_comparable(premise.kind, conclusion.kind) and make_value_key(premise.value) == make_value_key(
+            conclusion.value
+        )
     if not (is_known(premise.transform) and is_known(conclusion.transform)):
         return False
     if premise.value is None or conclusion.value is None:
         return premise.value is None and conclusion.value is None
-    if name_of(premise.transform) == name_of(conclusion.transform) == "bucket":
-        inner, outer = width_of(premise.transform), width_of(conclusion.transform)
+    if get_transform_name(premise.transform) == get_transform_name(conclusion.transform) == "bucket":
+        inner, outer = get_transform_width(premise.transform), get_transform_width(conclusion.transform)
         return inner % outer == 0 and int(premise.value) % outer == conclusion.value
     return (
         premise.transform == IDENTITY
@@ -208,7 +218,7 @@ def _implies(premise: _Constraint, conclusion: _Constraint) -> bool:
 
 
 def _apply_transform(transform: str, kind: str, value: Value) -> Value | None:
-    if name_of(transform) == "truncate" and not is_ordered(transform, kind):
+    if get_transform_name(transform) == "truncate" and not is_ordered(transform, kind):
         return None  # Writers disagree on this transform (`ranges.py`).
     try:
         return apply(transform, kind, value)

@@ -23,8 +23,8 @@ from seamark.formats.iceberg.expressions.expression import (
     Op,
     Or,
     Unbound,
-    all_of,
-    any_of,
+    join_by_and,
+    join_by_or,
 )
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
@@ -76,7 +76,7 @@ def _list_paths(view: TableView, rows: Longs) -> set[str]:
 
 def _select_files_in_scope(view: TableView, metadata: TableMetadata, scope: ReadScope) -> set[Remove]:
     targets = Targets(PartitionOverlap(metadata), scope.partitions)
-    rows = np.concatenate([np.empty(0, dtype=np.int64), *map(view.entry_ids_of, range(len(view.blocks)))])
+    rows = np.concatenate([np.empty(0, dtype=np.int64), *map(view.list_block_entry_ids, range(len(view.blocks)))])
     groups = group_by_partition(files_at(view, rows))
     removed = []
     for number, partition in enumerate(groups.partitions):
@@ -99,9 +99,9 @@ def negate(expression: Expression, metadata: TableMetadata) -> Expression:
     """
     match expression:
         case And(children):
-            return any_of(*(negate(child, metadata) for child in children))
+            return join_by_or(*(negate(child, metadata) for child in children))
         case Or(children):
-            return all_of(*(negate(child, metadata) for child in children))
+            return join_by_and(*(negate(child, metadata) for child in children))
         case Always(value):
             return Always(not value)
         case Bound():
@@ -127,7 +127,7 @@ def _negate_predicate(predicate: Bound, metadata: TableMetadata) -> Expression:
         terms.append(_bind_again(predicate, Op.IS_NAN, metadata))
     if opposite not in NULL_MATCHES and predicate.op not in NULL_MATCHES:
         terms.append(_bind_again(predicate, Op.IS_NULL, metadata))
-    return any_of(*terms)
+    return join_by_or(*terms)
 
 
 def _bind_again(predicate: Bound, op: Op, metadata: TableMetadata) -> Expression:

@@ -101,11 +101,11 @@ async def _count_deleted_rows(
         return None
     blocks = await manifests.blocks(deletes)
     return await run_by_count(
-        len(to_remove.files) + sum(block.rows for block in blocks), partial(_sum_of, blocks, to_remove)
+        len(to_remove.files) + sum(block.rows for block in blocks), partial(_sum_rows, blocks, to_remove)
     )
 
 
-def _sum_of(blocks: Sequence[Block], to_remove: FilesToRemove) -> int | None:
+def _sum_rows(blocks: Sequence[Block], to_remove: FilesToRemove) -> int | None:
     searched = {file.file_path.encode() for file in to_remove.files if file.content == DATA}
     deleted = 0
     for block in blocks:
@@ -113,7 +113,7 @@ def _sum_of(blocks: Sequence[Block], to_remove: FilesToRemove) -> int | None:
         if (block.longs("content") == EQUALITY_DELETES).any():
             return None
         records = block.longs("record_count")
-        referenced = read_strings(block.text_column("referenced_data_file"), rows)
+        referenced = read_strings(block.find_text_column("referenced_data_file"), rows)
         applies = np.array([name is None or name in searched for name in referenced], dtype=np.bool_)
         if (records[applies] < 0).any():
             return None

@@ -22,7 +22,7 @@ from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.commit.change_requests.change_body import REPLACE, Remove
 from seamark.metaserver.commit.change_requests.collision import Collision
 from seamark.metaserver.commit.conflicts.conflicts import find_first_between
-from seamark.metaserver.commit.snapshots.manifest_filter import drop_dead_manifests, key_of
+from seamark.metaserver.commit.snapshots.manifest_filter import drop_dead_manifests, make_file_key
 from seamark.metaserver.commit.snapshots.manifests import Manifests, run_by_count
 
 _Entries = dict[Remove, ManifestEntry]
@@ -56,7 +56,7 @@ class Undo(NamedTuple):
         return [(spec_id, content, entries) for (spec_id, content), entries in groups.items()]
 
 
-async def undo_of(manifests: Manifests, metadata: TableMetadata, head: Snapshot | None, snapshot_id: int) -> Undo:
+async def compute_undo(manifests: Manifests, metadata: TableMetadata, head: Snapshot | None, snapshot_id: int) -> Undo:
     """Return the effects of a snapshot if it can be undone on `head`.
 
     Raises:
@@ -96,7 +96,7 @@ def _find_snapshots(metadata: TableMetadata, head: Snapshot | None, snapshot_id:
         raise BadRequest(
             f"Snapshot {snapshot_id} is not in the history of the branch, or has expired; it cannot be undone"
         )
-    operation = undone.summary_map().get("operation")
+    operation = undone.build_summary_map().get("operation")
     if operation != REPLACE:
         raise BadRequest(
             f"Snapshot {snapshot_id} has the operation {operation!r}; only snapshots that replace files by files with "
@@ -162,7 +162,7 @@ async def _read_entries(manifests: Manifests, metadata: TableMetadata, listed: S
 
 
 def _add(entries: Iterable[ManifestEntry], entries_by_key: _Entries) -> None:
-    entries_by_key.update((key_of(entry.file), entry) for entry in entries)
+    entries_by_key.update((make_file_key(entry.file), entry) for entry in entries)
 
 
 def _check_removed(removed_entries: Sequence[ManifestEntry], added: Iterable[Remove], restored: set[str]) -> None:
@@ -170,7 +170,7 @@ def _check_removed(removed_entries: Sequence[ManifestEntry], added: Iterable[Rem
     keys = set(added)
     for entry in removed_entries:
         file = entry.file
-        if key_of(file) in keys:
+        if make_file_key(file) in keys:
             raise Collision(
                 "undo", f"A later commit replaced or deleted {file.file_path}, which the snapshot had added"
             )
@@ -184,7 +184,7 @@ def _check_new(new: Sequence[ManifestEntry], added: set[str], removed: Iterable[
     keys, paths = set(removed), sorted(path.encode() for path in added)
     for entry in new:
         file = entry.file
-        if key_of(file) in keys:
+        if make_file_key(file) in keys:
             raise Collision("undo", f"{file.file_path} is in the table again; the snapshot is undone already")
         if file.content == POSITION_DELETES and _may_refer(file, paths):
             raise Collision("undo", f"Later deletes in {file.file_path} name rows of the files that the snapshot added")

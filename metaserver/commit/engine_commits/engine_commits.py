@@ -41,9 +41,9 @@ from seamark.metaserver.catalog.pointers import (
     check_metadata_folder,
     check_name_free,
     check_uuid,
+    get_uuid,
     is_derived,
     table_uuid,
-    uuid_of,
 )
 from seamark.metaserver.catalog.values import Caller, LoadedTable, TableChange, TableCommit, read_table_commit
 from seamark.metaserver.commit.engine_commits.commit_manifests import CommitManifests, open_published_manifests
@@ -366,7 +366,7 @@ class EngineCommits:
         A manifest of an engine is corrected if it would harm readers.
         """
         of = metadata if base is None else base
-        uuid, folder = uuid_of(entry, of), check_metadata_folder(self._context, of.location, of.properties)
+        uuid, folder = get_uuid(entry, of), check_metadata_folder(self._context, of.location, of.properties)
         return await self._corrections.correct(commit.manifests, uuid, folder, base, metadata, updates, rebased)
 
     async def _apply(
@@ -396,7 +396,7 @@ class EngineCommits:
         # The refusal may mean that the snapshot was applied before. The snapshot may even have expired since.
         await self._raise_if_committed(commit)
         folder = check_metadata_folder(self._context, base.location, base.properties)
-        uuid, is_single = uuid_of(entry, base), commit.is_single
+        uuid, is_single = get_uuid(entry, base), commit.is_single
         return await rebase(
             self._context,
             commit.manifests,
@@ -454,10 +454,10 @@ def _parse(changes: Sequence[TableChange]) -> tuple[list[TableCommit], str | Non
     """Return the typed commits, and the fingerprint of the request if it adds a snapshot."""
     tables = [read_table_commit(change) for change in changes]
     adds_snapshot = any(table.added_snapshots for table in tables)
-    return tables, fingerprint(changes) if adds_snapshot else None
+    return tables, compute_fingerprint(changes) if adds_snapshot else None
 
 
-def fingerprint(changes: Sequence[TableChange]) -> str:
+def compute_fingerprint(changes: Sequence[TableChange]) -> str:
     """Return a hash that identifies a commit which adds a snapshot and can therefore be applied only once.
 
     Snapshot ids are unique. The hash covers the JSON as the client sent it, including fields that the specification

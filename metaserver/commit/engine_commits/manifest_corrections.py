@@ -33,14 +33,14 @@ from seamark.formats.iceberg.manifests.writer import ADDED, DATA_MANIFEST, DELET
 from seamark.formats.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
 from seamark.formats.iceberg.metadata.updates import AddSnapshot, Update
-from seamark.formats.iceberg.types.transforms import name_of, width_of
+from seamark.formats.iceberg.types.transforms import get_transform_name, get_transform_width
 from seamark.formats.index.packing import MISSING
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import BadRequest, SeamarkError
 from seamark.metaserver.commit.change_requests.change_body import APPEND
 from seamark.metaserver.commit.engine_commits.commit_manifests import CommitManifests, ManifestReaders
 from seamark.metaserver.commit.engine_commits.rebase import RevisedUpdates
-from seamark.metaserver.commit.snapshots.manifest_filter import key_of, puffins_in_use
+from seamark.metaserver.commit.snapshots.manifest_filter import find_used_puffins, make_file_key
 from seamark.metaserver.commit.snapshots.manifest_merge import can_be_written
 from seamark.metaserver.commit.snapshots.manifests import MANIFESTS_CONCURRENT_MAX, Manifests
 from seamark.metaserver.commit.snapshots.snapshot_writer import HeldFiles, SnapshotWriter
@@ -159,13 +159,13 @@ class _Correction:
         """
         if self._metadata.format_version < _VECTORS_MIN_FORMAT_VERSION or snapshot.manifest_list is None:
             return []
-        if snapshot.summary_map().get("operation") == APPEND:
+        if snapshot.build_summary_map().get("operation") == APPEND:
             return []
         try:
             listed = await self._own.read_list(snapshot) if listed is None else listed
             removals = await self._read_removals(snapshot, listed)
             removed = {
-                key_of(entry.file)
+                make_file_key(entry.file)
                 for entries in removals.values()
                 for entry in entries
                 if entry.file.is_deletion_vector and entry.snapshot_id == snapshot.snapshot_id
@@ -175,8 +175,8 @@ class _Correction:
             published = {manifest.manifest_path for manifest in await self._published.read_list(parent)}
             old = [manifest for manifest in listed if manifest.manifest_path in published]
             new = [manifest for manifest in listed if manifest.manifest_path not in published]
-            in_use = await puffins_in_use(self._published, old, removed, self._metadata, {})
-            in_use |= await puffins_in_use(self._own, new, removed, self._metadata, {})
+            in_use = await find_used_puffins(self._published, old, removed, self._metadata, {})
+            in_use |= await find_used_puffins(self._own, new, removed, self._metadata, {})
             return await self._write_without_marks(snapshot, listed, removals, in_use)
         except SeamarkError:
             return []
@@ -355,9 +355,9 @@ def _check_truncated(decoded: DecodedManifest, metadata: TableMetadata) -> None:
     added = decoded.longs["status"] == ADDED
     for values in decoded.partition:
         transform = transforms.get(values.field_id, "")
-        if values.spans is None or values.logical == "decimal" or name_of(transform) != "truncate":
+        if values.spans is None or values.logical == "decimal" or get_transform_name(transform) != "truncate":
             continue
-        width, starts, lengths = width_of(transform), values.spans.starts, values.spans.lengths
+        width, starts, lengths = get_transform_width(transform), values.spans.starts, values.spans.lengths
         for row in np.flatnonzero(added & (lengths > width)).tolist():
             value = decoded.heap[starts[row] : starts[row] + lengths[row]].tobytes()
             size = len(value.decode(errors="replace")) if values.type == "string" else len(value)

@@ -374,7 +374,7 @@ class _Rebase:
         listed = tuple(manifests)
         location = await self._writer.manifest_list(listed, self._base, parent.snapshot_id, self._sequence_number)
         summary = self._commit.snapshot.summary or {}
-        summary = rebase_summary(summary, parent.summary_map(), others_count)
+        summary = rebase_summary(summary, parent.build_summary_map(), others_count)
         if undone:
             summary[REPLACEMENTS_UNDONE] = ",".join(str(snapshot.snapshot_id) for snapshot in undone[:_UNDONE_MAX])
         updates = self._build_updates(parent, location, summary, next_row_id - self._base.next_row_id)

@@ -27,7 +27,7 @@ from seamark.formats.runtime.errors import BadRequest, CommitConflict, NotFound,
 from seamark.metaserver.catalog.catalog import Catalog
 from seamark.metaserver.catalog.pointers import check_uuid
 from seamark.metaserver.catalog.policies import load_policies, with_policies
-from seamark.metaserver.catalog.purge import deletable_files, is_collectable
+from seamark.metaserver.catalog.purge import is_collectable, make_deletable_check
 from seamark.metaserver.catalog.values import Caller
 from seamark.metaserver.commit.expiration.policy import ExpirationPolicy, Expired, find_expired
 from seamark.metaserver.commit.expiration.unused_files import TooManyEntries, UnusedFiles, find_unused
@@ -259,7 +259,7 @@ class Expiration:
         """
         if before is after or not is_collectable(after) or await self._is_shared(uuid):
             return UnusedFiles((), (), (), 0)
-        allowed = await deletable_files(self._context, uuid, after)
+        allowed = await make_deletable_check(self._context, uuid, after)
 
         check = partial(self._planner.check_paths, before, uuid)
         manifests = self._manifests.with_checks(lambda paths: check(list(paths)), None)

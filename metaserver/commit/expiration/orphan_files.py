@@ -34,7 +34,7 @@ import structlog
 
 from seamark.formats.iceberg.manifests.manifest import ManifestFile
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.formats.iceberg.metadata.properties import as_long, metadata_folder
+from seamark.formats.iceberg.metadata.properties import get_metadata_folder, parse_long
 from seamark.formats.iceberg.metadata.retention import MIN_ORPHAN_AGE, MIN_ORPHAN_AGE_DEFAULT_MS
 from seamark.formats.protocol.wire import CLOCK_FOLDER, FORMER_INDEX_FOLDER, FORMER_PLANS_FOLDER, fold_path, show
 from seamark.formats.runtime.errors import BadRequest, SeamarkError
@@ -42,14 +42,14 @@ from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.catalog.catalog import Catalog
 from seamark.metaserver.catalog.pointers import check_uuid
 from seamark.metaserver.catalog.policies import load_policies, with_policies
-from seamark.metaserver.catalog.purge import deletable_files, is_collectable, own_folders
+from seamark.metaserver.catalog.purge import is_collectable, list_own_folders, make_deletable_check
 from seamark.metaserver.catalog.values import Caller
 from seamark.metaserver.commit.expiration.expiration import METADATA_BEFORE, list_pending_expirations
-from seamark.metaserver.commit.expiration.unused_files import MANIFESTS_MAX, content_files, statistics_files
+from seamark.metaserver.commit.expiration.unused_files import MANIFESTS_MAX, list_content_files, list_statistics_files
 from seamark.metaserver.commit.publication import Publisher
 from seamark.metaserver.commit.removed_files import note_removal
 from seamark.metaserver.commit.snapshots.manifests import Manifests
-from seamark.metaserver.objects.clock_check import storage_time_ms
+from seamark.metaserver.objects.clock_check import read_storage_time_ms
 from seamark.metaserver.objects.port import ObjectInfo, Upload
 from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.runtime.gathering import gather
@@ -140,7 +140,7 @@ def read_minimum_age_ms(metadata: TableMetadata) -> int:
     Raises:
         BadRequest: The value is invalid, or below `AGE_MIN_MS`.
     """
-    age_ms = as_long(metadata.properties, MIN_ORPHAN_AGE, MIN_ORPHAN_AGE_DEFAULT_MS)
+    age_ms = parse_long(metadata.properties, MIN_ORPHAN_AGE, MIN_ORPHAN_AGE_DEFAULT_MS)
     if age_ms < AGE_MIN_MS:
         raise BadRequest(f"The property {MIN_ORPHAN_AGE} is {age_ms}; it must be at least {AGE_MIN_MS}, one day")
     return age_ms
@@ -181,8 +181,8 @@ class OrphanRemoval:
             confirmed = [info for info in listing.orphans if info.modified_ms < confirmed_ms]
             uploads = await self._find_uploads(entry, metadata, confirmed_ms)
             if confirmed or uploads:
-                for folder in _drop_nested_folders(own_folders(self._context, metadata)):
-                    await storage_time_ms(self._context.objects, self._context.clock, f"{folder}/{CLOCK_FOLDER}")
+                for folder in _drop_nested_folders(list_own_folders(self._context, metadata)):
+                    await read_storage_time_ms(self._context.objects, self._context.clock, f"{folder}/{CLOCK_FOLDER}")
             report = _report(confirmed, listing.listed, is_complete=listing.is_complete)
             report = msgspec.structs.replace(report, files_unconfirmed=len(listing.orphans) - len(confirmed))
             if request.dry_run:
@@ -223,11 +223,11 @@ class OrphanRemoval:
     async def _find(self, entry: Entry, metadata: TableMetadata, needed: _NeededNames, older_than_ms: int) -> _Listing:
         """Return the files that look like orphan files by the time of the clock."""
         await self._add_pending(entry, needed)
-        folders = _drop_nested_folders(own_folders(self._context, metadata))
-        allowed = await deletable_files(self._context, entry.uuid, metadata, exclusive=True)
+        folders = _drop_nested_folders(list_own_folders(self._context, metadata))
+        allowed = await make_deletable_check(self._context, entry.uuid, metadata, exclusive=True)
         former = (
             f"{parse_location(metadata.location)}/{FORMER_INDEX_FOLDER}/",
-            f"{parse_location(metadata_folder(metadata.location, metadata.properties))}/{FORMER_PLANS_FOLDER}/",
+            f"{parse_location(get_metadata_folder(metadata.location, metadata.properties))}/{FORMER_PLANS_FOLDER}/",
         )
 
         def is_orphan(folder: str, info: ObjectInfo) -> bool:
@@ -260,9 +260,9 @@ class OrphanRemoval:
 
         The result is empty if the storage does not list uploads.
         """
-        allowed = await deletable_files(self._context, entry.uuid, metadata, exclusive=True)
+        allowed = await make_deletable_check(self._context, entry.uuid, metadata, exclusive=True)
         uploads: list[Upload] = []
-        for folder in _drop_nested_folders(own_folders(self._context, metadata)):
+        for folder in _drop_nested_folders(list_own_folders(self._context, metadata)):
             try:
                 async for upload in self._context.objects.uploads(folder):
                     path = upload.location
@@ -382,9 +382,9 @@ class _NeededNames:
                     raise BadRequest(f"The table has more than {MANIFESTS_MAX:,} manifests; expire snapshots first")
         metadata_files = [entry.metadata_location, entry.previous_location or "", *lists, *manifests]
         metadata_files += [file.metadata_file for file in metadata.metadata_log]
-        hashes = [await asyncio.to_thread(_hash_names, [*metadata_files, *statistics_files(metadata)])]
+        hashes = [await asyncio.to_thread(_hash_names, [*metadata_files, *list_statistics_files(metadata)])]
         count = len(self._first) + len(self._later)
-        async for paths in content_files(self._manifests, list(manifests.values())):
+        async for paths in list_content_files(self._manifests, list(manifests.values())):
             hashes.append(await asyncio.to_thread(_hash_names, [path for path, _ in paths.values()]))
             if count + sum(map(len, hashes)) > NAMES_MAX:
                 raise BadRequest(f"The table needs more than {NAMES_MAX:,} files; expire snapshots first")

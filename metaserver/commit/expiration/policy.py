@@ -16,7 +16,7 @@ import msgspec
 
 from seamark.formats.iceberg.metadata.compaction import find_recently_undone
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.formats.iceberg.metadata.properties import as_int, as_long
+from seamark.formats.iceberg.metadata.properties import parse_int, parse_long
 from seamark.formats.iceberg.metadata.retention import (
     MAX_REF_AGE,
     MAX_SNAPSHOT_AGE,
@@ -66,13 +66,13 @@ class ExpirationPolicy(msgspec.Struct, frozen=True):
         """
         properties = metadata.properties
         if older_than_ms is None:
-            age_ms = as_long(properties, MAX_SNAPSHOT_AGE, MAX_SNAPSHOT_AGE_DEFAULT_MS)
+            age_ms = parse_long(properties, MAX_SNAPSHOT_AGE, MAX_SNAPSHOT_AGE_DEFAULT_MS)
             older_than_ms = (passed or PassedTime(now_ms, now_ms)).ago(age_ms)
         if retain_last is None:
-            retain_last = as_int(properties, MIN_SNAPSHOTS, 1)
+            retain_last = parse_int(properties, MIN_SNAPSHOTS, 1)
         if retain_last < 1:
             raise BadRequest(f"The number of snapshots to retain is {retain_last}; it must be at least 1")
-        return ExpirationPolicy(older_than_ms, retain_last, as_long(properties, MAX_REF_AGE, _FOREVER))
+        return ExpirationPolicy(older_than_ms, retain_last, parse_long(properties, MAX_REF_AGE, _FOREVER))
 
 
 class Expired(NamedTuple):

@@ -18,7 +18,7 @@ from seamark.formats.iceberg.manifests.manifest import ManifestFile
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
 from seamark.formats.runtime.errors import BadRequest, Corrupt
-from seamark.formats.storage.locations import normalize_location, spellings
+from seamark.formats.storage.locations import list_spellings, normalize_location
 from seamark.metaserver.commit.snapshots.manifests import Manifests
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.planner.lookup.lookup import lookup
@@ -92,23 +92,23 @@ async def find_unused(
     if not is_repeat and len(removed) > 1 and sum(map(_count_entries, unused.values())) > ENTRIES_MAX:
         raise TooManyEntries
     unused_files: dict[str, tuple[str, int]] = {}
-    async for files in content_files(manifests, list(unused.values()), skip_missing=is_repeat):
+    async for files in list_content_files(manifests, list(unused.values()), skip_missing=is_repeat):
         unused_files.update(files)
         if len(unused_files) > FILES_MAX:
             raise _make_too_large_error(f"{FILES_MAX:,} files that only one snapshot needs")
     compared = list(live.values()) if unused_files else []
     if sum(map(_count_entries, compared)) > _COMPARED_MAX:
-        spelled = [spelling for path, _ in unused_files.values() for spelling in spellings(path)]
+        spelled = [spelling for path, _ in unused_files.values() for spelling in list_spellings(path)]
         compared = await manifests.listing(compared, spelled)
-    async for files in content_files(manifests, compared):
+    async for files in list_content_files(manifests, compared):
         for key in files:
             unused_files.pop(key, None)
     paths_in_use = {
-        normalize_location(path) for path in (*_list_manifest_lists(after.snapshots), *statistics_files(after))
+        normalize_location(path) for path in (*_list_manifest_lists(after.snapshots), *list_statistics_files(after))
     }
     unused_paths = [
         path
-        for path in (*_list_manifest_lists(removed), *statistics_files(before))
+        for path in (*_list_manifest_lists(removed), *list_statistics_files(before))
         if normalize_location(path) not in paths_in_use
     ]
 
@@ -134,7 +134,7 @@ def _list_manifest_lists(snapshots: Iterable[Snapshot]) -> set[str]:
     return {snapshot.manifest_list for snapshot in snapshots if snapshot.manifest_list}
 
 
-def statistics_files(metadata: TableMetadata) -> set[str]:
+def list_statistics_files(metadata: TableMetadata) -> set[str]:
     return {file.statistics_path for file in metadata.statistics} | {
         file.statistics_path for file in metadata.partition_statistics
     }
@@ -162,7 +162,7 @@ def _make_too_large_error(description: str) -> BadRequest:
     return BadRequest(f"The table has more than {description}; expire its snapshots with Spark's expire_snapshots")
 
 
-async def content_files(
+async def list_content_files(
     manifests: Manifests, listed: Sequence[ManifestFile], *, skip_missing: bool = False
 ) -> AsyncIterator[Mapping[str, tuple[str, int]]]:
     """Yield the locations and sizes of the live files in the manifests, by plain location, in parts.

@@ -21,7 +21,7 @@ from seamark.formats.runtime.errors import BadRequest
 Key = tuple[object, ...]
 
 
-def partition_of(entry: ManifestEntry) -> Key:
+def make_partition_key(entry: ManifestEntry) -> Key:
     """Return a key of the entry's partition.
 
     Entries of the same partition have equal keys in all manifests of one spec.
@@ -38,7 +38,7 @@ def count_touches(manifests: Iterable[Sequence[ManifestEntry]]) -> tuple[int, in
     seen_keys: set[Key] = set()
     touches = 0
     for entries in manifests:
-        own = {partition_of(entry) for entry in entries}
+        own = {make_partition_key(entry) for entry in entries}
         touches += len(own)
         seen_keys |= own
     return touches, len(seen_keys)
@@ -57,7 +57,7 @@ def divide(entries: Sequence[ManifestEntry], fitting: int, bound: Callable[[Cont
     """
     ordered = sorted(entries, key=lambda entry: (_order(entry.file.partition), bound(entry.file), entry.file.file_path))
     chunks: list[list[ManifestEntry]] = [[]]
-    for _, members in groupby(ordered, key=partition_of):
+    for _, members in groupby(ordered, key=make_partition_key):
         partition = list(members)
         # A partition that does not fit starts a new manifest, unless the last manifest would stay mostly empty.
         if len(chunks[-1]) + len(partition) > fitting and 2 * len(chunks[-1]) >= fitting:
@@ -74,7 +74,7 @@ def _order(partition: Sequence[Any]) -> Key:
     return tuple((value is not None, 0 if value is None else value) for value in partition)
 
 
-def clustering_bound(metadata: TableMetadata) -> Callable[[ContentFile], Key]:
+def make_clustering_bound(metadata: TableMetadata) -> Callable[[ContentFile], Key]:
     """Return a function that returns the lower bound of a file in the first clustering column.
 
     Files without this bound sort first.
@@ -83,7 +83,7 @@ def clustering_bound(metadata: TableMetadata) -> Callable[[ContentFile], Key]:
         layout = ClusteringLayout.of(metadata.properties)
     except BadRequest:
         layout = None
-    column = None if layout is None else metadata.current_schema.column_named(layout.columns[0])
+    column = None if layout is None else metadata.current_schema.find_column_by_name(layout.columns[0])
     if column is None or not isinstance(column.type, str):
         return lambda _: ()
     kind, column_id = column.type, column.id

@@ -28,7 +28,7 @@ from seamark.formats.iceberg.manifests.repaired_metrics import has_unusable_metr
 from seamark.formats.iceberg.manifests.writer import EXISTING, ManifestEntry, write_manifest
 from seamark.formats.iceberg.metadata.manifest_policy import MIN_COUNT, MIN_COUNT_DEFAULT, REWRITTEN_BY_MARK
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.formats.iceberg.metadata.properties import as_int
+from seamark.formats.iceberg.metadata.properties import parse_int
 from seamark.formats.iceberg.metadata.snapshot import MAIN
 from seamark.formats.protocol.wire import show
 from seamark.formats.runtime.errors import BadRequest, CommitConflict, CommitUnknown
@@ -38,7 +38,7 @@ from seamark.metaserver.catalog.policies import load_policies, with_policies
 from seamark.metaserver.catalog.values import Caller
 from seamark.metaserver.commit.change_requests.change_body import REPLACE
 from seamark.metaserver.commit.publication import MANIFESTS_REWRITTEN, CommitEvent, Publisher
-from seamark.metaserver.commit.rewriting.entry_order import clustering_bound, count_touches, divide
+from seamark.metaserver.commit.rewriting.entry_order import count_touches, divide, make_clustering_bound
 from seamark.metaserver.commit.snapshots.manifest_filter import RewrittenManifests, drop_dead_manifests
 from seamark.metaserver.commit.snapshots.manifest_merge import can_be_written
 from seamark.metaserver.commit.snapshots.manifests import MANIFESTS_CONCURRENT_MAX, Manifests
@@ -187,7 +187,7 @@ class ManifestRewrite:
         policies = await load_policies(self._context.store, namespace)
         min_count = request.min_count
         if min_count is None:
-            min_count = max(2, as_int(with_policies(metadata, policies).properties, MIN_COUNT, MIN_COUNT_DEFAULT))
+            min_count = max(2, parse_int(with_policies(metadata, policies).properties, MIN_COUNT, MIN_COUNT_DEFAULT))
         groups = await self._choose_groups(manifests, listed, metadata, min_count)
         if request.dry_run or not groups:
             return _report(listed, groups, ())
@@ -351,7 +351,9 @@ def _divide_entries(
         msgspec.structs.replace(entry, status=EXISTING, file=repair_file(entry.file, type_of)) for entry in former
     ]
     repaired = sum(new.file is not old.file for new, old in zip(entries, former, strict=True))
-    chunks = divide(entries, _count_fitting_entries(entries, metadata, spec_id, content), clustering_bound(metadata))
+    chunks = divide(
+        entries, _count_fitting_entries(entries, metadata, spec_id, content), make_clustering_bound(metadata)
+    )
     before, partitions = count_touches(read)
     after = count_touches(chunks)[0]
     return _Group(spec_id, content, tuple(manifests), chunks, before, after, partitions, repaired)

@@ -33,7 +33,7 @@ class RewrittenManifests(NamedTuple):
     files: tuple[ContentFile, ...]
 
 
-def key_of(file: ContentFile) -> Remove:
+def make_file_key(file: ContentFile) -> Remove:
     """Return the key that identifies a file in a list of files to remove."""
     return Remove(file.file_path, file.content_offset if file.is_deletion_vector else None)
 
@@ -92,7 +92,7 @@ async def find_files(
         if attached:
             listing.setdefault(manifest.manifest_path, (manifest, entries))
             await run_by_count(len(attached), partial(removed.update, attached))
-    in_use = await puffins_in_use(
+    in_use = await find_used_puffins(
         manifests, listed, removed, metadata, {path: entries for path, (_, entries) in listing.items()}
     )
     count = sum(len(entries) for _, entries in listing.values())
@@ -100,7 +100,7 @@ async def find_files(
     return FilesToRemove(frozenset(removed), tuple(listing.values()), in_use, files)
 
 
-async def puffins_in_use(
+async def find_used_puffins(
     manifests: Manifests,
     listed: Sequence[ManifestFile],
     removed: Collection[Remove],
@@ -139,7 +139,7 @@ async def find_referring_entries(
 
 
 def _select_named(entries: Sequence[ManifestEntry], removes: Collection[Remove]) -> dict[Remove, ContentFile]:
-    keyed_files = ((key_of(entry.file), entry.file) for entry in entries)
+    keyed_files = ((make_file_key(entry.file), entry.file) for entry in entries)
     return {key: file for key, file in keyed_files if key in removes}
 
 
@@ -153,17 +153,17 @@ def _find_staying_paths(
 ) -> set[str]:
     """Return the paths that still have an entry after the removal."""
     files = (entry.file for entry in entries)
-    return {file.file_path for file in files if file.file_path in paths and key_of(file) not in removed}
+    return {file.file_path for file in files if file.file_path in paths and make_file_key(file) not in removed}
 
 
 def _find_attached(entries: Sequence[ManifestEntry], paths: Collection[str]) -> set[Remove]:
-    return {key_of(entry.file) for entry in entries if _applies_to_one(entry.file, paths)}
+    return {make_file_key(entry.file) for entry in entries if _applies_to_one(entry.file, paths)}
 
 
 def _list_removed(
     listing: Sequence[tuple[ManifestFile, Sequence[ManifestEntry]]], removed: Collection[Remove]
 ) -> list[ContentFile]:
-    return [entry.file for _, entries in listing for entry in entries if key_of(entry.file) in removed]
+    return [entry.file for _, entries in listing for entry in entries if make_file_key(entry.file) in removed]
 
 
 def _list_puffin_paths(removed: Collection[Remove]) -> set[str]:
@@ -222,7 +222,7 @@ class ManifestFilter:
         metadata: TableMetadata,
     ) -> _Rewritten:
         def select() -> tuple[frozenset[Remove], frozenset[Remove]]:
-            keys = (key_of(entry.file) for entry in entries)
+            keys = (make_file_key(entry.file) for entry in entries)
             own = frozenset(key for key in keys if key in to_remove.removed)
             return own, frozenset(
                 key for key in own if key.content_offset is not None and key.file_path in to_remove.in_use
@@ -245,7 +245,7 @@ class ManifestFilter:
         self, entries: Sequence[ManifestEntry], own: Collection[Remove], unmarked: Collection[Remove]
     ) -> tuple[list[ManifestEntry], tuple[ContentFile, ...]]:
         """Return the entries to write, and the files that are removed."""
-        keyed = [(entry, key_of(entry.file)) for entry in entries]
+        keyed = [(entry, make_file_key(entry.file)) for entry in entries]
         written = [self._carry_over(entry, key in own) for entry, key in keyed if key not in unmarked]
         return written, tuple(entry.file for entry, key in keyed if key in own)
 

@@ -36,9 +36,9 @@ class ManifestMerge:
         self, listed: Sequence[ManifestFile], metadata: TableMetadata, sequence_number: int
     ) -> list[ManifestFile]:
         """Return the manifests of the snapshot, the newest first. Manifests that it adds get `sequence_number`."""
-        if not props.as_bool(metadata.properties, ENABLED, True):
+        if not props.parse_bool(metadata.properties, ENABLED, True):
             return list(listed)
-        min_count = max(2, props.as_int(metadata.properties, MIN_COUNT, MIN_COUNT_DEFAULT))
+        min_count = max(2, props.parse_int(metadata.properties, MIN_COUNT, MIN_COUNT_DEFAULT))
         merged: list[ManifestFile] = []
         groups: dict[tuple[int, int], list[ManifestFile]] = {}
         for manifest in listed:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from seamark.cache.memory import MemoryCache
 from seamark.cache.single_flight import SingleFlight
-from seamark.cache.sizes import object_bytes
+from seamark.cache.sizes import measure_object_bytes
 from seamark.formats.iceberg.manifests.content_file import ContentFile
 from seamark.formats.iceberg.manifests.manifest import (
     DecodedManifest,
@@ -27,7 +27,13 @@ from seamark.formats.iceberg.manifests.manifest import (
     decode_manifest,
     decode_manifest_list,
 )
-from seamark.formats.iceberg.manifests.writer import DELETED, ManifestEntry, decode_listed, entries_of, removals_of
+from seamark.formats.iceberg.manifests.writer import (
+    DELETED,
+    ManifestEntry,
+    decode_listed,
+    list_removals,
+    read_live_entries,
+)
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
 from seamark.formats.index.kernels import _hash
@@ -202,7 +208,7 @@ class Manifests:
 
     def remember_list(self, location: str, manifests: tuple[ManifestFile, ...]) -> None:
         """Cache a manifest list after it was written."""
-        self._lists.put(location, manifests, object_bytes(manifests))
+        self._lists.put(location, manifests, measure_object_bytes(manifests))
 
     def remember(self, location: str, data: bytes, names: PathHashes) -> None:
         """Cache a manifest after it was written."""
@@ -239,7 +245,7 @@ class Manifests:
         if self._memory is not None:
             size_bytes = decoded.rows * _ENTRY_BYTES + len(data) * _ENTRY_FACTOR
             self._memory.hold(("entries", manifest.manifest_path), size_bytes)
-        return await _run_by_size(len(data), lambda: entries_of(decoded, manifest, metadata))
+        return await _run_by_size(len(data), lambda: read_live_entries(decoded, manifest, metadata))
 
     async def decode(self, manifest: ManifestFile) -> DecodedManifest:
         """Return the live entries as columns that are not packed.
@@ -265,7 +271,7 @@ class Manifests:
             self._memory.check(decoded.rows * _ENTRY_BYTES)
             removed = int((decoded.longs["status"] == DELETED).sum())
             self._memory.hold(("removals", manifest.manifest_path), removed * _ENTRY_BYTES)
-        return await _run_by_size(len(data), lambda: removals_of(decoded, manifest, metadata))
+        return await _run_by_size(len(data), lambda: list_removals(decoded, manifest, metadata))
 
     async def blocks(self, manifests: Sequence[ManifestFile]) -> list[Block]:
         """Return the live entries as columns, with one block for each manifest.
@@ -306,7 +312,7 @@ class Manifests:
 
         With `referenced`, return the manifests that may list a delete file which refers to one of the paths.
         """
-        searched = await run_by_count(len(paths), partial(hashes_of, paths))
+        searched = await run_by_count(len(paths), partial(hash_paths, paths))
         if not len(searched):
             return []
         names = [self._names.get(manifest.manifest_path) for manifest in manifests]
@@ -326,7 +332,7 @@ class Manifests:
 
         Only manifests whose path hashes are in memory are searched.
         """
-        searched = await run_by_count(len(paths), partial(hashes_of, paths))
+        searched = await run_by_count(len(paths), partial(hash_paths, paths))
         hashes_by_manifest = [(manifest, self._names.get(manifest.manifest_path)) for manifest in manifests]
         return await _find_listing_manifests(
             [(manifest, names.paths) for manifest, names in hashes_by_manifest if names is not None], searched
@@ -347,16 +353,16 @@ class Manifests:
             raise Corrupt(f"The {description} {location} is missing in storage") from None
 
 
-def hashes_of(paths: Iterable[str]) -> Hashes:
+def hash_paths(paths: Iterable[str]) -> Hashes:
     """Return the sorted hashes of the paths as uint64[n]."""
     return np.sort(np.array([hash_key(path.encode(), _SEED) for path in paths], dtype=np.uint64))
 
 
-def names_of(files: Sequence[ContentFile]) -> PathHashes:
+def hash_names(files: Sequence[ContentFile]) -> PathHashes:
     """Return the hashes of a manifest with these live files."""
     return PathHashes(
-        hashes_of({file.file_path for file in files}),
-        hashes_of({file.referenced_data_file for file in files if file.referenced_data_file is not None}),
+        hash_paths({file.file_path for file in files}),
+        hash_paths({file.referenced_data_file for file in files if file.referenced_data_file is not None}),
     )
 
 

@@ -26,7 +26,7 @@ from seamark.metaserver.commit.snapshots.manifest_filter import RewrittenManifes
 from seamark.metaserver.commit.snapshots.manifest_merge import ManifestMerge
 from seamark.metaserver.commit.snapshots.manifests import run_by_count
 from seamark.metaserver.commit.snapshots.snapshot_writer import SnapshotWriter, StoredManifest
-from seamark.metaserver.commit.snapshots.summary import SummaryCounts, counts_of, summary_of
+from seamark.metaserver.commit.snapshots.summary import SummaryCounts, build_summary, count_files
 
 
 class SnapshotTerms(NamedTuple):
@@ -93,12 +93,12 @@ async def produce(
             )
     parent_id = None if parent is None else parent.snapshot_id
     location = await writer.manifest_list(tuple(listed), metadata, parent_id, sequence)
-    removed_counts = await run_by_count(len(removed.files), partial(counts_of, removed.files))
-    summary = summary_of(
+    removed_counts = await run_by_count(len(removed.files), partial(count_files, removed.files))
+    summary = build_summary(
         terms.operation,
         counts,
         removed_counts,
-        None if parent is None else parent.summary_map(),
+        None if parent is None else parent.build_summary_map(),
         terms.summary,
         terms.producer,
     )

@@ -18,7 +18,7 @@ from seamark.formats.iceberg.manifests.writer import (
 )
 from seamark.formats.iceberg.metadata import properties as props
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.formats.iceberg.metadata.properties import metadata_folder
+from seamark.formats.iceberg.metadata.properties import get_metadata_folder
 from seamark.formats.runtime.clock import Clock
 from seamark.metaserver.catalog.context import CatalogContext
 from seamark.metaserver.catalog.ownership.claims import check_own
@@ -27,7 +27,7 @@ from seamark.metaserver.commit.snapshots.manifests import (
     MANIFESTS_CONCURRENT_MAX,
     Manifests,
     PathHashes,
-    names_of,
+    hash_names,
     run_by_count,
 )
 from seamark.metaserver.runtime.gathering import gather
@@ -108,7 +108,7 @@ class SnapshotWriter:
     ) -> StoredManifest:
         def work() -> tuple[WrittenManifest, PathHashes]:
             written = write_manifest(entries, metadata=metadata, spec_id=spec_id, content=content)
-            return written, names_of([entry.file for entry in entries if entry.is_live])
+            return written, hash_names([entry.file for entry in entries if entry.is_live])
 
         written, names = work() if len(entries) <= _IN_THREAD_ENTRIES else await asyncio.to_thread(work)
         self._number += 1
@@ -198,7 +198,7 @@ async def open_writer(
     Raises:
         Forbidden: The table's metadata folder belongs to another table.
     """
-    folder = metadata_folder(metadata.location, metadata.properties)
+    folder = get_metadata_folder(metadata.location, metadata.properties)
     context.warehouse.check(folder, "The folder of the table's metadata")
     # The location is checked before the first write, because a writer may overwrite the metadata.
     await check_own(context, uuid, folder)
@@ -207,7 +207,7 @@ async def open_writer(
 
 
 def target_size(metadata: TableMetadata) -> int:
-    return max(1, props.as_int(metadata.properties, TARGET_SIZE, TARGET_SIZE_DEFAULT))
+    return max(1, props.parse_int(metadata.properties, TARGET_SIZE, TARGET_SIZE_DEFAULT))
 
 
 async def write_added(writer: SnapshotWriter, change: Change, metadata: TableMetadata) -> tuple[StoredManifest, ...]:

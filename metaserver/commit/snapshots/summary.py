@@ -32,7 +32,7 @@ class SummaryCounts(NamedTuple):
 NOTHING = SummaryCounts({}, frozenset())
 
 
-def counts_of(files: Iterable[ContentFile]) -> SummaryCounts:
+def count_files(files: Iterable[ContentFile]) -> SummaryCounts:
     counts: dict[str, int] = {}
     partitions: set[object] = set()
 
@@ -56,7 +56,7 @@ def counts_of(files: Iterable[ContentFile]) -> SummaryCounts:
     return SummaryCounts(counts, frozenset(partitions))
 
 
-def summary_of(
+def build_summary(
     operation: str,
     added: SummaryCounts,
     removed: SummaryCounts,

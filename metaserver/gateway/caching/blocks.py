@@ -87,7 +87,7 @@ class ObjectBlocks:
     def memory(self) -> AdmittingCache[str, memoryview]:
         return self._memory
 
-    def disk_stats(self) -> list[tuple[str, TierStats]]:
+    def collect_disk_stats(self) -> list[tuple[str, TierStats]]:
         return [(name, tier.stats()) for name, tier in (("blocks", self._disk), ("pinned", self._pinned)) if tier]
 
     def in_memory(self, name: str, number: int, *, counted: bool = True) -> memoryview | None:
@@ -121,7 +121,7 @@ class ObjectBlocks:
                 return block, "disk"
         return None
 
-    async def from_disk(self, name: str, numbers: Sequence[int], owner: Owner) -> tuple[memoryview | None, int]:
+    async def read_from_disk(self, name: str, numbers: Sequence[int], owner: Owner) -> tuple[memoryview | None, int]:
         """Return (the first of the blocks, 0) if it is on the disk.
 
         Otherwise return (None, the number of blocks at the beginning of `numbers` that are not on the disk).

@@ -28,13 +28,13 @@ from seamark.formats.runtime.errors import RetryLater
 from seamark.metaserver.api.http.observability.metrics import GatewayCacheMetrics
 from seamark.metaserver.gateway.backend import Backend, BrokenAnswer, PromptResponse, S3Call, S3Read, StartedAnswer
 from seamark.metaserver.gateway.caching.blocks import Owner
-from seamark.metaserver.gateway.caching.fetches import ChangedObject, RefusedRead, bucket_and_key
+from seamark.metaserver.gateway.caching.fetches import ChangedObject, RefusedRead, split_bucket_and_key
 from seamark.metaserver.gateway.caching.reader import RangeReader, keep_part
-from seamark.metaserver.gateway.caching.records import ObjectRecord, record_of
+from seamark.metaserver.gateway.caching.records import ObjectRecord, parse_record
 from seamark.metaserver.gateway.caching.sending import AnswerBudget, SendBudget
 from seamark.metaserver.gateway.caching.store import StoreAnswer
 from seamark.metaserver.gateway.caching.tiers import CacheTiers
-from seamark.metaserver.gateway.caching.written_once import kind_of
+from seamark.metaserver.gateway.caching.written_once import find_written_once_kind
 from seamark.metaserver.gateway.conditions import check_read, read_range
 from seamark.metaserver.gateway.connection import SentAnswer
 from seamark.metaserver.gateway.s3_errors import S3Error
@@ -88,7 +88,7 @@ class CachingBackend:
 
     def report(self, metrics: GatewayCacheMetrics) -> None:
         blocks, fetches = self._tiers.blocks, self._fetches
-        memory, disks = blocks.memory.stats(), blocks.disk_stats()
+        memory, disks = blocks.memory.stats(), blocks.collect_disk_stats()
         metrics.sample(
             memory={
                 "blocks": memory.used_bytes,
@@ -251,7 +251,7 @@ class CachingBackend:
         """
         owner, unsent = Owner(holder, pinned=True), AnswerBudget(self._sending, holder)
         headers = {} if last_bytes is None else {"range": f"bytes=-{last_bytes}"}
-        read = S3Read("GET", Address(*bucket_and_key(location), {}), headers, "preload", holder, True)
+        read = S3Read("GET", Address(*split_bucket_and_key(location), {}), headers, "preload", holder, True)
         try:
             record = self._records.get_trusted(location) or await self._find(location, read, owner)
             if record is None:
@@ -315,7 +315,7 @@ class CachingBackend:
             return cached_record
 
         def to_record(answer: StoreAnswer) -> ObjectRecord | None:
-            return record_of(answer, location, version=version, now_ms=now_ms)
+            return parse_record(answer, location, version=version, now_ms=now_ms)
 
         record = None
         if cached_record is None and call.method == "GET":
@@ -323,7 +323,7 @@ class CachingBackend:
             record = await self._fetches.open(location, span, expected_bytes, to_record, owner)
         if record is None:
             try:
-                async with self._tiers.store.request("HEAD", *bucket_and_key(location), {}) as answer:
+                async with self._tiers.store.request("HEAD", *split_bucket_and_key(location), {}) as answer:
                     record = to_record(answer) if answer.status == 200 else None
             except RetryLater:
                 if cached_record is not None and cached_record.version == version:
@@ -481,7 +481,7 @@ def _make_location(read: S3Read) -> str:
 
 
 def _make_owner(read: S3Read) -> Owner:
-    return Owner(read.principal_name, read.pinned or kind_of(read.address.key) == "metadata")
+    return Owner(read.principal_name, read.pinned or find_written_once_kind(read.address.key) == "metadata")
 
 
 def _encode_head(record: ObjectRecord, part: tuple[int, int] | None, request_id: str, now_ms: int) -> bytes:
@@ -516,7 +516,7 @@ def _format_date(now_s: int) -> str:
 
 def _is_plain(call: S3Read) -> bool:
     """Return whether the cache can answer the read: it has no parameters that only the store supports."""
-    if kind_of(call.address.key) is None or not call.address.query.keys() <= {"x-id"}:
+    if find_written_once_kind(call.address.key) is None or not call.address.query.keys() <= {"x-id"}:
         return False
     headers = call.headers
     if "if-range" in headers or (call.method == "HEAD" and "range" in headers):
@@ -544,4 +544,4 @@ def _list_written(call: S3Call) -> list[str]:
         keys = []
         with contextlib.suppress(Exception):  # The body was checked already. A refused body changes nothing.
             keys = parse_delete_body((call.document or b"").decode())
-    return [f"s3://{bucket}/{one}" for one in keys if kind_of(one) is not None]
+    return [f"s3://{bucket}/{one}" for one in keys if find_written_once_kind(one) is not None]

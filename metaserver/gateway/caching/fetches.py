@@ -18,7 +18,7 @@ from seamark.cache.buffers import Buffers
 from seamark.formats.runtime.errors import RetryLater, SeamarkError
 from seamark.metaserver.api.http.slots import HolderLimit
 from seamark.metaserver.gateway.caching.blocks import ObjectBlocks, Owner
-from seamark.metaserver.gateway.caching.records import ObjectRecord, content_range, has_same_content
+from seamark.metaserver.gateway.caching.records import ObjectRecord, has_same_content, parse_content_range
 from seamark.metaserver.gateway.caching.store import Store, StoreAnswer
 
 _UNUSED_S = 0.2
@@ -173,7 +173,7 @@ class Fetches:
         self._write(fetch)
         self._retire(fetch)
 
-    def blocks_max(self) -> int:
+    def compute_blocks_max(self) -> int:
         """Return the maximum number of blocks of one fetch.
 
         The number is smaller when much of the budget is used, so that many readers get a part of the budget.
@@ -191,7 +191,7 @@ class Fetches:
         headers = {"range": f"bytes={start}-{fetch.end - 1}", "if-match": record.etag}
 
         async def run() -> None:
-            bucket, key = bucket_and_key(record.location)
+            bucket, key = split_bucket_and_key(record.location)
             async with self._store.request("GET", bucket, key, headers) as answer:
                 check_part(answer, record, start, fetch.end)
                 await self._receive(fetch, answer, 0)
@@ -236,9 +236,9 @@ class Fetches:
     ) -> None:
         charged = expected_bytes
         try:
-            bucket, key = bucket_and_key(location)
+            bucket, key = split_bucket_and_key(location)
             async with self._store.request("GET", bucket, key, {"range": span}) as answer:
-                part, record = content_range(answer), record_of(answer)
+                part, record = parse_content_range(answer), record_of(answer)
                 if answer.status != 206 or part is None or record is None:
                     raise RefusedRead
                 start, end, size = part
@@ -383,11 +383,11 @@ def check_part(answer: StoreAnswer, record: ObjectRecord, start: int, end: int) 
     """
     if answer.status in (404, 412) or (answer.status == 206 and not has_same_content(record, answer.headers)):
         raise ChangedObject
-    if answer.status != 206 or content_range(answer) != (start, end, record.size):
+    if answer.status != 206 or parse_content_range(answer) != (start, end, record.size):
         raise RefusedRead
 
 
-def bucket_and_key(location: str) -> tuple[str, str]:
+def split_bucket_and_key(location: str) -> tuple[str, str]:
     bucket, _, key = location.removeprefix("s3://").partition("/")
     return bucket, key
 

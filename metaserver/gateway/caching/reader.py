@@ -17,8 +17,8 @@ from seamark.metaserver.gateway.caching.fetches import (
     Fetch,
     Fetches,
     RefusedRead,
-    bucket_and_key,
     check_part,
+    split_bucket_and_key,
 )
 from seamark.metaserver.gateway.caching.records import ObjectRecord
 from seamark.metaserver.gateway.caching.sending import STEP_BYTES, AnswerBudget
@@ -152,8 +152,8 @@ class RangeReader:
 
         Both are None if the budget is exhausted.
         """
-        last = min(last, number + self._fetches.blocks_max() - 1)
-        block, absent = await self._blocks.from_disk(record.name, range(number, last + 1), owner)
+        last = min(last, number + self._fetches.compute_blocks_max() - 1)
+        block, absent = await self._blocks.read_from_disk(record.name, range(number, last + 1), owner)
         if block is not None:
             return block, None
         # Another reader may have started a fetch meanwhile.
@@ -186,7 +186,7 @@ class RangeReader:
             self._fetches.release(fetch)
 
     def _start_next(self, record: ObjectRecord, first: int, last: int, owner: Owner) -> None:
-        last = min(last, first + self._fetches.blocks_max() - 1)
+        last = min(last, first + self._fetches.compute_blocks_max() - 1)
         while first <= last and (
             self._blocks.has_in_memory(record.name, first)
             or self._fetches.find(record.name, first)
@@ -242,7 +242,7 @@ class RangeReader:
             RefusedRead: The store refuses the read.
             RetryLater: The answer ends early.
         """
-        bucket, key = bucket_and_key(record.location)
+        bucket, key = split_bucket_and_key(record.location)
         headers = {"range": f"bytes={start}-{end - 1}", "if-match": record.etag}
         async with self._store.request("GET", bucket, key, headers) as answer:
             check_part(answer, record, start, end)

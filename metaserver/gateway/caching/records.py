@@ -18,9 +18,9 @@ import msgspec
 
 from seamark.cache.disk import DiskTier
 from seamark.cache.memory import SharedCache
-from seamark.cache.sizes import object_bytes
+from seamark.cache.sizes import measure_object_bytes
 from seamark.formats.runtime.clock import Clock
-from seamark.formats.runtime.decoding import from_msgpack
+from seamark.formats.runtime.decoding import convert_msgpack
 from seamark.metaserver.gateway.caching.store import StoreAnswer
 from seamark.metaserver.gateway.caching.write_versions import WriteVersions
 
@@ -58,7 +58,7 @@ class ObjectRecord(msgspec.Struct, frozen=True):
             return 0
 
 
-def record_of(answer: StoreAnswer, location: str, *, version: int, now_ms: int) -> ObjectRecord | None:
+def parse_record(answer: StoreAnswer, location: str, *, version: int, now_ms: int) -> ObjectRecord | None:
     """Return the record from an answer to HEAD or GET.
 
     Return None if the object cannot be cached, e.g. if the answer has no strong ETag.
@@ -68,7 +68,7 @@ def record_of(answer: StoreAnswer, location: str, *, version: int, now_ms: int) 
     headers = answer.headers
     etag, modified = headers.get("etag", ""), headers.get("last-modified", "")
     if answer.status == 206:
-        part = content_range(answer)
+        part = parse_content_range(answer)
         size = part[2] if part is not None else -1
     else:
         size = int(headers.get("content-length", "-1"))
@@ -84,7 +84,7 @@ def record_of(answer: StoreAnswer, location: str, *, version: int, now_ms: int) 
     return ObjectRecord(location, etag, size, modified, kept_headers, version, now_ms, name)
 
 
-def content_range(answer: StoreAnswer) -> tuple[int, int, int] | None:
+def parse_content_range(answer: StoreAnswer) -> tuple[int, int, int] | None:
     """Return (first byte, byte after the last byte, size of the object) from an answer with status 206."""
     return read_content_range(answer.headers.get("content-range", ""))
 
@@ -151,7 +151,7 @@ class Records:
         if data is None:
             return None
         try:
-            record = from_msgpack(data, ObjectRecord)
+            record = convert_msgpack(data, ObjectRecord)
         except msgspec.MsgspecError:
             return None
         if record.location != location:
@@ -160,7 +160,7 @@ class Records:
         return record
 
     def keep(self, record: ObjectRecord, holder: str) -> None:
-        self._memory.put(record.location, record, object_bytes(record), holder)
+        self._memory.put(record.location, record, measure_object_bytes(record), holder)
 
     async def store(self, record: ObjectRecord, holder: str, executor: Executor) -> None:
         """Write the record to the disk.

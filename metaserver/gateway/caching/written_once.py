@@ -18,7 +18,7 @@ _EXTENSION = re.compile(r"\.(?:parquet|orc|avro|puffin|stats|(?:gz\.)?metadata\.
 _METADATA = re.compile(r"/(?:metadata|_seamark)/")
 
 
-def kind_of(key: str) -> Kind | None:
+def find_written_once_kind(key: str) -> Kind | None:
     """Return the kind of the object at `key`, or None if its name does not show that it is written once."""
     name = key.rpartition("/")[2]
     if _EXTENSION.search(name) is None or _UUID.search(name) is None:

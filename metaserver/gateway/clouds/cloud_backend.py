@@ -31,7 +31,7 @@ from seamark.metaserver.gateway.conditions import check_read, read_range
 from seamark.metaserver.gateway.folder_files import Checksums, select_kept_headers
 from seamark.metaserver.gateway.folder_uploads import read_complete, read_part_number
 from seamark.metaserver.gateway.listing import Listed, ListingRequest, encode_key
-from seamark.metaserver.gateway.s3_errors import S3Error, of_seamark_error, xml_text
+from seamark.metaserver.gateway.s3_errors import S3Error, convert_error, escape_xml
 from seamark.metaserver.objects.clouds.backed import Backing
 from seamark.metaserver.objects.clouds.cloud_objects import FAILED
 from seamark.metaserver.objects.s3_scope import parse_delete_body
@@ -88,7 +88,7 @@ class CloudBackend:
         failure = self._objects.explain(error, f"s3://{call.address.bucket}/{call.address.key}")
         if isinstance(failure, ObjectMissing):
             return _make_no_key_error()
-        return of_seamark_error(failure)
+        return convert_error(failure)
 
     def _find_handler(self, call: S3Call, query: set[str]) -> Callable[[S3Call], Awaitable[web.StreamResponse]]:
         is_copy = "x-amz-copy-source" in call.headers
@@ -272,11 +272,11 @@ class CloudBackend:
                 await _delete_object(store, self._check_place(call.address.bucket, key).path)
             except (*FAILED, SeamarkError) as error:
                 failure = error if isinstance(error, SeamarkError) else self._objects.explain(error, key)
-                code = of_seamark_error(failure).code
+                code = convert_error(failure).code
                 outcomes.append(f"<Error>{tag('Key', key)}{tag('Code', code)}{tag('Message', failure.message)}</Error>")
             else:
                 if not is_quiet:
-                    outcomes.append(f"<Deleted><Key>{xml_text(key)}</Key></Deleted>")
+                    outcomes.append(f"<Deleted><Key>{escape_xml(key)}</Key></Deleted>")
         return make_xml_response(make_document("DeleteResult", "".join(outcomes)), call)
 
     async def _create_upload(self, call: S3Call) -> web.StreamResponse:

@@ -17,7 +17,7 @@ from obstore import exceptions
 from obstore.store import ObjectStore as RemoteStore
 
 from seamark.formats.runtime.clock import Clock
-from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.decoding import convert_json
 from seamark.metaserver.gateway.answers import format_timestamp, name_object, tag
 from seamark.metaserver.gateway.backend import S3Call
 from seamark.metaserver.gateway.clouds.object_stream import put_stream, read_stream
@@ -38,7 +38,9 @@ class CloudUploads:
         """Return the id of a new upload. `headers` are the headers that reads of the object return."""
         upload_id = self._clock.random_bytes(16).hex()
         document = msgspec.json.encode(dict(headers))
-        await obstore.put_async(store, f"{_folder_of(key, upload_id)}/{_HEADERS}", document, use_multipart=False)
+        await obstore.put_async(
+            store, f"{_get_upload_folder(key, upload_id)}/{_HEADERS}", document, use_multipart=False
+        )
         return upload_id
 
     async def check(self, store: RemoteStore, key: str, upload_id: str) -> None:
@@ -48,7 +50,7 @@ class CloudUploads:
             S3Error: NoSuchUpload if it does not exist.
         """
         try:
-            await obstore.head_async(store, f"{_folder_of(key, upload_id)}/{_HEADERS}")
+            await obstore.head_async(store, f"{_get_upload_folder(key, upload_id)}/{_HEADERS}")
         except (FileNotFoundError, exceptions.NotFoundError):
             raise _make_missing_error() from None
 
@@ -57,7 +59,7 @@ class CloudUploads:
     ) -> str:
         """Store a part of `length` bytes, and return its ETag."""
         etag = self._clock.random_bytes(16).hex()
-        await put_stream(store, f"{_folder_of(key, upload_id)}/{number:05d}-{etag}", pieces, length, {})
+        await put_stream(store, f"{_get_upload_folder(key, upload_id)}/{number:05d}-{etag}", pieces, length, {})
         return f'"{etag}"'
 
     async def list_parts(self, store: RemoteStore, key: str, upload_id: str) -> list[Part]:
@@ -84,8 +86,8 @@ class CloudUploads:
         stored = {(part.number, part.etag.strip('"')): part for part in await self._list_all(store, key, upload_id)}
         listed = {number: stored[number, etag] for number, etag in part_etags if (number, etag) in stored}
         parts = choose_parts(list(part_etags), listed)
-        headers = await obstore.get_async(store, f"{_folder_of(key, upload_id)}/{_HEADERS}")
-        return from_json(bytes(await headers.bytes_async()), dict[str, str]), parts
+        headers = await obstore.get_async(store, f"{_get_upload_folder(key, upload_id)}/{_HEADERS}")
+        return convert_json(bytes(await headers.bytes_async()), dict[str, str]), parts
 
     async def read(self, store: RemoteStore, parts: Sequence[Part]) -> AsyncIterator[bytes]:
         """Yield the bytes of the parts, one part after the other."""
@@ -95,7 +97,7 @@ class CloudUploads:
 
     async def remove(self, store: RemoteStore, key: str, upload_id: str) -> None:
         """Delete the parts of an upload, and at the end what makes it exist."""
-        folder = _folder_of(key, upload_id)
+        folder = _get_upload_folder(key, upload_id)
         names = [meta["path"] async for page in obstore.list(store, f"{folder}/") for meta in page]
         for name in sorted(names, key=lambda name: name.endswith(f"/{_HEADERS}")):
             await _delete(store, name)
@@ -135,7 +137,7 @@ class CloudUploads:
     async def _list_all(self, store: RemoteStore, key: str, upload_id: str) -> list[Part]:
         await self.check(store, key, upload_id)
         parts = []
-        async for page in obstore.list(store, f"{_folder_of(key, upload_id)}/", chunk_size=1000):
+        async for page in obstore.list(store, f"{_get_upload_folder(key, upload_id)}/", chunk_size=1000):
             for meta in page:
                 matched = _PART_NAME.fullmatch(meta["path"].rpartition("/")[2])
                 if matched is not None:
@@ -144,7 +146,7 @@ class CloudUploads:
         return parts
 
 
-def _folder_of(key: str, upload_id: str) -> str:
+def _get_upload_folder(key: str, upload_id: str) -> str:
     """Return the folder of the parts of an upload.
 
     Raises:

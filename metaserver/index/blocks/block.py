@@ -35,9 +35,9 @@ from seamark.formats.index.packing import (
     Longs,
     Packed,
     PackedColumn,
-    value_of,
+    decode_value,
 )
-from seamark.formats.runtime.decoding import from_msgpack
+from seamark.formats.runtime.decoding import convert_msgpack
 from seamark.formats.runtime.errors import CacheDamaged, Corrupt
 
 _charging = threading.Lock()
@@ -226,7 +226,7 @@ class Block:
         if isal_zlib.crc32(directory) != checksum:
             raise Corrupt("The checksum of a cached block's directory does not match")
         try:
-            self._directory = from_msgpack(directory, _Directory)
+            self._directory = convert_msgpack(directory, _Directory)
         except msgspec.DecodeError as error:
             raise Corrupt(f"The directory of a cached block cannot be read: {error}") from None
         self._arrays = data[align_size(HEAD.size + size) :]
@@ -317,13 +317,13 @@ class Block:
     def is_valid(self) -> bool:
         """Verify all columns."""
         try:
-            for packed in self._all_packed():
+            for packed in self._iter_packed():
                 self.verify(packed)
         except CacheDamaged:
             return False
         return True
 
-    def _all_packed(self) -> Iterator[Packed]:
+    def _iter_packed(self) -> Iterator[Packed]:
         directory = self._directory
         columns: list[Packed | None] = [*directory.longs.values(), *directory.texts.values()]
         for entry in directory.lists.values():
@@ -344,33 +344,33 @@ class Block:
         return PackedColumn(self._arrays, packed, self.rows if rows is None else rows)
 
     def get_packed_longs(self, name: str) -> Packed | None:
-        """Return the packed form of `long_column`. The method does not access the values."""
+        """Return the packed form of `find_long_column`. The method does not access the values."""
         return self._directory.longs.get(name)
 
     def get_packed_texts(self, name: str) -> Packed | None:
         return self._directory.texts.get(name)
 
-    def long_column(self, name: str) -> PackedColumn | None:
+    def find_long_column(self, name: str) -> PackedColumn | None:
         """Return the packed column, or None if no row has a value."""
         return self._open_column(self._directory.longs.get(name))
 
     def longs(self, name: str) -> Longs:
         """Return int64[rows], the values of a field such as status or sequence_number; MISSING for null."""
-        column = self.long_column(name)
+        column = self.find_long_column(name)
         return np.full(self.rows, MISSING, dtype=np.int64) if column is None else column.longs()
 
     def long(self, name: str, row: int) -> int | None:
-        column = self.long_column(name)
+        column = self.find_long_column(name)
         key = None if column is None else column.key(row)
         assert key is None or isinstance(key, int)
         return key
 
-    def text_column(self, name: str) -> PackedColumn | None:
+    def find_text_column(self, name: str) -> PackedColumn | None:
         return self._open_column(self._directory.texts.get(name))
 
     def raw(self, name: str, row: int) -> bytes | None:
         """Return `file_path`, `file_format`, `key_metadata` or `referenced_data_file` of a row, as bytes."""
-        column = self.text_column(name)
+        column = self.find_text_column(name)
         key = None if column is None else column.key(row)
         assert key is None or isinstance(key, bytes)
         return key
@@ -379,12 +379,12 @@ class Block:
         raw = self.raw(name, row)
         return None if raw is None else raw.decode("utf-8", "replace")
 
-    def lists_of(self, name: str) -> list[list[int] | None]:
+    def read_lists(self, name: str) -> list[list[int] | None]:
         """Return `split_offsets` or `equality_ids` of every row."""
         entry = self._directory.lists.get(name)
         if entry is None or entry.counts is None:
             return [None] * self.rows
-        counts = self.column_at(entry.counts).longs()
+        counts = self.read_column(entry.counts).longs()
         column = self._open_column(entry.values, entry.total)
         values = [] if column is None else column.longs().tolist()
         ends = np.cumsum(np.maximum(counts, 0)).tolist()
@@ -400,7 +400,7 @@ class Block:
         if entry is None or entry.counts is None:
             return None
         values = self._open_column(entry.values, entry.total)
-        return None if values is None else (self.column_at(entry.counts), values)
+        return None if values is None else (self.read_column(entry.counts), values)
 
     def partition(self, row: int) -> tuple[Value | None, ...]:
         return tuple(
@@ -451,7 +451,7 @@ class Block:
         column = self.get_bound_column(side, column_id)
         return None if column is None else _decode_value(column, self._columns[column_id].kind, row)
 
-    def column_at(self, packed: Packed) -> PackedColumn:
+    def read_column(self, packed: Packed) -> PackedColumn:
         """Return an object that reads a packed column of this block."""
         self.verify(packed)
         return PackedColumn(self._arrays, packed, self.rows)
@@ -488,7 +488,7 @@ def _decode_value(column: PackedColumn | None, kind: str, row: int) -> Value | N
     key = None if column is None else column.key(row)
     if column is None or key is None:
         return None
-    return value_of(Form(column.packed.form), kind, key)
+    return decode_value(Form(column.packed.form), kind, key)
 
 
 def align_size(size: int) -> int:

@@ -15,8 +15,8 @@ from seamark.formats.iceberg.manifests.manifest import DecodedManifest, Partitio
 from seamark.formats.iceberg.metadata.partition import PartitionSpec
 from seamark.formats.iceberg.types.reserved import DELETED_PATH, DELETED_POSITION
 from seamark.formats.iceberg.types.schema import Schema
-from seamark.formats.iceberg.types.transforms import result_type
-from seamark.formats.iceberg.types.types import base_name, canonical_primitive
+from seamark.formats.iceberg.types.transforms import compute_result_type
+from seamark.formats.iceberg.types.types import canonicalize_primitive, get_base_name
 from seamark.formats.index.kernels._bounds import ORDERS, unusable_bounds
 from seamark.formats.index.kernels._pack import SOURCES, Packer
 from seamark.formats.index.packing import (
@@ -26,10 +26,10 @@ from seamark.formats.index.packing import (
     Longs,
     Packed,
     PackedColumn,
-    form_of,
-    source_of,
+    get_form,
+    get_source_code,
 )
-from seamark.formats.runtime.decoding import from_json, from_values
+from seamark.formats.runtime.decoding import convert_json, convert_values
 from seamark.formats.runtime.errors import BadRequest, Corrupt
 from seamark.metaserver.index.blocks.block import COUNTS, HEAD, MAGIC
 
@@ -50,7 +50,7 @@ def encode_block(decoded: DecodedManifest) -> list[bytes | memoryview]:
     Raises:
         Corrupt: The manifest's header is invalid.
     """
-    schema, spec = _schema_of(decoded), _spec_of(decoded)
+    schema, spec = _get_schema(decoded), _get_spec(decoded)
     packer = Packer(decoded.heap, decoded.rows)
     longs = {name: packer.longs(values, absent_low=True) for name, values in decoded.longs.items()}
     texts = {
@@ -99,7 +99,7 @@ def _add_list(packer: Packer, counts: npt.NDArray[np.int32], values: Longs) -> t
     return packer.longs(wide, absent_low=True), packer.longs(values, absent_low=True)
 
 
-def _schema_of(decoded: DecodedManifest) -> Schema:
+def _get_schema(decoded: DecodedManifest) -> Schema:
     try:
         return _parse_schema(decoded.metadata["schema"])
     except (KeyError, ValueError, BadRequest, msgspec.DecodeError) as error:
@@ -109,7 +109,7 @@ def _schema_of(decoded: DecodedManifest) -> Schema:
 @lru_cache(maxsize=16)
 def _parse_schema(text: str) -> Schema:
     """Return the parsed schema from a cache, because the manifests of a snapshot have few different schemas."""
-    schema = from_json(_normalize_schema(text), Schema)
+    schema = convert_json(_normalize_schema(text), Schema)
     _ = schema.index
     return schema
 
@@ -122,13 +122,13 @@ def _normalize_schema(text: str) -> bytes:
     return msgspec.json.encode(value)
 
 
-def _spec_of(decoded: DecodedManifest) -> PartitionSpec:
+def _get_spec(decoded: DecodedManifest) -> PartitionSpec:
     try:
-        fields = from_json(decoded.metadata["partition-spec"], Any)
+        fields = convert_json(decoded.metadata["partition-spec"], Any)
         if isinstance(fields, dict):
             fields = fields["fields"]
         spec_id = int(decoded.metadata.get("partition-spec-id", "0"))
-        return from_values({"spec-id": spec_id, "fields": fields}, PartitionSpec)
+        return convert_values({"spec-id": spec_id, "fields": fields}, PartitionSpec)
     except (KeyError, ValueError, TypeError, msgspec.ValidationError) as error:
         raise Corrupt(
             f"The partition spec in the header of manifest {decoded.location} cannot be read: {error}"
@@ -145,7 +145,7 @@ def _add_partition(
         source = schema.column(field.sources[0])
         primitive = None if source is None else _canonicalize_primitive(source.type)
         if primitive is not None:
-            kind = result_type(field.transform, primitive)
+            kind = compute_result_type(field.transform, primitive)
     if kind is None or not _is_stored_as(values, kind):
         kind = _convert_avro_kind(values)
     return values.field_id, kind, _add_values(packer, values, kind)
@@ -153,7 +153,7 @@ def _add_partition(
 
 def _is_stored_as(values: PartitionFieldValues, kind: str) -> bool:
     """Return whether the stored Avro type can represent values of the Iceberg type."""
-    form = form_of(kind)
+    form = get_form(kind)
     if values.doubles is not None:
         return form is Form.FLOATS
     if values.spans is not None:
@@ -179,7 +179,7 @@ def _add_values(packer: Packer, values: PartitionFieldValues, kind: str) -> int:
     if values.doubles is not None:
         return packer.doubles(values.doubles, values.valid, absent_low=True)
     assert values.spans is not None
-    return packer.bounds(source_of(kind), values.spans.starts, values.spans.lengths, absent_low=True)
+    return packer.bounds(get_source_code(kind), values.spans.starts, values.spans.lengths, absent_low=True)
 
 
 def _add_columns(
@@ -190,7 +190,7 @@ def _add_columns(
     lower, upper = decoded.bounds.get("lower_bounds", {}), decoded.bounds.get("upper_bounds", {})
     columns, is_left_out = [], False
     for column_id in sorted(set().union(*counts, lower, upper)):
-        kind = _kind_of(schema, column_id)
+        kind = _get_column_kind(schema, column_id)
         if kind is not None:
             values, nulls, nans, sizes = (by_id.get(column_id) for by_id in counts)
             of_column = (values, nulls, nans, sizes)
@@ -198,7 +198,7 @@ def _add_columns(
             usable = _drop_unusable_bounds(decoded, kind, of_low, of_high)
             is_left_out |= usable is not None
             of_low, of_high = usable or (of_low, of_high)
-            number = packer.column(source_of(kind), of_column, of_low, of_high, record_count)
+            number = packer.column(get_source_code(kind), of_column, of_low, of_high, record_count)
             columns.append((column_id, kind, number))
     return columns, is_left_out
 
@@ -211,7 +211,7 @@ def _drop_unusable_bounds(
     Unusable bounds are strings that are not UTF-8, and lower bounds above upper bounds. Some engines wrote such
     bounds (`iceberg/manifests/repaired_metrics.py`).
     """
-    order = ORDERS[_ORDER_OF.get(base_name(kind), "integers")]
+    order = ORDERS[_ORDER_OF.get(get_base_name(kind), "integers")]
     marks_of_sides = unusable_bounds(decoded.heap, order, *(lower or _NO_BOUNDS), *(upper or _NO_BOUNDS))
     if marks_of_sides is None:
         return None
@@ -220,7 +220,7 @@ def _drop_unusable_bounds(
     return low, high
 
 
-def _kind_of(schema: Schema, column_id: int) -> str | None:
+def _get_column_kind(schema: Schema, column_id: int) -> str | None:
     """Return the column's type, or None if the schema lacks the column or its statistics are unreadable."""
     column = schema.column(column_id)
     if column is None:
@@ -232,6 +232,6 @@ def _canonicalize_primitive(of: object) -> str | None:
     if not isinstance(of, str):
         return None
     try:
-        return canonical_primitive(of)
+        return canonicalize_primitive(of)
     except BadRequest:
         return None  # The type is from a later format version, and its order is unknown.

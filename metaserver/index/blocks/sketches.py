@@ -43,14 +43,14 @@ class Sketches:
         self.by_start: dict[int, tuple[npt.NDArray[np.uint8], int] | None] = {}
 
 
-def sketch_of(block: Block, packed: Packed) -> tuple[int, int]:
+def find_sketch(block: Block, packed: Packed) -> tuple[int, int]:
     """Return (address, shift) of a sketch; (0, 0) if reading the codes is faster.
 
     The address is valid as long as the block exists. The column must be verified, with codes of 4 or 8 bytes.
     """
     sketches = block.derived.get(Sketches) or block.keep(Sketches())
     if packed.start not in sketches.by_start:
-        new_sketch = _sketch_column(block, packed)
+        new_sketch = _build_sketch(block, packed)
         if sketches.by_start.setdefault(packed.start, new_sketch) is new_sketch and new_sketch is not None:
             block.memory.add(new_sketch[0].nbytes + _BYTES)
     sketch = sketches.by_start[packed.start]
@@ -60,14 +60,14 @@ def sketch_of(block: Block, packed: Packed) -> tuple[int, int]:
     return address + _BEFORE_BYTES[Form(packed.form)], sketch[1]
 
 
-def _sketch_column(block: Block, packed: Packed) -> tuple[npt.NDArray[np.uint8], int] | None:
+def _build_sketch(block: Block, packed: Packed) -> tuple[npt.NDArray[np.uint8], int] | None:
     address = block.address + packed.codes
     if packed.form == Form.INTEGERS:
         return _scan.sketch(address, packed.width, block.rows)
     if packed.form == Form.FLOATS:
         sketch = _scan.sketch_floats(address, packed.width, block.rows)
     else:
-        codes = block.column_at(packed).array(packed.codes, f"<u{packed.width}", block.rows)
+        codes = block.read_column(packed).array(packed.codes, f"<u{packed.width}", block.rows)
         sample = np.sort(codes[:: max(1, block.rows // _SAMPLE_ROWS)]).astype(np.uint64)
         bounds = sample[np.arange(1, _BOUNDS + 1) * len(sample) // (_BOUNDS + 1)]
         sketch = _scan.sketch_strings(address, packed.width, block.rows, bounds)

@@ -19,7 +19,7 @@ from seamark.formats.index.definitions import read_definitions
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import SeamarkError
 from seamark.metaserver.index.files.registry import Registry
-from seamark.metaserver.objects.clock_check import storage_time_ms
+from seamark.metaserver.objects.clock_check import read_storage_time_ms
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.store.model import Entry
 from seamark.metaserver.store.passed_time import look_at_clock
@@ -142,7 +142,7 @@ class Cleaner:
             unknown = [stored.location for stored in old if stored.location not in registered_locations]
             if unknown:
                 # This raises BadRequest if the clocks differ.
-                await storage_time_ms(self._objects, self._clock, f"{folder.rpartition('/')[0]}/clock")
+                await read_storage_time_ms(self._objects, self._clock, f"{folder.rpartition('/')[0]}/clock")
             for location in unknown:
                 await self._objects.delete(location)
                 deleted_count += 1

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from seamark.cache.memory import MemoryCache
-from seamark.cache.sizes import object_bytes
-from seamark.formats.iceberg.files.puffin import FOOTER_LIMIT_BYTES, TAIL_BYTES, footer_size_bytes
+from seamark.cache.sizes import measure_object_bytes
+from seamark.formats.iceberg.files.puffin import FOOTER_LIMIT_BYTES, TAIL_BYTES, read_footer_size
 from seamark.formats.index.index_file import IndexHeader, read_files, read_header
 from seamark.formats.runtime.errors import Corrupt
 from seamark.metaserver.objects.port import ObjectStore
@@ -59,12 +59,12 @@ class IndexReader:
             raise Corrupt(f"{location}: the files table has {header.files_length} bytes, which exceeds the limit")
         table = read_files(await self._objects.read_range(location, header.files_offset, header.files_length), header)
         summary = IndexFileSummary(header, table.ids.copy())
-        self._cache.put(location, summary, object_bytes(summary))
+        self._cache.put(location, summary, measure_object_bytes(summary))
         return summary
 
     async def _read_header(self, location: str, size_bytes: int) -> IndexHeader:
         tail = await self._read_tail(location, size_bytes, _TAIL_BYTES)
-        needed = footer_size_bytes(tail, location)
+        needed = read_footer_size(tail, location)
         if len(tail) < needed <= min(size_bytes, FOOTER_LIMIT_BYTES):
             tail = await self._read_tail(location, size_bytes, needed)
         return read_header(tail, size_bytes, location)

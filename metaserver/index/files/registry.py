@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from seamark.cache.memory import MemoryCache
 from seamark.cache.single_flight import SingleFlight
-from seamark.cache.sizes import object_bytes
+from seamark.cache.sizes import measure_object_bytes
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import CommitUnknown
 from seamark.metaserver.store.model import Entry, IndexFileState, RegisteredIndexFile
@@ -70,7 +70,7 @@ class Registry:
     async def _fetch(self, key: tuple[str, int]) -> IndexFiles:
         uuid, version = key
         files = IndexFiles(version, await self._store.index_files(uuid))
-        self._cache.put(key, files, object_bytes(files.files) + _LIVE_BYTES * len(files.files))
+        self._cache.put(key, files, measure_object_bytes(files.files) + _LIVE_BYTES * len(files.files))
         return files
 
     async def replace(

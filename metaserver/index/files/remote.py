@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from seamark.formats.iceberg.files.puffin import footer_size_bytes
+from seamark.formats.iceberg.files.puffin import read_footer_size
 from seamark.formats.index.index_file import FilesTable, IndexHeader, read_files, read_header
 from seamark.formats.index.kinds.bitmap import RemoteBitmap
 from seamark.formats.index.kinds.kind import RemoteIndex
@@ -131,7 +131,7 @@ async def open_remote(objects: ObjectStore, file: RegisteredIndexFile) -> tuple[
     """
     location, size = file.location, file.size_bytes
     tail = await _read_end(objects, location, size, _GUESS_BYTES)
-    needed = footer_size_bytes(tail, location)
+    needed = read_footer_size(tail, location)
     if needed > len(tail):
         tail = await _read_end(objects, location, size, needed)
     header = read_header(tail, size, location)

@@ -14,7 +14,7 @@ import zlib
 
 import msgspec
 
-from seamark.formats.runtime.decoding import from_msgpack
+from seamark.formats.runtime.decoding import convert_msgpack
 from seamark.formats.runtime.errors import LogUnavailable
 from seamark.metaserver.log.port import Shard
 from seamark.metaserver.log.state import StateSummary
@@ -189,7 +189,7 @@ def decode_record(data: bytes) -> JournalRecord:
         LogUnavailable: A later version of Seamark wrote the record, or another program did.
     """
     try:
-        record: JournalRecord = from_msgpack(data, JournalRecord)
+        record: JournalRecord = convert_msgpack(data, JournalRecord)
     except msgspec.DecodeError:
         raise LogUnavailable(
             "The journal of the log in Kafka has a record that this version of Seamark cannot read; upgrade this server"
@@ -214,4 +214,4 @@ def encode_head(head: Head, head_id: str, after: int) -> list[bytes]:
 
 def decode_head(pieces: list[bytes]) -> Head:
     """Return a head from the data of its pieces."""
-    return from_msgpack(zlib.decompress(b"".join(pieces)), Head)
+    return convert_msgpack(zlib.decompress(b"".join(pieces)), Head)

@@ -11,7 +11,7 @@ from seamark.formats.runtime.errors import RetryLater, StorageError
 from seamark.formats.runtime.lazy_module import LazyModule
 from seamark.formats.storage.locations import Location
 from seamark.metaserver.objects.clouds.issued_keys import IssuedKeys
-from seamark.metaserver.objects.credentials import server_keys
+from seamark.metaserver.objects.credentials import load_server_keys
 from seamark.metaserver.settings.settings import Settings
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def assume_role(settings: Settings, table: Location, *, writable: bool) -> Issue
         RetryLater: AWS does not answer.
     """
     policy = make_policy(settings.s3_sts_role, table, writable=writable)
-    keys = server_keys(settings)
+    keys = load_server_keys(settings)
     arguments = {
         "RoleArn": settings.s3_sts_role,
         "RoleSessionName": "seamark",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from obstore.store import AzureStore
 
 from seamark.formats.storage.azure import split_bucket
-from seamark.metaserver.objects.clouds.cloud_objects import CloudObjects, client_options
+from seamark.metaserver.objects.clouds.cloud_objects import CloudObjects, build_client_options
 from seamark.metaserver.settings.settings import Settings
 
 if TYPE_CHECKING:
@@ -39,18 +39,18 @@ def open_container(bucket: str, settings: Settings) -> AzureStore:
     identity.
     """
     container, account, _ = split_bucket(bucket)
-    config: AzureConfig = {"account_name": account, "endpoint": blob_endpoint(bucket, settings)}
+    config: AzureConfig = {"account_name": account, "endpoint": get_blob_endpoint(bucket, settings)}
     if settings.azure_account_key:
         config["account_key"] = settings.azure_account_key
     elif settings.azure_client_id:
         config["client_id"] = settings.azure_client_id
         config["client_secret"] = settings.azure_client_secret
         config["tenant_id"] = settings.azure_tenant_id
-    client, retry = client_options(settings, config["endpoint"])
+    client, retry = build_client_options(settings, config["endpoint"])
     return AzureStore(container, config=config, client_options=client, retry_config=retry)
 
 
-def blob_endpoint(bucket: str, settings: Settings) -> str:
+def get_blob_endpoint(bucket: str, settings: Settings) -> str:
     """Return the URL of the Blob service of the account that a location names."""
     _, _, host = split_bucket(bucket)
     return (settings.azure_endpoint or f"https://{host.replace('.dfs.', '.blob.', 1)}").rstrip("/")

@@ -9,7 +9,7 @@ from seamark.formats.storage.locations import Location
 from seamark.metaserver.settings.settings import Settings
 
 
-def service_address(settings: Settings, table: Location) -> dict[str, str]:
+def get_service_address(settings: Settings, table: Location) -> dict[str, str]:
     """Return the account of a table and the address of its services, as properties of a FileIO."""
     _, account, host = split_bucket(table.bucket)
     config = {"adls.account-name": account}
@@ -24,7 +24,7 @@ def service_address(settings: Settings, table: Location) -> dict[str, str]:
     return config
 
 
-def key_properties(settings: Settings) -> dict[str, str]:
+def build_key_properties(settings: Settings) -> dict[str, str]:
     """Return the server's credentials as properties of a FileIO, for processes that the server starts.
 
     Without credentials in the settings, the processes use Azure's environment variables or an identity, as the server

@@ -20,7 +20,7 @@ from seamark.formats.runtime.errors import RetryLater, StorageError
 from seamark.formats.runtime.lazy_module import LazyModule
 from seamark.formats.storage.azure import split_bucket
 from seamark.formats.storage.locations import Location
-from seamark.metaserver.objects.clouds.azure import blob_endpoint
+from seamark.metaserver.objects.clouds.azure import get_blob_endpoint
 from seamark.metaserver.objects.clouds.issued_keys import IssuedKeys
 from seamark.metaserver.settings.settings import Settings
 
@@ -67,7 +67,7 @@ class SasIssuer:
         """
         container, account, host = split_bucket(table.bucket)
         now_ms = self._clock.now_ms()
-        expires_ms = expiry_ms(settings, now_ms)
+        expires_ms = compute_expiry_ms(settings, now_ms)
         with _explain_errors(account):
             sas = filedatalake.generate_directory_sas(
                 account,
@@ -91,7 +91,7 @@ class SasIssuer:
         self, settings: Settings, table: Location, needed_ms: int
     ) -> filedatalake.UserDelegationKey:
         """Return a user-delegation key that is valid until `needed_ms`."""
-        endpoint = blob_endpoint(table.bucket, settings)
+        endpoint = get_blob_endpoint(table.bucket, settings)
         cache_key = endpoint, settings.azure_tenant_id, settings.azure_client_id
         # Another thread holds the lock while it waits for Azure.
         if not self._lock.acquire(timeout=settings.storage_timeout_s):
@@ -129,7 +129,7 @@ def open_credential(settings: Settings) -> TokenCredential:
     return identity.DefaultAzureCredential()
 
 
-def expiry_ms(settings: Settings, now_ms: int) -> int:
+def compute_expiry_ms(settings: Settings, now_ms: int) -> int:
     """Return the end of a SAS that is issued now, which is a multiple of half of its lifetime.
 
     So answers of the same half have the same end, and a SAS is valid for at least half of its lifetime.

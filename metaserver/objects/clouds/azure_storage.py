@@ -13,8 +13,8 @@ from seamark.formats.storage.azure import split_bucket
 from seamark.formats.storage.locations import Location
 from seamark.formats.storage.storages import STORAGES
 from seamark.metaserver.objects.clouds.azure import AzureObjects
-from seamark.metaserver.objects.clouds.azure_access import key_properties, service_address
-from seamark.metaserver.objects.clouds.azure_sas import SasIssuer, expiry_ms
+from seamark.metaserver.objects.clouds.azure_access import build_key_properties, get_service_address
+from seamark.metaserver.objects.clouds.azure_sas import SasIssuer, compute_expiry_ms
 from seamark.metaserver.objects.clouds.issued_keys import KeyCache, describe_keys, requests_keys
 from seamark.metaserver.objects.credentials import VendedKeys
 from seamark.metaserver.objects.port import ObjectStore
@@ -43,7 +43,7 @@ class AzureStorage(ServerStorage):
     def suggest_fix(self, error: Exception, settings: Settings) -> str:
         return suggest_azure_fix(error)
 
-    async def client_access(
+    async def grant_client_access(
         self,
         settings: Settings,
         table: Location,
@@ -54,11 +54,11 @@ class AzureStorage(ServerStorage):
         vend: Callable[[], VendedKeys] | None = None,
         may_write: Callable[[], bool] | None = None,
     ) -> ClientAccess:
-        address = service_address(settings, table)
+        address = get_service_address(settings, table)
         if settings.azure_client_access == "none" or not requests_keys(delegation):
             return address, []
         writable = may_write is not None and may_write()
-        stamp = self.keys_stamp(settings, self._clock.now_ms())
+        stamp = self.compute_keys_stamp(settings, self._clock.now_ms())
         identity = settings.azure_endpoint, settings.azure_tenant_id, settings.azure_client_id
         key = (*identity, settings.azure_account_key, table, writable, stamp)
         issued = await self._issued.get(key, partial(self._sas.issue, settings, table, writable=writable))
@@ -75,14 +75,14 @@ class AzureStorage(ServerStorage):
             settings.azure_account_key,
         )
 
-    def keys_stamp(self, settings: Settings, now_ms: int) -> int | None:
-        return None if settings.azure_client_access == "none" else expiry_ms(settings, now_ms)
+    def compute_keys_stamp(self, settings: Settings, now_ms: int) -> int | None:
+        return None if settings.azure_client_access == "none" else compute_expiry_ms(settings, now_ms)
 
-    def job_keys(self, settings: Settings) -> Callable[[], dict[str, str]] | None:
-        return lambda: key_properties(settings)
+    def make_job_keys(self, settings: Settings) -> Callable[[], dict[str, str]] | None:
+        return lambda: build_key_properties(settings)
 
     def access_check(self, root: Location, settings: Settings, name: str) -> dict[str, Any]:
-        return {"location": f"{root}/{name}", "storage": service_address(settings, root)}
+        return {"location": f"{root}/{name}", "storage": get_service_address(settings, root)}
 
 
 def suggest_azure_fix(error: Exception) -> str:

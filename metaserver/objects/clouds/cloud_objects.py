@@ -227,7 +227,7 @@ class CloudObjects(ABC, Generic[S]):
         return StorageError(f"{self.service} refused {location!r}: {reason}")
 
 
-def client_options(settings: Settings, endpoint: str) -> tuple[ClientConfig, RetryConfig]:
+def build_client_options(settings: Settings, endpoint: str) -> tuple[ClientConfig, RetryConfig]:
     """Return the options of obstore for connections and for retries."""
     timeout = timedelta(seconds=settings.storage_timeout_s)
     client: ClientConfig = {

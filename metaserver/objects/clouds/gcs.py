@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from obstore.store import GCSStore
 
-from seamark.metaserver.objects.clouds.cloud_objects import CloudObjects, client_options
+from seamark.metaserver.objects.clouds.cloud_objects import CloudObjects, build_client_options
 from seamark.metaserver.settings.settings import Settings
 
 if TYPE_CHECKING:
@@ -40,5 +40,5 @@ def open_bucket(bucket: str, settings: Settings) -> GCSStore:
         config["service_account"] = settings.gcs_service_account_file
     if settings.gcs_endpoint:
         config["base_url"] = settings.gcs_endpoint.rstrip("/")
-    client, retry = client_options(settings, settings.gcs_endpoint)
+    client, retry = build_client_options(settings, settings.gcs_endpoint)
     return GCSStore(bucket, config=config, client_options=client, retry_config=retry)

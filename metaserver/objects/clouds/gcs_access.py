@@ -37,7 +37,7 @@ _SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 _READER, _WRITER = "inRole:roles/storage.objectViewer", "inRole:roles/storage.objectUser"
 
 
-def service_address(settings: Settings) -> dict[str, str]:
+def get_service_address(settings: Settings) -> dict[str, str]:
     """Return the address of the service for clients, as properties of a FileIO."""
     config = {}
     if settings.gcs_endpoint:
@@ -62,7 +62,7 @@ def check_key(settings: Settings) -> None:
         _parse_key(settings)
 
 
-def key_properties(settings: Settings) -> dict[str, str]:
+def build_key_properties(settings: Settings) -> dict[str, str]:
     """Return an access token of the server as properties of a FileIO, for processes that the server starts.
 
     The function may send requests to Google, so call it in a thread. Without a key in the settings, the processes use

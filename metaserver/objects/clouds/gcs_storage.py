@@ -12,7 +12,12 @@ from seamark.formats.runtime.errors import RetryLater
 from seamark.formats.storage.locations import Location
 from seamark.formats.storage.storages import STORAGES
 from seamark.metaserver.objects.clouds.gcs import GoogleObjects
-from seamark.metaserver.objects.clouds.gcs_access import check_key, key_properties, restrict_token, service_address
+from seamark.metaserver.objects.clouds.gcs_access import (
+    build_key_properties,
+    check_key,
+    get_service_address,
+    restrict_token,
+)
 from seamark.metaserver.objects.clouds.issued_keys import REUSE_MS, KeyCache, describe_keys, requests_keys
 from seamark.metaserver.objects.credentials import VendedKeys
 from seamark.metaserver.objects.port import ObjectStore
@@ -39,7 +44,7 @@ class GoogleStorage(ServerStorage):
     def suggest_fix(self, error: Exception, settings: Settings) -> str:
         return suggest_google_fix(error)
 
-    async def client_access(
+    async def grant_client_access(
         self,
         settings: Settings,
         table: Location,
@@ -50,7 +55,7 @@ class GoogleStorage(ServerStorage):
         vend: Callable[[], VendedKeys] | None = None,
         may_write: Callable[[], bool] | None = None,
     ) -> ClientAccess:
-        address = service_address(settings)
+        address = get_service_address(settings)
         if settings.gcs_client_access == "none" or not requests_keys(delegation):
             return address, []
         writable = may_write is not None and may_write()
@@ -68,14 +73,14 @@ class GoogleStorage(ServerStorage):
             settings.gcs_service_account_key,
         )
 
-    def keys_stamp(self, settings: Settings, now_ms: int) -> int | None:
+    def compute_keys_stamp(self, settings: Settings, now_ms: int) -> int | None:
         return None if settings.gcs_client_access == "none" else now_ms // REUSE_MS
 
-    def job_keys(self, settings: Settings) -> Callable[[], dict[str, str]] | None:
-        return lambda: key_properties(settings)
+    def make_job_keys(self, settings: Settings) -> Callable[[], dict[str, str]] | None:
+        return lambda: build_key_properties(settings)
 
     def access_check(self, root: Location, settings: Settings, name: str) -> dict[str, Any]:
-        return {"location": f"{root}/{name}", "storage": service_address(settings)}
+        return {"location": f"{root}/{name}", "storage": get_service_address(settings)}
 
 
 def suggest_google_fix(error: Exception) -> str:

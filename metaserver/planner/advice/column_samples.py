@@ -18,7 +18,7 @@ import numpy as np
 from seamark.formats.iceberg.expressions.expression import And, Bound, Expression
 from seamark.formats.iceberg.expressions.projection import project
 from seamark.formats.iceberg.files.parquet import Unreadable
-from seamark.formats.iceberg.metadata.name_mapping import name_mapping_of
+from seamark.formats.iceberg.metadata.name_mapping import read_name_mapping
 from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.index.keys.keys import has_keys
 from seamark.formats.runtime.errors import SeamarkError
@@ -26,8 +26,8 @@ from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.planner.joins.dimension_columns import (
     DimensionColumn,
     FileColumn,
-    distinct_keys,
     find_rows_where,
+    union_keys,
 )
 from seamark.metaserver.planner.joins.dimensions import ListedFile, list_files_at, read_file_columns
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_partition, narrow_by_stats
@@ -112,7 +112,7 @@ class ColumnSample:
         average. This number grows with p, so bisection finds the p that gives the average of the sample.
         """
         parts = [column.keys_of_rows(None) for column in self.columns]
-        distinct = len(distinct_keys(parts, self.column.kind))
+        distinct = len(union_keys(parts, self.column.kind))
         if not distinct:
             return 0.0
         average, count = sum(map(len, parts)) / distinct, len(parts)
@@ -154,7 +154,7 @@ async def sample_columns(objects: ObjectStore, scan: ScanPlan) -> Samples:
     rows = DataRows(
         objects,
         asyncio.get_running_loop(),
-        name_mapping_of(scan.metadata.properties),
+        read_name_mapping(scan.metadata.properties),
         READ_BYTES,
         DECODED_BYTES,
     )

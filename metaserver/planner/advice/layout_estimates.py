@@ -29,10 +29,10 @@ from seamark.formats.iceberg.expressions.projection import project
 from seamark.formats.iceberg.expressions.ranges import end_of_prefix
 from seamark.formats.iceberg.metadata.clustering import COLUMNS_MAX as POLICY_COLUMNS_MAX
 from seamark.formats.iceberg.metadata.clustering import LAYER_BYTES, LAYER_FILES, ClusteringLayout
-from seamark.formats.iceberg.metadata.properties import TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT, count_of
+from seamark.formats.iceberg.metadata.properties import TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT, parse_count
 from seamark.formats.iceberg.metadata.statistics import NDV, THETA
 from seamark.formats.iceberg.types.transforms import IDENTITY
-from seamark.formats.index.packing import MISSING, Form, Longs, form_of, key_of
+from seamark.formats.index.packing import MISSING, Form, Longs, encode_key, get_form
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.planner.advice.column_samples import NOT_SAMPLED, ColumnSample, Samples
 from seamark.metaserver.planner.lookup.lookup import FoundFiles, FoundStatistics, RequestedColumn, Strings, files_at
@@ -175,7 +175,7 @@ def _read_policy_columns(properties: Mapping[str, str]) -> tuple[str, ...]:
 
 def _count_partitions(candidates: FoundFiles, properties: Mapping[str, str]) -> Counter[_Partitions]:
     """Count the partitions by their numbers of files and layers after a rewrite."""
-    target_bytes = max(1, count_of(properties, TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT))
+    target_bytes = max(1, parse_count(properties, TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT))
     grouped = group_by_partition(candidates)
     sizes = np.bincount(
         grouped.numbers,
@@ -261,10 +261,10 @@ def _group_intervals_by_column(scan: ScanPlan) -> dict[str, tuple[list[Bound], l
 
 def _find_intervals(part: Bound) -> list[Interval] | None:
     """Return the intervals of values that match the predicate, or None if sorted rows do not help the predicate."""
-    form = form_of(part.kind)
+    form = get_form(part.kind)
     if part.transform != IDENTITY or form is None or part.kind == "boolean":
         return None
-    keys = [key_of(form, part.kind, value) for value in part.values]
+    keys = [encode_key(form, part.kind, value) for value in part.values]
     match part.op:
         case Op.EQ | Op.IN:
             return [(key, key, True, True) for key in keys]
@@ -353,7 +353,7 @@ def _count_distinct_values(scan: ScanPlan, column_id: int) -> int | None:
     for file in reversed(scan.metadata.statistics):
         for blob in file.blob_metadata:
             if blob.type == THETA and blob.fields == (column_id,):
-                return count_of(blob.properties or {}, NDV, 0) or None
+                return parse_count(blob.properties or {}, NDV, 0) or None
     return None
 
 

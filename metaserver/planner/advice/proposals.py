@@ -24,7 +24,7 @@ import numpy.typing as npt
 from seamark.formats.iceberg.metadata.clustering import COLUMNS as CLUSTERING_COLUMNS
 from seamark.formats.iceberg.metadata.clustering import CURVE, HILBERT, LINEAR, ClusteringLayout
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.formats.iceberg.metadata.properties import TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT, count_of
+from seamark.formats.iceberg.metadata.properties import TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT, parse_count
 from seamark.formats.index.definitions import IndexDefinition, define, read_definitions
 from seamark.formats.index.kinds.bloom import FPP
 from seamark.formats.runtime.errors import BadRequest
@@ -177,7 +177,7 @@ class AdvisedTable:
 
     @property
     def target_bytes(self) -> int:
-        return max(1, count_of(self.metadata.properties, TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT))
+        return max(1, parse_count(self.metadata.properties, TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT))
 
 
 def make_proposals(state: AdvisedTable) -> tuple[Reads, list[Proposal]]:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seamark.formats.iceberg.expressions.expression import And, Bound, Expression, Op, Or, predicates_of
+from seamark.formats.iceberg.expressions.expression import And, Bound, Expression, Op, Or, collect_predicates
 from seamark.formats.index.packing import Longs
 from seamark.formats.services.curves import compute_curve_keys
 from seamark.metaserver.history.samples import BOTH, HIGH, LOW, FilterSample
@@ -200,7 +200,7 @@ def _conditions_of_filter(bound: Expression, sample: RowSample) -> tuple[tuple[D
     """Return the conditions of a filter that the history kept with its literals."""
     conditions = []
     for part in bound.children if isinstance(bound, And) else (bound,):
-        alternatives = [_condition_of(predicate, sample) for predicate in predicates_of(part)]
+        alternatives = [_condition_of(predicate, sample) for predicate in collect_predicates(part)]
         is_flat = isinstance(part, Bound) or (
             isinstance(part, Or) and all(isinstance(child, Bound) for child in part.children)
         )

@@ -19,9 +19,9 @@ import pyarrow.compute as pc
 
 from seamark.formats.iceberg.files.parquet import Unreadable
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.formats.iceberg.metadata.name_mapping import name_mapping_of
-from seamark.formats.iceberg.types.types import base_name
-from seamark.formats.iceberg.types.values import decimal_precision, decimal_scale
+from seamark.formats.iceberg.metadata.name_mapping import read_name_mapping
+from seamark.formats.iceberg.types.types import get_base_name
+from seamark.formats.iceberg.types.values import get_decimal_precision, get_decimal_scale
 from seamark.formats.index.packing import Longs
 from seamark.formats.runtime.errors import SeamarkError
 from seamark.metaserver.objects.port import ObjectStore
@@ -101,9 +101,9 @@ class RowSample:
 
 def is_sampled(kind: str) -> bool:
     """Return whether columns of an Iceberg type can be sampled."""
-    name = base_name(kind)
+    name = get_base_name(kind)
     if name == "decimal":
-        return decimal_precision(kind) <= _DECIMAL_DIGITS_MAX
+        return get_decimal_precision(kind) <= _DECIMAL_DIGITS_MAX
     return name in _INTEGERS or name in _FLOATS or name in _TEXTS
 
 
@@ -124,7 +124,7 @@ async def sample_rows(
     chosen = _choose_files(files)
     if not chosen:
         return "the files have too many rows for a sample, or no rows"
-    mapping = name_mapping_of(metadata.properties)
+    mapping = read_name_mapping(metadata.properties)
     rows = DataRows(objects, asyncio.get_running_loop(), mapping, READ_BYTES, DECODED_BYTES)
 
     async def read(file: ListedFile) -> dict[int, pa.Array]:
@@ -218,9 +218,9 @@ def _encode(arrays: Sequence[pa.Array], kind: str) -> tuple[Values, npt.NDArray[
 
 def _to_values(values: pa.Array, kind: str) -> Values:
     """Return values in the units of Iceberg's bounds."""
-    name = base_name(kind)
+    name = get_base_name(kind)
     if name == "decimal":
-        scale = decimal_scale(kind)
+        scale = get_decimal_scale(kind)
         return np.array([int(value.scaleb(scale)) for value in values.to_pylist()], dtype=np.int64)
     if name.startswith("timestamp"):
         unit, zone = ("ns" if name.endswith("_ns") else "us"), values.type.tz

@@ -21,7 +21,7 @@ import msgspec
 from seamark.formats.iceberg.metadata.auto_advice import AutoAdvicePolicy
 from seamark.formats.iceberg.metadata.clustering import COLUMNS, CURVE, HILBERT
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.formats.iceberg.metadata.properties import TARGET_FILE_BYTES, as_bool
+from seamark.formats.iceberg.metadata.properties import TARGET_FILE_BYTES, parse_bool
 from seamark.formats.index.definitions import PREFIX, define, read_definitions
 from seamark.formats.services.services import CLUSTERING
 from seamark.metaserver.history.shapes import QueryShape
@@ -256,7 +256,7 @@ def refuse(
     if proposal.change.kind == "cluster":
         switch = CLUSTERING.switch
         assert switch is not None
-        if not as_bool(effective.properties, switch, clusters_by_default):
+        if not parse_bool(effective.properties, switch, clusters_by_default):
             return "clustering is switched off for the table"
         if effective.default_sort_order_id:
             return "a user has defined a sort order"

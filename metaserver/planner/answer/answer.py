@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from seamark.formats.iceberg.expressions.expression import FALSE, TRUE, Expression, Op, predicates_of
-from seamark.formats.iceberg.expressions.expression_json import expression_json, to_transform_json
+from seamark.formats.iceberg.expressions.expression import FALSE, TRUE, Expression, Op, collect_predicates
+from seamark.formats.iceberg.expressions.expression_json import encode_expression, to_transform_json
 from seamark.formats.iceberg.expressions.residuals import (
     collect_tautologies,
     make_bindable,
@@ -46,7 +46,7 @@ from seamark.metaserver.planner.answer.content_files import (
     encode_formats,
     encode_keys,
     error_context,
-    layout_of,
+    get_layout,
     partition_texts,
 )
 from seamark.metaserver.planner.deletes.delete_index import assign_first_row_ids, read_sequence_numbers
@@ -157,7 +157,9 @@ class ScanTaskWriter:
                         part, residuals = self._residuals.encode_rows(block, files.columns, part)
                 if not len(part):
                     continue
-                references = [self._encode_references(deletes) for deletes in self._scan.deletes_of(part + first)]
+                references = [
+                    self._encode_references(deletes) for deletes in self._scan.find_deletes_by_file(part + first)
+                ]
                 yield comma + files.write(part, references, self._encode_inherited(block, first, part), residuals)
                 comma = b","
 
@@ -228,7 +230,7 @@ class _Files:
             Corrupt: The layout is invalid; the message names the manifest.
         """
         self._block = block
-        self.columns = layout_of(block)
+        self.columns = get_layout(block)
         self._partitions = partitions
         self._texts = texts
         self._stats = FileStats(block, stats) if block.content == 0 and stats else None
@@ -304,11 +306,11 @@ class _Residuals:
         self._work = RESIDUAL_VALUES_MAX
         self._unknown = collect_tautologies(scan.bound)
         self._whole_files = form.whole_files
-        self.encode = to_transform_json if form.whole_files else expression_json
+        self.encode = to_transform_json if form.whole_files else encode_expression
         self._is_java = dialect.filters_by_residual
         self._size = 0
         self._nan_columns: set[int] = set()
-        for predicate in predicates_of(scan.bound):
+        for predicate in collect_predicates(scan.bound):
             self._size += 1 + len(predicate.values)
             if self._is_java and predicate.op is Op.IS_NAN:
                 self._nan_columns.add(predicate.column_id)
@@ -330,12 +332,12 @@ class _Residuals:
         exhausted. Such files are left out here: if partition values decide the filter, Spark does not filter the rows
         of a file, but counts them from metadata.
         """
-        deciding = self._scan.deciding(block.spec_id)
+        deciding = self._scan.find_deciding_fields(block.spec_id)
         forms = self._choose_forms(block, rows)
         if not deciding:
             if forms is None:
-                return rows, (CONSTANT, self._text_of(self._scan.bound, _PLAIN))
-            return rows, (CHOICE, [self._text_of(self._scan.bound, form) for form in forms])
+                return rows, (CONSTANT, self._encode_residual(self._scan.bound, _PLAIN))
+            return rows, (CHOICE, [self._encode_residual(self._scan.bound, form) for form in forms])
         stored = block.partition_fields
         fields = [position for position, (field_id, _) in enumerate(stored) if field_id in deciding]
         kind = (block.spec_id, stored)
@@ -346,7 +348,7 @@ class _Residuals:
             if text is None:
                 if len(self._by_key) >= _RESIDUALS_MAX:
                     self._by_key.clear()
-                text = self._by_key[*kind, key, form] = self._text_of_partition(block, row, form)
+                text = self._by_key[*kind, key, form] = self._encode_partition(block, row, form)
             texts.append(text)
         if _FALSE_RESIDUAL in texts:
             matching = [position for position, text in enumerate(texts) if text != _FALSE_RESIDUAL]
@@ -368,15 +370,15 @@ class _Residuals:
             return None
         return list(map(_Form, nan_free.tolist(), read_whole.tolist()))
 
-    def _text_of_partition(self, block: Block, row: int, form: _Form) -> bytes:
+    def _encode_partition(self, block: Block, row: int, form: _Form) -> bytes:
         fields, partition = block.partition_fields, block.partition(row)
         if self._work < self._size:
             may_match = self._scan.may_match(block.spec_id, fields, partition)
-            return self._text_of(self._scan.bound, form) if may_match else _FALSE_RESIDUAL
+            return self._encode_residual(self._scan.bound, form) if may_match else _FALSE_RESIDUAL
         self._work -= self._size
-        return self._text_of(self._scan.residual_in(block.spec_id, fields, partition), form)
+        return self._encode_residual(self._scan.compute_partition_residual(block.spec_id, fields, partition), form)
 
-    def _text_of(self, residual: Expression, form: _Form) -> bytes:
+    def _encode_residual(self, residual: Expression, form: _Form) -> bytes:
         # The key is the identity of the expression. Partitions share residuals, and comparing or hashing a long
         # list of values is slow.
         written = self._to_stored.get((id(residual), form))
@@ -404,7 +406,7 @@ class _Residuals:
             return _KEY + text
         if not self._needed:
             return b""
-        short = to_json(expression_json(weaken_residual(bindable)))
+        short = to_json(encode_expression(weaken_residual(bindable)))
         if len(short) > self._longest:
-            short = to_json(expression_json(make_tautology(predicates_of(bindable)[0])))
+            short = to_json(encode_expression(make_tautology(collect_predicates(bindable)[0])))
         return _KEY + short

@@ -21,8 +21,8 @@ from typing import NamedTuple, TypeAlias
 
 from seamark.cache.memory import MemoryCache
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.formats.iceberg.types.transforms import values_type
-from seamark.formats.iceberg.types.types import base_name
+from seamark.formats.iceberg.types.transforms import compute_values_type
+from seamark.formats.iceberg.types.types import get_base_name
 from seamark.formats.iceberg.types.values import FLOATS, INTS, LONGS, Value, encode, encode_json, promote_value
 from seamark.formats.index.packing import MISSING, NONE, Form, Longs, PackedColumn
 from seamark.formats.protocol.wire import encode_json as to_json
@@ -83,7 +83,7 @@ class BlockLayout(NamedTuple):
         return _measure_part(tuple(self))
 
 
-def layout_of(block: Block) -> BlockLayout:
+def get_layout(block: Block) -> BlockLayout:
     """Return the layout of a block.
 
     Raises:
@@ -102,8 +102,8 @@ def _measure_part(part: object) -> int:
 
 def _build_layout(block: Block) -> BlockLayout:
     path, format_, content = (
-        block.text_column("file_path"),
-        block.text_column("file_format"),
+        block.find_text_column("file_path"),
+        block.find_text_column("file_format"),
         _find_uniform_content(block),
     )
     if path is None:
@@ -121,7 +121,7 @@ def _build_layout(block: Block) -> BlockLayout:
 
 
 def _find_uniform_content(block: Block) -> bytes | None:
-    column = block.long_column("content")
+    column = block.find_long_column("content")
     if column is None:
         return _CONTENTS[MISSING]
     uniform = column.packed.width == 0 and column.packed.presence == NONE
@@ -130,7 +130,7 @@ def _find_uniform_content(block: Block) -> bytes | None:
 
 def encode_contents(block: Block, rows: Longs) -> list[bytes]:
     """Return the content type of each row's file, for blocks with several content types."""
-    column = block.long_column("content")
+    column = block.find_long_column("content")
     assert column is not None
     return [_CONTENTS[content] for content in longs_at(column, rows).tolist()]
 
@@ -141,7 +141,7 @@ def encode_formats(block: Block, rows: Longs) -> list[bytes]:
     Raises:
         ValueError: A file has no format.
     """
-    column = block.text_column("file_format")
+    column = block.find_text_column("file_format")
     assert column is not None
     return [_encode_format(column.key(row)) for row in rows.tolist()]
 
@@ -149,7 +149,7 @@ def encode_formats(block: Block, rows: Longs) -> list[bytes]:
 def _list_optional_parts(block: Block) -> Iterator[Part]:
     is_data = block.content == 0
     for name in ("file_size_in_bytes", "record_count", "sort_order_id", *(() if is_data else _DELETE_NUMBERS)):
-        if (column := block.long_column(name)) is not None:
+        if (column := block.find_long_column(name)) is not None:
             yield NUMBER, _encode_key(name), _read_integers(block, column)
     for name in ("split_offsets",) if is_data else ("split_offsets", "equality_ids"):
         if (columns := block.list_columns(name)) is not None:
@@ -162,9 +162,9 @@ def _list_optional_parts(block: Block) -> Iterator[Part]:
                 _read_integers(block, values),
                 values.rows,
             )
-    if (metadata := block.text_column("key_metadata")) is not None:
+    if (metadata := block.find_text_column("key_metadata")) is not None:
         yield HEX, _encode_key("key_metadata") + b'"', b'"', encode_strings(block, metadata)
-    if not is_data and (path := block.text_column("referenced_data_file")) is not None:
+    if not is_data and (path := block.find_text_column("referenced_data_file")) is not None:
         yield TEXT, _encode_key("referenced_data_file") + b'"', b'"', encode_strings(block, path)
 
 
@@ -181,16 +181,21 @@ def _encode_format(name: object) -> bytes:
 
 def encode_strings(block: Block, column: PackedColumn) -> Part:
     packed = column.packed
-    offsets = _at(block, packed.lengths), packed.lengths_width, _at(block, packed.ends), _at(block, packed.tails)
-    return packed.width, _at(block, packed.codes), _at(block, packed.presence), packed.common, *offsets
+    offsets = (
+        _view_at(block, packed.lengths),
+        packed.lengths_width,
+        _view_at(block, packed.ends),
+        _view_at(block, packed.tails),
+    )
+    return packed.width, _view_at(block, packed.codes), _view_at(block, packed.presence), packed.common, *offsets
 
 
 def _read_integers(block: Block, column: PackedColumn) -> Part:
     packed = column.packed
-    return packed.width, _at(block, packed.codes), _at(block, packed.presence), packed.base
+    return packed.width, _view_at(block, packed.codes), _view_at(block, packed.presence), packed.base
 
 
-def _at(block: Block, offset: int) -> int:
+def _view_at(block: Block, offset: int) -> int:
     return 0 if offset == NONE else block.address + offset
 
 
@@ -370,7 +375,7 @@ PYICEBERG = ClientDialect(
 )
 
 
-def dialect_of(user_agent: str, client_version: str = "") -> ClientDialect:
+def choose_dialect(user_agent: str, client_version: str = "") -> ClientDialect:
     """Return the dialect of a client.
 
     Args:
@@ -433,7 +438,7 @@ class PartitionTexts:
         """
         fields = self._list_fields(block)
         # The cache is not part of the instance, because many views may exist, each with its own instance.
-        cached = cache.texts_in((block.partition_fields, fields, self._dialect))
+        cached = cache.get_texts_by_key((block.partition_fields, fields, self._dialect))
         texts = []
         partition_keys = encode_keys(block, columns, range(len(columns.partition)), rows)
         for row, key in zip(rows.tolist(), partition_keys, strict=True):
@@ -469,8 +474,8 @@ class PartitionTexts:
                 # Java assigns the type `unknown`, whose only value is null, to the field of a dropped column.
                 fields.append(_Field(-1, kind, kind, True))
             else:
-                target = values_type(field.transform, source.type)
-                fields.append(_Field(position, kind, target, base_name(target) not in self._dialect.unreadable))
+                target = compute_values_type(field.transform, source.type)
+                fields.append(_Field(position, kind, target, get_base_name(target) not in self._dialect.unreadable))
         return tuple(fields)
 
 
@@ -505,7 +510,7 @@ class PartitionTextCache:
         self._budget_bytes = budget_bytes
         self._by_encoding: OrderedDict[_Encoding, MemoryCache[bytes, bytes]] = OrderedDict()
 
-    def texts_in(self, encoding: _Encoding) -> MemoryCache[bytes, bytes]:
+    def get_texts_by_key(self, encoding: _Encoding) -> MemoryCache[bytes, bytes]:
         """Return the texts by partition key."""
         texts = self._by_encoding.get(encoding)
         if texts is None:

@@ -18,12 +18,12 @@ import pyarrow.compute as pc
 
 from seamark.formats.iceberg.expressions.arrow_filters import evaluate_filter
 from seamark.formats.iceberg.expressions.binding import bind
-from seamark.formats.iceberg.expressions.expression import TRUE, Bound, Expression, Op, predicates_of
+from seamark.formats.iceberg.expressions.expression import TRUE, Bound, Expression, Op, collect_predicates
 from seamark.formats.iceberg.expressions.sql import parse_sql
 from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.iceberg.types.transforms import IDENTITY
-from seamark.formats.iceberg.types.types import base_name
-from seamark.formats.iceberg.types.values import decimal_precision, decimal_scale
+from seamark.formats.iceberg.types.types import get_base_name
+from seamark.formats.iceberg.types.values import get_decimal_precision, get_decimal_scale
 from seamark.formats.index.definitions import IndexDefinition
 from seamark.formats.index.keys.group_conditions import TIME_UNITS, is_at_boundary
 from seamark.formats.index.keys.measures import (
@@ -167,7 +167,7 @@ def find_answer(query: GroupQuery, condition: Expression, cube: IndexDefinition)
     finest = _find_dimensions(query.schema, cube)
     dimensions = tuple(_find_dimension(term, finest) for term in query.dimensions)
     filtered = {}
-    for predicate in predicates_of(condition):
+    for predicate in collect_predicates(condition):
         filtered[predicate.column_id] = _find_filtered(predicate, finest)
     columns, functions = _find_partials(query.schema, cube)
     for measure in query.measures:
@@ -186,7 +186,7 @@ def _find_dimensions(schema: Schema, cube: IndexDefinition) -> dict[int, tuple[s
     for number, term in enumerate(cube.terms):
         if term.transform not in _FINEST_FIRST:
             continue
-        if kinds.get(term.column_id) != term.source or base_name(term.source) not in (*_TYPE_NAMES, "decimal"):
+        if kinds.get(term.column_id) != term.source or get_base_name(term.source) not in (*_TYPE_NAMES, "decimal"):
             continue
         former = finest.get(term.column_id)
         if former is None or _is_finer(term.transform, former[1].transform):
@@ -202,7 +202,7 @@ def _find_dimension(term: Term, finest: Mapping[int, tuple[str, Term]]) -> _Grou
     column, dimension = finest.get(term.column_id, ("", term))
     if not column or _is_finer(term.transform, dimension.transform):
         raise NotFromGroups(f"{term.text} is not a dimension of the cube")
-    name = base_name(term.source)
+    name = get_base_name(term.source)
     if (name == "timestamptz" and term.transform != IDENTITY) or (name, term.transform) == ("date", "hour"):
         raise NotFromGroups(f"statements do not truncate a {name} by {term.transform}")
     return _GroupedDimension(column, term.source, None if term.transform == dimension.transform else term.transform)
@@ -238,7 +238,7 @@ def _find_partials(schema: Schema, cube: IndexDefinition) -> tuple[dict[str, str
 def _check_measure(measure: Measure, *, floats: bool) -> None:
     if measure.operand is None or measure.function == COUNT:
         return
-    name = base_name(measure.operand.kind)
+    name = get_base_name(measure.operand.kind)
     if name not in (*_TYPE_NAMES, "decimal"):
         raise NotFromGroups(f"values of the type {measure.operand.kind} are left to the statement")
     if not floats and measure.function in (SUM, AVG) and name in _FLOATS:
@@ -255,16 +255,16 @@ def _result_kind(measure: Measure) -> str:
     if measure.function == COUNT or measure.operand is None:
         return "long"
     kind = measure.operand.kind
-    name = base_name(kind)
+    name = get_base_name(kind)
     if measure.function == SUM:
-        return "long" if name in _INTEGERS else f"decimal(38, {decimal_scale(kind)})" if name == "decimal" else kind
+        return "long" if name in _INTEGERS else f"decimal(38, {get_decimal_scale(kind)})" if name == "decimal" else kind
     return "double" if measure.function == AVG and name in _INTEGERS else kind
 
 
 def _name_type(kind: str) -> str:
-    if base_name(kind) == "decimal":
-        return f"decimal({decimal_precision(kind)}, {decimal_scale(kind)})"
-    return _TYPE_NAMES[base_name(kind)]
+    if get_base_name(kind) == "decimal":
+        return f"decimal({get_decimal_precision(kind)}, {get_decimal_scale(kind)})"
+    return _TYPE_NAMES[get_base_name(kind)]
 
 
 def reduce_groups(groups: pa.Table, answer: CubeAnswer) -> pa.Table:
@@ -357,7 +357,7 @@ def _finish(measure: Measure, partials: Sequence[pa.ChunkedArray]) -> pa.Chunked
     first = partials[0]
     if measure.function == COUNT or measure.operand is None:
         return pc.fill_null(first, 0)
-    name = base_name(measure.operand.kind)
+    name = get_base_name(measure.operand.kind)
     if measure.function == AVG:
         if name == "decimal":
             return _divide_decimals(first, partials[1], pa.decimal128(*_digits(measure.operand)))
@@ -374,7 +374,7 @@ def _finish(measure: Measure, partials: Sequence[pa.ChunkedArray]) -> pa.Chunked
 
 
 def _digits(operand: Operand) -> tuple[int, int]:
-    return decimal_precision(operand.kind), decimal_scale(operand.kind)
+    return get_decimal_precision(operand.kind), get_decimal_scale(operand.kind)
 
 
 def _to_doubles(sums: pa.ChunkedArray) -> pa.ChunkedArray:

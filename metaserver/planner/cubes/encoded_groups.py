@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from seamark.formats.iceberg.expressions.arrow_filters import evaluate_filter
-from seamark.formats.iceberg.expressions.expression import TRUE, And, Expression, predicates_of
-from seamark.formats.index.keys.group_conditions import name_of
+from seamark.formats.iceberg.expressions.expression import TRUE, And, Expression, collect_predicates
+from seamark.formats.index.keys.group_conditions import get_group_column_name
 
 _DISTINCT_VALUES_MAX = 1 << 16
 """The maximum number of distinct values of an encoded column, so that a code has at most two bytes."""
@@ -92,8 +92,8 @@ class EncodedGroups:
         encoded: list[tuple[float, npt.NDArray[np.bool_], _EncodedColumn]] = []
         unencoded_parts: list[Expression] = []
         for part in condition.children if isinstance(condition, And) else (condition,):
-            ids = {predicate.column_id for predicate in predicates_of(part)}
-            column = self._columns[name_of(min(ids))] if len(ids) == 1 else None
+            ids = {predicate.column_id for predicate in collect_predicates(part)}
+            column = self._columns[get_group_column_name(min(ids))] if len(ids) == 1 else None
             if not isinstance(column, _EncodedColumn):
                 unencoded_parts.append(part)
                 continue
@@ -109,8 +109,10 @@ class EncodedGroups:
             else:
                 rows = rows[matches.take(column.codes[rows])]
         for part in unencoded_parts:
-            ids = {predicate.column_id for predicate in predicates_of(part)}
-            columns = {column_id: self._take(self._columns[name_of(column_id)], rows) for column_id in ids}
+            ids = {predicate.column_id for predicate in collect_predicates(part)}
+            columns = {
+                column_id: self._take(self._columns[get_group_column_name(column_id)], rows) for column_id in ids
+            }
             selected = evaluate_filter(part, columns, self.rows if rows is None else len(rows))
             rows = np.flatnonzero(selected) if rows is None else rows[selected]
         return rows

@@ -31,7 +31,7 @@ from seamark.cache.single_flight import SingleFlight
 from seamark.cache.stack import Stack
 from seamark.formats.index.definitions import IndexDefinition
 from seamark.formats.index.keys.measures import list_partials
-from seamark.formats.index.kinds.cube import CUBE, CubeEntries, SumOverflow, combine_groups, entry_schema
+from seamark.formats.index.kinds.cube import CUBE, CubeEntries, SumOverflow, build_entry_schema, combine_groups
 from seamark.formats.index.packing import Longs
 from seamark.metaserver.index.files.indexes import Indexes, OpenIndex
 from seamark.metaserver.index.files.registry import Registry
@@ -249,7 +249,7 @@ class Segments:
             places = await self._locate(entry, definition, ids, frozenset(damaged))
             covered = places.covered
             if not covered.any():
-                return MergedGroups(entry_schema(definition.terms, definition.measures).empty_table(), covered)
+                return MergedGroups(build_entry_schema(definition.terms, definition.measures).empty_table(), covered)
             prefix = f"cube/{entry.uuid}/{definition.id}"
             merger = await asyncio.to_thread(_Merger, self, prefix, definition, places, stores_all)
             try:
@@ -393,7 +393,7 @@ class _Merger:
         self._file_of, self._entry_of = places.file_of[places.covered], places.entry_of[places.covered]
         self.tree = places.make_tree()
         self.stores_all = stores_all
-        self._schema = entry_schema(definition.terms, definition.measures)
+        self._schema = build_entry_schema(definition.terms, definition.measures)
         partials = list_partials(definition.measures)
         self._functions = {f"m{number}": partial.function for number, partial in enumerate(partials)}
 

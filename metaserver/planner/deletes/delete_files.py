@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from seamark.cache.memory import MemoryCache
 from seamark.cache.single_flight import SingleFlight
-from seamark.cache.sizes import object_bytes
+from seamark.cache.sizes import measure_object_bytes
 from seamark.formats.iceberg.files.budget import Budget
 from seamark.formats.iceberg.files.parquet import Unreadable
 from seamark.formats.index.keys.delete_files import EQUALITY, Columns, Content, DeleteFile, decode_delete_content
@@ -42,7 +42,7 @@ def delete_files_at(view: TableView, rows: Iterable[int]) -> dict[int, DeleteFil
         block, local = view.locate_delete(row)
         content = block.long("content", local)
         if content == EQUALITY and block.location not in equality_ids:
-            equality_ids[block.location] = block.lists_of("equality_ids")
+            equality_ids[block.location] = block.read_lists("equality_ids")
         columns = equality_ids[block.location][local] if content == EQUALITY else None
         delete_files[row] = DeleteFile(
             path=block.text("file_path", local) or "",
@@ -96,7 +96,7 @@ class DeleteFiles:
             async with limit:
                 try:
                     content = await self._decode_content(file, columns)
-                    budget.take(object_bytes(content), file.path)
+                    budget.take(measure_object_bytes(content), file.path)
                     return content
                 except Unreadable as error:
                     return error
@@ -128,5 +128,5 @@ class DeleteFiles:
             content = await asyncio.to_thread(
                 decode_delete_content, data, file, columns, limit_bytes=self._decoded_bytes
             )
-        self._kept.put(key, content, object_bytes(content))
+        self._kept.put(key, content, measure_object_bytes(content))
         return content

@@ -39,7 +39,7 @@ from seamark.formats.iceberg.metadata.partition import PartitionSpec
 from seamark.formats.iceberg.types.reserved import DELETED_PATH
 from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.iceberg.types.transforms import IDENTITY, UNITS_PER_DAY
-from seamark.formats.index.packing import MISSING, NONE, Form, Longs, value_of
+from seamark.formats.index.packing import MISSING, NONE, Form, Longs, decode_value
 from seamark.formats.runtime.errors import Corrupt
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.strings import read_codes, read_strings
@@ -134,9 +134,9 @@ class DeleteIndex:
 
     def deletes_for_file(self, entry_id: int) -> tuple[int, ...]:
         """Return the delete rows of the view that apply to the data file with this entry id, ascending."""
-        return self.deletes_for(np.array([entry_id], dtype=np.int64))[0]
+        return self.find_deletes(np.array([entry_id], dtype=np.int64))[0]
 
-    def deletes_for(self, entry_ids: Longs) -> list[tuple[int, ...]]:
+    def find_deletes(self, entry_ids: Longs) -> list[tuple[int, ...]]:
         """Return the delete rows for int64[n] entry ids in any order.
 
         Files with the same delete files share one tuple.
@@ -193,7 +193,7 @@ class DeleteIndex:
         if len(rows):
             unpartitioned = self._unpartitioned.get(block.spec_id, not block.partition_fields)
             scopes = np.full(len(rows), _GLOBAL) if unpartitioned else self._number_partitions(block, rows)
-            columns = block.lists_of("equality_ids")
+            columns = block.read_lists("equality_ids")
             for row, scope, sequence in zip(rows.tolist(), scopes.tolist(), sequences[rows].tolist(), strict=True):
                 # An equality delete applies only to data files with strictly lower sequence numbers.
                 ids = tuple(columns[row] or ())
@@ -217,7 +217,7 @@ class DeleteIndex:
             return rows
         scope_of = self._partitions.setdefault(block.spec_id, {})
         ids = []
-        for partition in self._partitions_of(block, rows):
+        for partition in self._read_partitions(block, rows):
             scope = scope_of.get(partition)
             if scope is None:
                 self._partition_count += 1
@@ -227,10 +227,10 @@ class DeleteIndex:
 
     def _find_partition_ids(self, block: Block, rows: Longs) -> Longs:
         """Return int64[rows], the ids of the rows' partitions; -1 for partitions without delete files."""
-        ids = map(self._partitions[block.spec_id].get, self._partitions_of(block, rows), repeat(-1))
+        ids = map(self._partitions[block.spec_id].get, self._read_partitions(block, rows), repeat(-1))
         return np.fromiter(ids, dtype=np.int64, count=len(rows))
 
-    def _partitions_of(self, block: Block, rows: Longs) -> Iterable[Partition]:
+    def _read_partitions(self, block: Block, rows: Longs) -> Iterable[Partition]:
         """Return the partition of each row: the values of the spec's fields, ordered by field id.
 
         The order of the fields in the manifest does not matter.
@@ -272,7 +272,7 @@ class DeleteIndex:
     def _find_path_ids(self, block: Block, rows: Longs) -> Longs:
         """Return int64[rows], the ids of the paths; -1 for paths that no delete file names."""
         ids = np.full(len(rows), -1, dtype=np.int64)
-        column = block.text_column("file_path")
+        column = block.find_text_column("file_path")
         if column is None:
             return ids
         common, width = column.packed.common, column.packed.width
@@ -342,13 +342,13 @@ class DeleteIndex:
         sequences: Longs,
         partitions: Longs,
     ) -> None:
-        """Add the equality deletes to `applying`. Files with equal results share one tuple."""
+        """Add the equality deletes to `iter_applicable_pairs`. Files with equal results share one tuple."""
         deletes_of: dict[int, list[int]] = {}
         blocks = [
             (self._view.blocks[number], positions, local) for number, positions, local in self._group_by_block(rows)
         ]
         everywhere = np.full(len(rows), _GLOBAL, dtype=np.int64)
-        for positions, deletes in equality.applying(blocks, sequences, (everywhere, partitions)):
+        for positions, deletes in equality.iter_applicable_pairs(blocks, sequences, (everywhere, partitions)):
             order = np.argsort(positions, kind="stable")
             sorted_positions, sorted_deletes = positions[order], deletes[order].tolist()
             starts = [0, *(np.flatnonzero(np.diff(sorted_positions)) + 1).tolist()]
@@ -431,7 +431,7 @@ def _is_unpartitioned(spec: PartitionSpec) -> bool:
 
 def _are_vectors(block: Block, rows: Longs) -> npt.NDArray[np.bool_]:
     """Return bool[rows]: whether each position delete is a deletion vector."""
-    formats = read_strings(block.text_column("file_format"), rows)
+    formats = read_strings(block.find_text_column("file_format"), rows)
     vectors = {name for name in set(formats) if name is not None and name.lower() == b"puffin"}
     return np.array([name in vectors for name in formats], dtype=np.bool_)
 
@@ -441,7 +441,7 @@ def _read_referenced_files(block: Block, rows: Longs, is_vector: npt.NDArray[np.
 
     Truncated bounds suffice: if the lower bound equals the upper bound, it is the full path.
     """
-    referenced_files = read_strings(block.text_column("referenced_data_file"), rows)
+    referenced_files = read_strings(block.find_text_column("referenced_data_file"), rows)
     if None not in referenced_files:
         return referenced_files
     lower = read_strings(block.get_bound_column("lower", DELETED_PATH), rows)
@@ -467,12 +467,12 @@ def _read_partition_values(block: Block, field_id: int, rows: Longs) -> Sequence
     kind, packed = kind_and_packed or ("", None)
     if packed is None:
         return [None] * len(rows)
-    column = block.column_at(packed)
+    column = block.read_column(packed)
     if packed.form == Form.STRINGS:
         texts = read_strings(column, rows)
         if not kind.startswith("decimal"):
             return texts
-        return [None if text is None else value_of(Form.STRINGS, kind, text) for text in texts]
+        return [None if text is None else decode_value(Form.STRINGS, kind, text) for text in texts]
     if packed.form == Form.FLOATS:
         doubles = column.doubles()[rows]
         doubles[np.isnan(doubles)] = np.nan

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seamark.formats.iceberg.types.schema import Schema
-from seamark.formats.index.packing import MISSING, Form, Longs, value_of
+from seamark.formats.index.packing import MISSING, Form, Longs, decode_value
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.strings import read_strings
 
@@ -75,7 +75,7 @@ class EqualityDeletes:
             by_columns.setdefault(tuple(sorted(set(delete.ids))), []).append(delete)
         self._families = [_ColumnGroup(blocks, ids, members, schemas) for ids, members in by_columns.items()]
 
-    def applying(
+    def iter_applicable_pairs(
         self, pieces: Sequence[Piece], sequences: Longs, scopes: Sequence[Longs]
     ) -> Iterator[tuple[Longs, Longs]]:
         """Yield (positions, delete rows) of all applicable pairs, unordered, in batches of limited size.
@@ -84,7 +84,7 @@ class EqualityDeletes:
         each file.
         """
         for family in self._families:
-            yield from family.applying(pieces, sequences, scopes)
+            yield from family.iter_applicable_pairs(pieces, sequences, scopes)
 
 
 class _Level(NamedTuple):
@@ -146,7 +146,7 @@ class _ColumnGroup:
         while len(self._levels[-1].sequence) > _CHILDREN_PER_NODE:
             self._levels.append(_summarize_level(self._levels[-1]))
 
-    def applying(
+    def iter_applicable_pairs(
         self, pieces: Sequence[Piece], sequences: Longs, scopes: Sequence[Longs]
     ) -> Iterator[tuple[Longs, Longs]]:
         spans = [self._find_span(scope, sequences) for scope in scopes]
@@ -346,7 +346,7 @@ def _choose_reader(kind: str) -> Callable[[bytes], object]:
     if kind == "uuid":
         return lambda text: text[:_UUID_HALF]
     if kind.startswith("decimal"):
-        return lambda text: value_of(Form.STRINGS, kind, text)
+        return lambda text: decode_value(Form.STRINGS, kind, text)
     return lambda text: text
 
 
@@ -403,4 +403,4 @@ def _is_required(column_id: int, schemas: Sequence[Schema]) -> bool:
 def _read_required_flags(schema: Schema, column_id: int) -> list[bool]:
     """Return whether the column and each enclosing struct are required; empty if the schema lacks the column."""
     column = schema.column(column_id)
-    return [] if column is None else [field.required for field in (column, *schema.ancestors(column))]
+    return [] if column is None else [field.required for field in (column, *schema.list_ancestors(column))]

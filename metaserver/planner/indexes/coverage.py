@@ -89,13 +89,13 @@ class FileIds:
 
 def list_file_ids(view: TableView) -> tuple[Words, Mask]:
     """Return the identities of the view's files, uint64[n, 2], in the order of the view, and which are known."""
-    parts = [_ids_of(view, number) for number in range(len(view.blocks))]
+    parts = [_load_ids(view, number) for number in range(len(view.blocks))]
     ids = np.concatenate([ids for ids, _ in parts]) if parts else np.empty((0, 2), dtype=np.uint64)
     is_known = np.concatenate([is_known for _, is_known in parts]) if parts else np.empty(0, dtype=np.bool_)
     return ids, is_known
 
 
-def file_ids_of(view: TableView) -> FileIds:
+def compute_view_file_ids(view: TableView) -> FileIds:
     """Return the identities of the view's files.
 
     They are computed on first use, possibly in a thread, and cached as long as the view exists.
@@ -167,7 +167,7 @@ class Coverage:
             self._by_position = part_of, file_of
         return self._by_position
 
-    def file_at(self, position: int) -> tuple[str, int] | None:
+    def find_index_file(self, position: int) -> tuple[str, int] | None:
         """Return (location of the index file, index of the data file in it) for a position in the view.
 
         None if the file is not covered.
@@ -188,7 +188,7 @@ async def compute_coverages(view: TableView, index_files: Mapping[str, Sequence[
     if stale:
 
         def cover() -> dict[str, Coverage]:
-            ids = file_ids_of(view)
+            ids = compute_view_file_ids(view)
             return {key: Coverage(ids, index_files[key]) for key in stale}
 
         new_coverages = await asyncio.to_thread(cover)
@@ -236,7 +236,7 @@ def find_ids(ordered: Words, ids: Words) -> Longs:
     return positions
 
 
-def _ids_of(view: TableView, number: int) -> _BlockIds:
+def _load_ids(view: TableView, number: int) -> _BlockIds:
     block = view.blocks[number]
     cached_ids = block.derived.get(_BlockIds)
     return block.keep(_identify(TableView((view.manifests[number],), (block,)))) if cached_ids is None else cached_ids

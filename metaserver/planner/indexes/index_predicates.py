@@ -18,8 +18,8 @@ from seamark.formats.iceberg.expressions.expression import (
     Bound,
     Expression,
     Op,
-    all_of,
-    predicates_of,
+    collect_predicates,
+    join_by_and,
     replace_predicates,
 )
 from seamark.formats.iceberg.expressions.projection import project_inclusive
@@ -27,12 +27,12 @@ from seamark.formats.iceberg.metadata.partition import PartitionField, Partition
 from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.index.definitions import IndexDefinition
 from seamark.formats.index.keys.functions import INDEXED_FUNCTIONS
-from seamark.formats.index.keys.keys import KeyRanges, family_of
+from seamark.formats.index.keys.keys import KeyRanges, get_family
 from seamark.formats.index.keys.terms import Term
 from seamark.formats.index.kinds.kinds import KINDS
-from seamark.formats.index.kinds.queries import COMBINATIONS_MAX, IndexQuery, PredicateKey, key_of_predicate
-from seamark.metaserver.planner.pruning.dynamic_filters import DynamicFilter, narrowest_first
-from seamark.metaserver.planner.pruning.semantics import ComparisonSemantics, key_ranges
+from seamark.formats.index.kinds.queries import COMBINATIONS_MAX, IndexQuery, PredicateKey, make_predicate_key
+from seamark.metaserver.planner.pruning.dynamic_filters import DynamicFilter, sort_narrowest_first
+from seamark.metaserver.planner.pruning.semantics import ComparisonSemantics, compute_key_ranges
 from seamark.metaserver.planner.view.view import are_comparable
 
 FIRST_FIELD_ID = 1 << 31
@@ -68,13 +68,13 @@ class IndexPredicate(NamedTuple):
 
     @property
     def key(self) -> tuple[str, tuple[PredicateKey, ...]]:
-        return self.definition.id, tuple(map(key_of_predicate, self.predicates))
+        return self.definition.id, tuple(map(make_predicate_key, self.predicates))
 
     def query(self) -> IndexQuery | None:
         """Return the query for the index, or None if the index does not support the predicates."""
         key_ranges_by_term: list[KeyRanges] = []
         for term, predicate in zip(self.definition.terms, self.predicates, strict=True):
-            ranges = key_ranges(predicate, term.kind, ComparisonSemantics.POSSIBLE)
+            ranges = compute_key_ranges(predicate, term.kind, ComparisonSemantics.POSSIBLE)
             if ranges is None:
                 return None
             key_ranges_by_term.append(replace(ranges, of_function=term.transform in INDEXED_FUNCTIONS))
@@ -99,18 +99,20 @@ class IndexProjection:
     @cached_property
     def definitions(self) -> tuple[IndexDefinition, ...]:
         """The definitions of indexes that can prune."""
-        fields = dict.fromkeys(predicate.column_id for predicate in predicates_of(self.expression))
+        fields = dict.fromkeys(predicate.column_id for predicate in collect_predicates(self.expression))
         definitions = [self.by_field[field_id] for field_id in fields] + [
             definition for definition, _ in self.composite
         ]
         definitions += [predicate.definition for predicate in self.key_set_predicates]
         return tuple({definition.id: definition for definition in definitions}.values())
 
-    def predicates_for(self, definition_id: str) -> list[IndexPredicate]:
+    def select_predicates(self, definition_id: str) -> list[IndexPredicate]:
         """Return the distinct predicates that the index files of one definition evaluate."""
         single = [
             IndexPredicate(definition, (predicate,))
-            for predicate in {key_of_predicate(bound): bound for bound in predicates_of(self.expression)}.values()
+            for predicate in {
+                make_predicate_key(bound): bound for bound in collect_predicates(self.expression)
+            }.values()
             if (definition := self.by_field[predicate.column_id]).id == definition_id
         ]
         return single + [IndexPredicate(*composite) for composite in self.composite if composite[0].id == definition_id]
@@ -140,7 +142,7 @@ def project(
     )
     key_set_predicates = tuple(
         KeySetPredicate(definition, dynamic_filter)
-        for dynamic_filter in narrowest_first(dynamic_filters)
+        for dynamic_filter in sort_narrowest_first(dynamic_filters)
         for definition in definitions
         if len(definition.terms) == 1 and _matches_term(definition.terms[0], dynamic_filter)
     )
@@ -150,7 +152,7 @@ def project(
 
 def _matches_term(term: Term, dynamic_filter: DynamicFilter) -> bool:
     same_column = (term.column_id, term.transform) == (dynamic_filter.column_id, IDENTITY)
-    return same_column and family_of(term.kind) == family_of(dynamic_filter.kind)
+    return same_column and get_family(term.kind) == get_family(dynamic_filter.kind)
 
 
 @dataclass
@@ -183,7 +185,7 @@ def _project_predicate(
     applicable = [
         field
         for field in fields.get(predicate.column_id, ())
-        if _has_values_of(predicate, by_field[field.field_id or 0].terms[0]) and budget.allows(predicate, field)
+        if _has_valid_values(predicate, by_field[field.field_id or 0].terms[0]) and budget.allows(predicate, field)
     ]
     plain = PartitionSpec(0, tuple(field for field in applicable if field.transform not in INDEXED_FUNCTIONS))
     of_functions = [
@@ -191,10 +193,10 @@ def _project_predicate(
         for field in applicable
         if field.transform in INDEXED_FUNCTIONS
     ]
-    return all_of(project_inclusive(predicate, plain), *of_functions)
+    return join_by_and(project_inclusive(predicate, plain), *of_functions)
 
 
-def _has_values_of(predicate: Bound, term: Term) -> bool:
+def _has_valid_values(predicate: Bound, term: Term) -> bool:
     """Return whether the predicate's values are valid for the term.
 
     In an older schema the column may have another type, and then the values may mean something else. For example, the
@@ -230,7 +232,7 @@ def _find_equalities(bound: Expression, definition: IndexDefinition) -> tuple[Bo
         candidates = [
             values
             for child in predicates
-            if isinstance(child, Bound) and (values := _values_of_term(child, term)) is not None
+            if isinstance(child, Bound) and (values := _list_term_values(child, term)) is not None
         ]
         if not candidates:
             return None
@@ -240,13 +242,13 @@ def _find_equalities(bound: Expression, definition: IndexDefinition) -> tuple[Bo
     return tuple(equalities) if combinations <= COMBINATIONS_MAX else None
 
 
-def _values_of_term(predicate: Bound, term: Term) -> Bound | None:
+def _list_term_values(predicate: Bound, term: Term) -> Bound | None:
     """Return a predicate that lists the term's values in matching rows.
 
     Returns:
         None if the predicate does not limit the term's values to a list.
     """
-    if predicate.column_id != term.column_id or not _has_values_of(predicate, term):
+    if predicate.column_id != term.column_id or not _has_valid_values(predicate, term):
         return None
     if term.transform in INDEXED_FUNCTIONS:
         if len(predicate.values) > COMBINATIONS_MAX:

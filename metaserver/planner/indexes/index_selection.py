@@ -201,7 +201,7 @@ class IndexSelection:
         Returns:
             None if the index file cannot evaluate all of the predicates.
         """
-        predicates = projection.predicates_for(file.definition)
+        predicates = projection.select_predicates(file.definition)
         values = sum(len(bound.values) for predicate in predicates for bound in predicate.predicates)
         if values > KINDS[file.kind].remote_values_max:
             return None

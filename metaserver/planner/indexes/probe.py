@@ -17,7 +17,7 @@ from functools import partial
 
 import numpy as np
 
-from seamark.formats.iceberg.expressions.expression import And, Bound, Expression, Or, all_of, predicates_of
+from seamark.formats.iceberg.expressions.expression import And, Bound, Expression, Or, collect_predicates, join_by_and
 from seamark.formats.index.definitions import IndexDefinition
 from seamark.formats.index.keys.key_set import KeySet, KeySpan, WantedKeys
 from seamark.formats.index.keys.keys import Bits, has_codes
@@ -130,7 +130,7 @@ class Probe:
 
     def _can_prune(self, expression: Expression, kinds: frozenset[str]) -> bool:
         return any(
-            self.projection.by_field[predicate.column_id].kind in kinds for predicate in predicates_of(expression)
+            self.projection.by_field[predicate.column_id].kind in kinds for predicate in collect_predicates(expression)
         )
 
     def _intersect(self, selection: Selection, predicate: IndexPredicate | KeySetPredicate, expired: Expired) -> None:
@@ -179,7 +179,7 @@ class Probe:
     @property
     def can_prune_by_row(self) -> bool:
         """Whether pruning by rows can remove more files: some conjunction has predicates on two bitmap indexes."""
-        has_bitmap = any(map(self._is_bitmap, predicates_of(self.projection.expression)))
+        has_bitmap = any(map(self._is_bitmap, collect_predicates(self.projection.expression)))
         return has_bitmap + len(self._bitmap_key_sets) > 1 or _has_conjunction(
             self.projection.expression, self._is_bitmap
         )
@@ -231,7 +231,7 @@ class Probe:
         ]
         return sorted(
             (conjunct for conjunct in conjuncts if conjunct.can_prune), key=lambda conjunct: conjunct.share
-        ), all_of(*remainder)
+        ), join_by_and(*remainder)
 
     def _is_in_memory(self, definition: IndexDefinition) -> bool:
         coverage = self.coverage.get(definition.id)
@@ -272,10 +272,10 @@ class Probe:
                     widest = child_rows if widest is None else widest | child_rows
                 return widest
             case Bound():
-                return self._rows_of(expression, position) if self._is_bitmap(expression) else None
+                return self._find_predicate_rows(expression, position) if self._is_bitmap(expression) else None
         return None
 
-    def _rows_of(self, predicate: Bound, position: int) -> Bits | None:
+    def _find_predicate_rows(self, predicate: Bound, position: int) -> Bits | None:
         predicate_of_index = IndexPredicate(self.projection.by_field[predicate.column_id], (predicate,))
         query = self._make_query(predicate_of_index)
         if not isinstance(query, BitmapQuery):
@@ -297,8 +297,8 @@ class Probe:
             None if no index file covers the file, or if the bitmaps have another number of rows than the file.
         """
         coverage = self.coverage.get(predicate.definition.id)
-        location_and_file = None if coverage is None else coverage.file_at(position)
-        bitmap = None if location_and_file is None else self._bitmap_of(*location_and_file)
+        location_and_file = None if coverage is None else coverage.find_index_file(position)
+        bitmap = None if location_and_file is None else self._get_bitmap(*location_and_file)
         if location_and_file is None or bitmap is None:
             return None
         location, file = location_and_file
@@ -311,7 +311,7 @@ class Probe:
             return None
         return location, file, bitmap
 
-    def _bitmap_of(self, location: str, file: int) -> Bitmap | None:
+    def _get_bitmap(self, location: str, file: int) -> Bitmap | None:
         """Return the bitmaps that contain the rows of this data file, or None if they are not available."""
         index, remote = self.opened.get(location), self.remote.get(location)
         if location in self.damaged:
@@ -329,6 +329,6 @@ class Probe:
 
 def _has_conjunction(expression: Expression, is_bitmap: Callable[[Bound], bool]) -> bool:
     if isinstance(expression, And):
-        with_bitmaps = [child for child in expression.children if any(map(is_bitmap, predicates_of(child)))]
+        with_bitmaps = [child for child in expression.children if any(map(is_bitmap, collect_predicates(child)))]
         return len(with_bitmaps) > 1 or any(_has_conjunction(child, is_bitmap) for child in with_bitmaps)
     return isinstance(expression, Or) and any(_has_conjunction(child, is_bitmap) for child in expression.children)

@@ -112,7 +112,7 @@ class IndexResolver:
         """
         missing: dict[str, list[int]] = {}
         for position in positions:
-            covered = index.coverage.file_at(position)
+            covered = index.coverage.find_index_file(position)
             if covered is not None and isinstance(index.files.get(covered[0]), RemoteIndexFile):
                 missing.setdefault(covered[0], []).append(covered[1])
         await asyncio.gather(*(self._load(index, location, files) for location, files in missing.items()))

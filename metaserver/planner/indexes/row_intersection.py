@@ -86,7 +86,7 @@ class Conjunct:
     def can_prune(self) -> bool:
         return any(part is not None for part in self.parts)
 
-    def file_at(self, position: int) -> tuple[_Part, int] | None:
+    def find_index_file(self, position: int) -> tuple[_Part, int] | None:
         """Return (part of the index file that covers the data file, number of the data file in it).
 
         `position` is the position of the data file in the view.
@@ -109,7 +109,7 @@ class Conjunct:
         return None if table is None else part.bitmap.column(file, table)
 
     def rows(self, part: _Part, file: int, among: Bits | None) -> Bits:
-        return part.bitmap.rows_with_keys(file, self._keys, among)
+        return part.bitmap.find_rows_with_keys(file, self._keys, among)
 
     def mark_damaged(self, part: _Part, reason: str) -> None:
         self._damaged[part.location] = reason
@@ -127,7 +127,7 @@ def has_row(conjuncts: Sequence[Conjunct], position: int, find_other_rows: Calla
     separate: list[tuple[Conjunct, _Part, int]] = []
     records = 0
     for conjunct in conjuncts:
-        part_and_file = conjunct.file_at(position)
+        part_and_file = conjunct.find_index_file(position)
         if part_and_file is None:
             continue
         part, file = part_and_file

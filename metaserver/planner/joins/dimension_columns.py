@@ -14,13 +14,13 @@ import numpy as np
 import pyarrow as pa
 
 from seamark.formats.iceberg.expressions.binding import Above, Below, Between, parse_literal
-from seamark.formats.iceberg.expressions.expression import Always, And, Bound, Expression, Or, predicates_of
-from seamark.formats.iceberg.expressions.projection import source_ranges
+from seamark.formats.iceberg.expressions.expression import Always, And, Bound, Expression, Or, collect_predicates
+from seamark.formats.iceberg.expressions.projection import find_source_ranges
 from seamark.formats.iceberg.files.parquet import Unreadable
 from seamark.formats.iceberg.types.schema import Column, Schema
 from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.index.kernels import _ordered
-from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.index.keys.arrow_keys import convert_to_keys
 from seamark.formats.index.keys.key_set import KeySet
 from seamark.formats.index.keys.keys import (
     CODE_MAX,
@@ -31,15 +31,15 @@ from seamark.formats.index.keys.keys import (
     Mask,
     has_codes,
     has_keys,
-    key_of,
-    mask_of,
+    make_key,
+    unpack_bits,
 )
 from seamark.formats.index.keys.ranks import Distinct, Ranks, rank_keys
-from seamark.formats.index.kinds.dictionary import BYTES, CODES, Bounds, distinct_of, open_dictionary, pack
-from seamark.formats.index.kinds.postings import union_of
+from seamark.formats.index.kinds.dictionary import BYTES, CODES, Bounds, open_dictionary, pack, read_distinct
+from seamark.formats.index.kinds.postings import merge_distinct
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.planner.pruning.dynamic_filters import DynamicFilter
-from seamark.metaserver.planner.pruning.semantics import ComparisonSemantics, key_ranges
+from seamark.metaserver.planner.pruning.semantics import ComparisonSemantics, compute_key_ranges
 
 
 class DimensionColumn(NamedTuple):
@@ -84,22 +84,22 @@ class FileColumn:
             ValueError: The array has values of another type, or too many values.
         """
         if pa.types.is_dictionary(array.type) and array.num_chunks and not pa.types.is_primitive(array.type.value_type):
-            return FileColumn._of_dictionary(array.unify_dictionaries(), kind)
-        return FileColumn._of_keys(keys_of(array, kind))
+            return FileColumn._build_from_dictionary(array.unify_dictionaries(), kind)
+        return FileColumn._build_from_keys(convert_to_keys(array, kind))
 
     @staticmethod
-    def _of_keys(keys: Keys) -> FileColumn:
+    def _build_from_keys(keys: Keys) -> FileColumn:
         distinct, ranks = rank_keys(keys)
-        nans = None if keys.nan is None else mask_of(keys.nan, keys.rows)
+        nans = None if keys.nan is None else unpack_bits(keys.nan, keys.rows)
         return FileColumn(distinct, ranks, codes=keys.codes is not None, present=keys.present, nans=nans)
 
     @staticmethod
-    def _of_dictionary(array: pa.ChunkedArray, kind: str) -> FileColumn:
+    def _build_from_dictionary(array: pa.ChunkedArray, kind: str) -> FileColumn:
         """Return a column of strings, with each value stored once.
 
         Some keys may occur in no row.
         """
-        keys = keys_of(array.chunk(0).dictionary, kind)
+        keys = convert_to_keys(array.chunk(0).dictionary, kind)
         distinct, ranks = rank_keys(keys)
         indices = pa.chunked_array([chunk.indices for chunk in array.chunks]).combine_chunks()
         indexes = indices.fill_null(0).to_numpy(zero_copy_only=False)
@@ -128,7 +128,7 @@ class FileColumn:
         """
         column = next((candidate for schema in schemas if (candidate := schema.column(column_ref.column_id))), None)
         if column is None or column.initial_default is None:
-            return FileColumn._of_keys(keys_of(pa.nulls(rows), column_ref.kind))
+            return FileColumn._build_from_keys(convert_to_keys(pa.nulls(rows), column_ref.kind))
         if column.parent is not None:
             raise Unreadable(
                 path, f"the file lacks the column {column.name}, whose default within a struct is not supported"
@@ -137,7 +137,7 @@ class FileColumn:
 
     @staticmethod
     def _make_constant(key: int | bytes, kind: str, rows: int) -> FileColumn:
-        column = FileColumn._of_keys(_make_single_key(key, kind))
+        column = FileColumn._build_from_keys(_make_single_key(key, kind))
         column._ranks, column.rows = np.zeros(rows, dtype=np.uint32), rows
         return column
 
@@ -146,7 +146,7 @@ class FileColumn:
         masks = (self._present, self._nans)
         return self._packed.nbytes + self._ranks.nbytes + sum(mask.nbytes for mask in masks if mask is not None) + 500
 
-    def rows_within(self, ranges: KeyRanges) -> Mask:
+    def find_rows_within(self, ranges: KeyRanges) -> Mask:
         """Return bool[rows]: the rows within the ranges, including null and NaN rows if the ranges include them."""
         selected = np.zeros(self._count, dtype=np.bool_)
         for begin, end in zip(
@@ -162,16 +162,16 @@ class FileColumn:
 
     def among(self, keys: KeySet) -> Mask:
         """Return bool[rows]: the rows whose key is in `keys`."""
-        return self._find_rows_with(keys.marks(distinct_of(self._opened)).view(np.bool_))
+        return self._find_rows_with(keys.marks(read_distinct(self._opened)).view(np.bool_))
 
     def where(self, matching: Callable[[Distinct], Mask]) -> Mask:
         """Return bool[rows]: the rows with matching keys. `matching` returns bool[keys]."""
-        return self._find_rows_with(matching(distinct_of(self._opened)))
+        return self._find_rows_with(matching(read_distinct(self._opened)))
 
     def keys_of_rows(self, rows: Mask | None) -> Distinct:
         """Return the distinct keys of these rows, or of all rows if `rows` is None."""
         present = self._present if rows is None else rows if self._present is None else rows & self._present
-        distinct = distinct_of(self._opened)
+        distinct = read_distinct(self._opened)
         if present is None or present.all():
             return distinct
         selected = np.zeros(self._count, dtype=np.bool_)
@@ -198,7 +198,7 @@ class FileColumn:
             present = np.zeros(self.rows, dtype=np.bool_)
         else:
             present = np.ones(self.rows, dtype=np.bool_) if self._present is None else self._present
-        return distinct_of(self._opened), self._ranks, present
+        return read_distinct(self._opened), self._ranks, present
 
     @property
     def _opened(self) -> _ordered.Numbers | _ordered.Strings:
@@ -216,9 +216,9 @@ Columns = Mapping[DimensionColumn, FileColumn]
 
 def iterate_filtered_columns(bound: Expression, dynamic_filters: Sequence[DynamicFilter]) -> Iterator[DimensionColumn]:
     """Yield the columns that `find_rows_where` reads."""
-    for predicate in predicates_of(bound):
+    for predicate in collect_predicates(bound):
         if (plain := _to_plain_condition(predicate)) is not None:
-            yield from (DimensionColumn(bound.column_id, bound.kind) for bound in predicates_of(plain))
+            yield from (DimensionColumn(bound.column_id, bound.kind) for bound in collect_predicates(plain))
     yield from (DimensionColumn(filter_.column_id, filter_.kind) for filter_ in dynamic_filters)
 
 
@@ -227,11 +227,11 @@ def find_rows_where(bound: Expression, dynamic_filters: Sequence[DynamicFilter],
     mask = _find_rows(bound, columns)
     for dynamic_filter in dynamic_filters:
         matching = columns[DimensionColumn(dynamic_filter.column_id, dynamic_filter.kind)].among(dynamic_filter.keys)
-        mask = both_of(mask, matching)
+        mask = intersect_masks(mask, matching)
     return mask
 
 
-def both_of(left: Mask | None, right: Mask | None) -> Mask | None:
+def intersect_masks(left: Mask | None, right: Mask | None) -> Mask | None:
     """Return the rows that are in both masks. None represents all rows."""
     return right if left is None else left if right is None else left & right
 
@@ -248,30 +248,30 @@ def _find_rows(expression: Expression, columns: Columns) -> Mask | None:
         case Always(value):
             return None if value else np.zeros(next(iter(columns.values())).rows, dtype=np.bool_)
         case Bound():
-            return _rows_of(expression, columns)
+            return _filter_rows(expression, columns)
     raise TypeError(f"not a bound expression: {expression}")
 
 
-def _rows_of(predicate: Bound, columns: Columns) -> Mask | None:
+def _filter_rows(predicate: Bound, columns: Columns) -> Mask | None:
     plain = _to_plain_condition(predicate)
     if plain is None or not isinstance(plain, Bound):
         return None if plain is None else _find_rows(plain, columns)
-    ranges = key_ranges(plain, plain.kind, ComparisonSemantics.POSSIBLE)
-    return None if ranges is None else columns[DimensionColumn(plain.column_id, plain.kind)].rows_within(ranges)
+    ranges = compute_key_ranges(plain, plain.kind, ComparisonSemantics.POSSIBLE)
+    return None if ranges is None else columns[DimensionColumn(plain.column_id, plain.kind)].find_rows_within(ranges)
 
 
 def _to_plain_condition(predicate: Bound) -> Expression | None:
     """Return a condition on plain columns that every matching row satisfies, or None if there is no such condition."""
-    ranges = source_ranges(predicate)
-    if any(bound.transform != IDENTITY or not has_keys(bound.kind) for bound in predicates_of(ranges)):
+    ranges = find_source_ranges(predicate)
+    if any(bound.transform != IDENTITY or not has_keys(bound.kind) for bound in collect_predicates(ranges)):
         return None
     return ranges
 
 
-def distinct_keys(parts: Iterable[Distinct], kind: str) -> Distinct:
+def union_keys(parts: Iterable[Distinct], kind: str) -> Distinct:
     """Return the union of the keys of all parts."""
     key_parts = list(parts)
-    return key_parts[0] if len(key_parts) == 1 else union_of(key_parts, CODES if has_codes(kind) else BYTES)
+    return key_parts[0] if len(key_parts) == 1 else merge_distinct(key_parts, CODES if has_codes(kind) else BYTES)
 
 
 def _select_keys(distinct: Distinct, selected: Mask) -> Distinct:
@@ -289,7 +289,7 @@ def _read_default(column: Column, kind: str, path: str) -> int | bytes:
         literal = parse_literal(kind, column.initial_default)
         if isinstance(literal, Above | Below | Between):
             raise ValueError("the value is outside the type's range")
-        return key_of(literal, kind)
+        return make_key(literal, kind)
     except (BadRequest, ValueError) as error:
         raise Unreadable(path, f"the file lacks the column {column.name}, whose default is invalid: {error}") from None
 

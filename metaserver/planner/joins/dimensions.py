@@ -22,7 +22,7 @@ from seamark.cache.memory import MemoryCache
 from seamark.formats.iceberg.expressions.expression import Expression
 from seamark.formats.iceberg.files.parquet import Unreadable
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.formats.iceberg.metadata.name_mapping import NameMapping, mapping_of_columns, name_mapping_of
+from seamark.formats.iceberg.metadata.name_mapping import NameMapping, read_name_mapping, select_columns
 from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.index.keys.key_set import KeySet
 from seamark.formats.index.keys.keys import Mask, has_codes
@@ -34,17 +34,17 @@ from seamark.metaserver.planner.joins.dimension_columns import (
     Columns,
     DimensionColumn,
     FileColumn,
-    both_of,
-    distinct_keys,
     find_rows_where,
+    intersect_masks,
     iterate_filtered_columns,
+    union_keys,
 )
-from seamark.metaserver.planner.joins.like_predicates import AnyLike, like_columns, rows_like
+from seamark.metaserver.planner.joins.like_predicates import AnyLike, like_columns, match_rows
 from seamark.metaserver.planner.joins.ranges import (
     RankedColumn,
+    compute_spans,
     find_ranked_spans,
     merge_spans,
-    spans_of_rows,
     to_key_sets,
 )
 from seamark.metaserver.planner.lookup.lookup import files_at
@@ -84,7 +84,7 @@ class DimensionLimits(NamedTuple):
     """The maximum memory of the decoded columns of one table's files."""
 
 
-def limits_of(settings: Settings) -> DimensionLimits:
+def get_limits(settings: Settings) -> DimensionLimits:
     return DimensionLimits(
         settings.join_rows_limit, settings.join_read_bytes, settings.join_memory_bytes, settings.decoded_limit_bytes
     )
@@ -138,7 +138,7 @@ class DimensionRequest:
         snapshot = self.bound_scan.snapshot
         at = None if snapshot is None else (snapshot.snapshot_id, snapshot.manifest_list)
         metadata = self.bound_scan.metadata
-        mapping = name_mapping_of(metadata.properties)
+        mapping = read_name_mapping(metadata.properties)
         sources = tuple(_find_default_and_names(metadata, mapping, column) for column in self.read_columns)
         scan = (self.entry.uuid, at, self.bound_scan.schema.id, self.bound_scan.text)
         return *scan, self.columns, self.likes, sources, self.operators
@@ -237,7 +237,9 @@ class Dimensions:
 
             def compute() -> tuple[KeySet, ...]:
                 masks = [
-                    both_of(find_rows_where(bound, dynamic_filters, of_file), rows_like(request.likes, of_file))
+                    intersect_masks(
+                        find_rows_where(bound, dynamic_filters, of_file), match_rows(request.likes, of_file)
+                    )
                     for of_file in read
                 ]
                 if request.operators:
@@ -254,7 +256,7 @@ class Dimensions:
     async def _read(
         self, metadata: TableMetadata, files: Sequence[ListedFile], needed: Sequence[DimensionColumn]
     ) -> list[Columns]:
-        mapping = name_mapping_of(metadata.properties)
+        mapping = read_name_mapping(metadata.properties)
         loop = asyncio.get_running_loop()
         rows = DataRows(self._objects, loop, mapping, self._limits.read_bytes, self._limits.decoded_bytes)
         sources = {column: _find_default_and_names(metadata, mapping, column) for column in needed}
@@ -278,7 +280,7 @@ def list_files_at(scan: ScanPlan, entry_ids: Longs) -> list[ListedFile]:
     columns = files_at(scan.view, entry_ids)
     paths, formats = (columns.texts(name).values() for name in ("file_path", "file_format"))
     sizes, records = (columns.longs(name).tolist() for name in ("file_size_in_bytes", "record_count"))
-    specs = columns.by_segment([segment.block.spec_id for segment in columns.segments]).tolist()
+    specs = columns.repeat_by_segment([segment.block.spec_id for segment in columns.segments]).tolist()
     identity = {spec: _find_identity_field(scan.metadata, spec) for spec in set(specs)}
     return [
         ListedFile((path or b"").decode(), size, count, (kind or b"").decode().lower(), identity[spec])
@@ -344,13 +346,13 @@ def _find_default_and_names(
     """
     columns = (schema.column(column_ref.column_id) for schema in _sort_newest_first(metadata))
     default = repr(next((column.initial_default for column in columns if column is not None), None))
-    return default, None if mapping is None else mapping_of_columns(mapping, [column_ref.column_id])
+    return default, None if mapping is None else select_columns(mapping, [column_ref.column_id])
 
 
 def _keys_of(column_ref: DimensionColumn, kind: str, read: Sequence[Columns], rows: Sequence[Mask | None]) -> KeySet:
     parts = [columns[column_ref].keys_of_rows(mask) for columns, mask in zip(read, rows, strict=True)]
     try:
-        key_set = KeySet(column_ref.kind, distinct_keys(parts, column_ref.kind)).of_kind(kind)
+        key_set = KeySet(column_ref.kind, union_keys(parts, column_ref.kind)).convert_to_kind(kind)
     except ValueError as error:
         raise DimensionSkipped(str(error)) from None
     # Compute the digest here, because this runs off the event loop.
@@ -376,7 +378,7 @@ def _code_spans_of(
         for ref, _ in request.columns:
             codes, present = columns[ref].codes
             compared.append((codes, present if mask is None else present & mask, ref.kind))
-        of_file = spans_of_rows(compared, request.operators, kind)
+        of_file = compute_spans(compared, request.operators, kind)
         starts.append(of_file[0])
         ends.append(of_file[1])
     return to_key_sets(*merge_spans(np.concatenate(starts), np.concatenate(ends)), kind)

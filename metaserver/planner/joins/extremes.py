@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from seamark.formats.iceberg.expressions.expression import FALSE, Expression, all_of
+from seamark.formats.iceberg.expressions.expression import FALSE, Expression, join_by_and
 from seamark.formats.index.packing import MISSING, Longs
 from seamark.formats.protocol.wire import MAXIMUM, MINIMUM
 from seamark.metaserver.planner.joins.ranges import LimitedColumn, limit_condition
@@ -115,7 +115,7 @@ def _find_nearest(
     positions = np.flatnonzero(has_values)
     ordered = positions[np.argsort(bounds[positions], kind="stable")]
     nearest = np.sort((ordered[::-1] if extreme == MAXIMUM else ordered)[:FILES_MAX])
-    files_without_deletes = nearest[[not of_file for of_file in scan.deletes_of(scan.entry_ids[nearest])]]
+    files_without_deletes = nearest[[not of_file for of_file in scan.find_deletes_by_file(scan.entry_ids[nearest])]]
     if not len(files_without_deletes):
         return None
     return int(bounds[files_without_deletes].max() if extreme == MAXIMUM else bounds[files_without_deletes].min())
@@ -145,7 +145,7 @@ def make_extreme_condition(column: LimitedColumn, op: str, other: str, limits: E
     high = limits.high if op in ("=", "<", "<=") else None
     if low is None and high is None:
         raise ValueError("the statistics of its files give no limit")
-    return all_of(
+    return join_by_and(
         *([] if low is None else [limit_condition(column, op if op != "=" else ">=", low, other)]),
         *([] if high is None else [limit_condition(column, op if op != "=" else "<=", high, other)]),
     )

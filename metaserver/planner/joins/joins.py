@@ -25,16 +25,16 @@ from seamark.formats.iceberg.expressions.expression import (
     TRUE,
     Bound,
     Expression,
-    all_of,
-    any_of,
+    collect_predicates,
     is_longer,
-    predicates_of,
+    join_by_and,
+    join_by_or,
 )
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.types.schema import is_primitive
 from seamark.formats.iceberg.types.transforms import IDENTITY
-from seamark.formats.iceberg.types.types import base_name, canonical_primitive
-from seamark.formats.iceberg.types.values import FLOATS, decimal_scale
+from seamark.formats.iceberg.types.types import canonicalize_primitive, get_base_name
+from seamark.formats.iceberg.types.values import FLOATS, get_decimal_scale
 from seamark.formats.index.keys.key_set import KeySet
 from seamark.formats.index.keys.keys import has_keys
 from seamark.formats.protocol.wire import RANGE
@@ -146,25 +146,25 @@ async def join_filters(dimensions: Dimensions, joins: Sequence[RequestedJoin], u
 
     The function waits until `until_s`, in monotonic seconds.
     """
-    results = await gather([partial(_filters_of, dimensions, join, until_s) for join in joins])
+    results = await gather([partial(_build_filters, dimensions, join, until_s) for join in joins])
     pairs = list(zip(joins, results, strict=True))
     parts = []
     for number in dict.fromkeys(join.any_of for join in joins):
         alternatives = [(join, result) for join, result in pairs if join.any_of == number]
         if number is None:
-            parts += [_condition_of([alternative]) for alternative in alternatives]
+            parts += [_build_condition([alternative]) for alternative in alternatives]
         elif all(result.outcomes[0].used for _, result in alternatives):
-            parts.append(_condition_of(alternatives))
+            parts.append(_build_condition(alternatives))
         else:
             pairs = [(join, _mark_unused(result) if join.any_of == number else result) for join, result in pairs]
     return JoinFilters(
         tuple(dynamic_filter for join, result in pairs if join.is_filter for dynamic_filter in result.dynamic_filters),
         tuple(outcome for _, result in pairs for outcome in result.outcomes),
-        all_of(*parts),
+        join_by_and(*parts),
     )
 
 
-def _condition_of(alternatives: Sequence[tuple[RequestedJoin, JoinFilters]]) -> Expression:
+def _build_condition(alternatives: Sequence[tuple[RequestedJoin, JoinFilters]]) -> Expression:
     """Return the condition that a row satisfies if it has a partner in one of the alternatives.
 
     The condition is TRUE if the alternatives give dynamic filters, which are evaluated separately.
@@ -173,9 +173,9 @@ def _condition_of(alternatives: Sequence[tuple[RequestedJoin, JoinFilters]]) -> 
         return TRUE
     conditions = []
     for join, result in alternatives:
-        keys = all_of(*(dynamic_filter.as_condition for dynamic_filter in result.dynamic_filters))
-        conditions += [all_of(keys, result.condition), join.exempt_condition]
-    return any_of(*conditions)
+        keys = join_by_and(*(dynamic_filter.as_condition for dynamic_filter in result.dynamic_filters))
+        conditions += [join_by_and(keys, result.condition), join.exempt_condition]
+    return join_by_or(*conditions)
 
 
 def _mark_unused(result: JoinFilters) -> JoinFilters:
@@ -184,10 +184,10 @@ def _mark_unused(result: JoinFilters) -> JoinFilters:
     return JoinFilters((), (msgspec.structs.replace(first, keys=None, used=False, reason=reason), *nested))
 
 
-async def _filters_of(dimensions: Dimensions, join: RequestedJoin, until_s: float) -> JoinFilters:
+async def _build_filters(dimensions: Dimensions, join: RequestedJoin, until_s: float) -> JoinFilters:
     """Return the filters of one join. Their `condition` limits the column whose period the other table contains."""
     if join.transform in EXTREMES:
-        return await _extreme_of(dimensions, join, until_s)
+        return await _build_extreme_condition(dimensions, join, until_s)
     nested = await join_filters(dimensions, join.joins, until_s)
     is_compared, is_range = join.transform == IDENTITY, join.transform == RANGE
     pairs = [pair for pair in join.on if not is_compared or is_comparable(pair.kind, pair.other_kind)]
@@ -223,7 +223,7 @@ async def _filters_of(dimensions: Dimensions, join: RequestedJoin, until_s: floa
     return JoinFilters(dynamic_filters, (outcome, *nested.outcomes), condition)
 
 
-async def _extreme_of(dimensions: Dimensions, join: RequestedJoin, until_s: float) -> JoinFilters:
+async def _build_extreme_condition(dimensions: Dimensions, join: RequestedJoin, until_s: float) -> JoinFilters:
     """Return the condition on the column that is compared with the extreme of the other table's column."""
     pair, op = join.on[0], join.operators[0]
     condition: Expression = TRUE
@@ -248,7 +248,7 @@ async def _extreme_of(dimensions: Dimensions, join: RequestedJoin, until_s: floa
 def _make_outside_condition(join: RequestedJoin) -> RowsOutside | None:
     """Return the rows of the other table that do not count for the extreme."""
     outside = join.outside
-    if outside is None or not all(map(_is_counted, predicates_of(outside))):
+    if outside is None or not all(map(_is_counted, collect_predicates(outside))):
         return None
     bound_scan = BoundScan.bind(join.metadata, ScanRequest(filter=outside, snapshot_id=join.snapshot_id))
     return RowsOutside(bound_scan.bound, bound_scan.partition_filters)
@@ -259,7 +259,7 @@ def _is_counted(predicate: Bound) -> bool:
 
     Clients differ about NaN, and some file formats do not count a field of a null struct as null.
     """
-    return base_name(predicate.kind) not in FLOATS and "." not in predicate.name
+    return get_base_name(predicate.kind) not in FLOATS and "." not in predicate.name
 
 
 def _make_range_condition(pair: Pair, starts: KeySet, ends: KeySet) -> Expression:
@@ -288,18 +288,18 @@ def _make_period_condition(pair: Pair, transform: str, keys: KeySet) -> Expressi
 
 def is_comparable(kind: str, other: str) -> bool:
     """Return whether equal values of the two types have equal keys after `KeySet.of_kind` converts them to one type."""
-    names = base_name(kind), base_name(other)
+    names = get_base_name(kind), get_base_name(other)
     if not all(is_primitive(primitive) and has_keys(primitive) for primitive in (kind, other)) or {
         "unknown",
         *FLOATS,
     } & set(names):
         return False
     if names == ("decimal", "decimal"):
-        return decimal_scale(kind) == decimal_scale(other)
+        return get_decimal_scale(kind) == get_decimal_scale(other)
     return kind == other or set(names) == {"int", "long"}
 
 
-def kind_of(kind: object) -> str:
+def get_canonical_kind(kind: object) -> str:
     """Return the canonical name of a primitive type."""
     assert isinstance(kind, str)
-    return canonical_primitive(kind)
+    return canonicalize_primitive(kind)

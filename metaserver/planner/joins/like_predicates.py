@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from seamark.formats.index.keys.keys import Mask
 from seamark.formats.index.keys.ranks import CLIPPED_BYTES, Distinct
 from seamark.formats.protocol.wire import PATTERN_MAX
-from seamark.metaserver.planner.joins.dimension_columns import Columns, DimensionColumn, both_of
+from seamark.metaserver.planner.joins.dimension_columns import Columns, DimensionColumn, intersect_masks
 
 
 class LikePredicate(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=True, forbid_unknown_fields=True):
@@ -70,14 +70,14 @@ def like_columns(likes: Sequence[AnyLike]) -> list[DimensionColumn]:
     return [one.column for either in likes for one in either]
 
 
-def rows_like(likes: Sequence[AnyLike], columns: Columns) -> Mask | None:
+def match_rows(likes: Sequence[AnyLike], columns: Columns) -> Mask | None:
     """Return bool[rows]: the rows that may match all of `likes`, or None for all rows."""
     mask: Mask | None = None
     for alternatives in likes:
         matching = np.logical_or.reduce(
             [columns[one.column].where(partial(_match_keys, one.predicate)) for one in alternatives]
         )
-        mask = both_of(mask, matching)
+        mask = intersect_masks(mask, matching)
     return mask
 
 

@@ -10,8 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from seamark.formats.iceberg.expressions.expression import Bound, Expression, Op, all_of, any_of
-from seamark.formats.iceberg.types.transforms import accepts, make_monotone_function, start_of_month, values_type
+from seamark.formats.iceberg.expressions.expression import Bound, Expression, Op, join_by_and, join_by_or
+from seamark.formats.iceberg.types.transforms import (
+    accepts,
+    compute_values_type,
+    make_monotone_function,
+    start_of_month,
+)
 from seamark.formats.index.keys.key_set import KeySet
 from seamark.metaserver.planner.pruning.file_pruning import pack_key
 
@@ -55,14 +60,14 @@ def make_period_condition(column_id: int, name: str, kind: str, transform: str, 
             ordinals.add(ordinal)
 
     def predicate(op: Op, value: int) -> Bound:
-        return Bound(op, column_id, name, kind, transform, values_type(transform, kind), (value,))
+        return Bound(op, column_id, name, kind, transform, compute_values_type(transform, kind), (value,))
 
     def span_condition(low: int, high: int) -> Expression:
         if low == high:
             return predicate(Op.EQ, low)
-        return all_of(predicate(Op.GT_EQ, low), predicate(Op.LT_EQ, high))
+        return join_by_and(predicate(Op.GT_EQ, low), predicate(Op.LT_EQ, high))
 
-    return any_of(*(span_condition(low, high) for low, high in merge_ordinals(sorted(ordinals))))
+    return join_by_or(*(span_condition(low, high) for low, high in merge_ordinals(sorted(ordinals))))
 
 
 def merge_ordinals(ordinals: Sequence[int]) -> list[tuple[int, int]]:

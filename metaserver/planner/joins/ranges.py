@@ -23,16 +23,16 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from seamark.formats.iceberg.expressions.expression import FALSE, TRUE, Bound, Expression, Op, all_of, any_of
+from seamark.formats.iceberg.expressions.expression import FALSE, TRUE, Bound, Expression, Op, join_by_and, join_by_or
 from seamark.formats.iceberg.types.transforms import IDENTITY
-from seamark.formats.iceberg.types.types import base_name
-from seamark.formats.iceberg.types.values import FLOATS, INT_MAX, INT_MIN, Value, decimal_scale
+from seamark.formats.iceberg.types.types import get_base_name
+from seamark.formats.iceberg.types.values import FLOATS, INT_MAX, INT_MIN, Value, get_decimal_scale
 from seamark.formats.index.keys.key_set import KeySet
-from seamark.formats.index.keys.keys import CODE_MAX, SIGN, WIDE_DECIMAL, Codes, Mask, has_codes, key_of
+from seamark.formats.index.keys.keys import CODE_MAX, SIGN, WIDE_DECIMAL, Codes, Mask, has_codes, make_key
 from seamark.formats.index.keys.ranks import CLIPPED_BYTES, Distinct, Ranks
 from seamark.formats.index.kinds.dictionary import BYTES
 from seamark.formats.index.kinds.postings import rank_parts
-from seamark.formats.index.packing import Form, Longs, value_of
+from seamark.formats.index.packing import Form, Longs, decode_value
 
 RANGES_MAX = 200
 OPERATORS = ("=", "<", "<=", ">", ">=")
@@ -68,13 +68,13 @@ def has_order(kind: str, other: str) -> bool:
 
 def has_ranges(kind: str, other: str) -> bool:
     """Return whether a column of type `kind` may be limited by ranges of values of type `other`."""
-    names = {base_name(kind), base_name(other)}
+    names = {get_base_name(kind), get_base_name(other)}
     if names == {"decimal"}:
-        return decimal_scale(kind) == decimal_scale(other) and has_codes(kind) == has_codes(other)
+        return get_decimal_scale(kind) == get_decimal_scale(other) and has_codes(kind) == has_codes(other)
     return has_order(kind, other) or names <= FLOATS or names == {"string"}
 
 
-def limits_of_kind(kind: str) -> tuple[int, int]:
+def get_kind_limits(kind: str) -> tuple[int, int]:
     """Return the least and the greatest value of a type; dates are 32-bit integers."""
     return (INT_MIN, INT_MAX) if kind in ("int", "date") else (_LONG_MIN, _LONG_MAX)
 
@@ -132,7 +132,7 @@ def limit_condition(column: LimitedColumn, op: str, value: int, other: str) -> E
     limits, possible = to_inclusive_limits(np.array([value], dtype=np.int64), op, column.kind, other)
     if not possible[0]:
         return FALSE
-    low, high = limits_of_kind(column.kind)
+    low, high = get_kind_limits(column.kind)
     limit = int(limits[0])
     return span_condition(column, limit, high) if op in (">", ">=") else span_condition(column, low, limit)
 
@@ -141,12 +141,12 @@ def span_condition(column: LimitedColumn, start: int, end: int) -> Expression:
     """Return the condition that a column is at least `start` and at most `end`."""
     if column.kind in FLOATS:
         return _make_float_span_condition(column, start, end)
-    low, high = limits_of_kind(column.kind)
+    low, high = get_kind_limits(column.kind)
     if start > high or end < low or start > end:
         return FALSE
 
     def value(limit: int) -> Value:
-        return value_of(Form.INTEGERS, column.kind, limit)
+        return decode_value(Form.INTEGERS, column.kind, limit)
 
     return _make_between(column, value(start) if start > low else None, value(end) if end < high else None)
 
@@ -155,7 +155,7 @@ def _make_between(column: LimitedColumn, low: Value | None, high: Value | None) 
     """Return the condition that a column is between two values. None means that there is no limit."""
     if low is not None and low == high:
         return _compare(column, Op.EQ, low)
-    return all_of(
+    return join_by_and(
         TRUE if low is None else _compare(column, Op.GT_EQ, low),
         TRUE if high is None else _compare(column, Op.LT_EQ, high),
     )
@@ -167,17 +167,17 @@ def _compare(column: LimitedColumn, op: Op, *values: Value) -> Bound:
 
 def _make_float_span_condition(column: LimitedColumn, start: int, end: int) -> Expression:
     """Return the condition that the position of a column's value is in a span. A span up to NaN includes NaN."""
-    lowest, highest = _position_of(-np.inf), _position_of(np.inf)
+    lowest, highest = _get_position(-np.inf), _get_position(np.inf)
     is_nan = _compare(column, Op.IS_NAN) if end == _NAN else FALSE
     if start > min(end, highest) or end < lowest:
         return is_nan if start <= end else FALSE
     low = _decode_float(start) if start > lowest else None
     high = _decode_float(end) if end < highest else None
-    return any_of(_make_between(column, low, high), is_nan)
+    return join_by_or(_make_between(column, low, high), is_nan)
 
 
-def _position_of(value: float) -> int:
-    code = key_of(value, "double")
+def _get_position(value: float) -> int:
+    code = make_key(value, "double")
     assert isinstance(code, int)
     return code - SIGN
 
@@ -215,7 +215,7 @@ def merge_spans(starts: Longs, ends: Longs, distance: Distance = _measure_intege
     return starts[np.concatenate([[0], begins])], ends[np.concatenate([begins - 1, [len(ends) - 1]])]
 
 
-def spans_of_rows(
+def compute_spans(
     columns: Sequence[tuple[Codes, Mask, str]], operators: Sequence[str], kind: str
 ) -> tuple[Longs, Longs]:
     """Return the merged spans in which rows of the other table allow a column of type `kind`.
@@ -230,7 +230,7 @@ def spans_of_rows(
         ValueError: A value has no exact counterpart of type `kind`.
     """
     rows = np.logical_and.reduce([present for _, present, _ in columns])
-    low, high = limits_of_kind(kind)
+    low, high = get_kind_limits(kind)
     starts, ends = np.full(int(rows.sum()), low, dtype=np.int64), np.full(int(rows.sum()), high, dtype=np.int64)
     possible = np.ones(len(starts), dtype=np.bool_)
     for (codes, _, other), op in zip(columns, operators, strict=True):
@@ -336,7 +336,7 @@ def make_range_condition(column: LimitedColumn, starts: KeySet, ends: KeySet) ->
         ValueError: A limit is not a valid text.
     """
     spans = ((starts.at(position), ends.at(position)) for position in range(len(starts)))
-    return any_of(*(_make_key_span_condition(column, start, end) for start, end in spans))
+    return join_by_or(*(_make_key_span_condition(column, start, end) for start, end in spans))
 
 
 def _make_key_span_condition(column: LimitedColumn, start: int | bytes, end: int | bytes) -> Expression:
@@ -346,6 +346,6 @@ def _make_key_span_condition(column: LimitedColumn, start: int | bytes, end: int
     assert isinstance(end, bytes)
 
     def value(key: bytes) -> Value:
-        return key.decode() if column.kind == "string" else value_of(Form.STRINGS, column.kind, key)
+        return key.decode() if column.kind == "string" else decode_value(Form.STRINGS, column.kind, key)
 
     return _make_between(column, value(start) if start != _LOWEST else None, value(end) if end != _HIGHEST else None)

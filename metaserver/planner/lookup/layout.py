@@ -33,11 +33,11 @@ class Axis(NamedTuple):
     positions: Positions
     by_value: bool
 
-    def key_at(self, rank: int) -> Key:
+    def get_key(self, rank: int) -> Key:
         key: Key = self.keys[rank] if isinstance(self.keys, list) else self.keys[rank].item()
         return key
 
-    def ranks_at(self, count: int) -> Longs:
+    def list_ranks(self, count: int) -> Longs:
         """Return the distinct ranks of the values at `count` evenly spaced positions, or of the next lower values."""
         if not len(self.positions):
             return np.empty(0, dtype=np.int64)
@@ -114,7 +114,7 @@ def read_layouts(snapshots: Sequence[FoundFiles], column: RequestedColumn, by_ra
     return axis, [Ranges(files.files, lower, upper) for files, (lower, upper) in zip(snapshots, pairs, strict=True)]
 
 
-def bars_of(ranges: Ranges, axis: Axis, count: int) -> list[Bar]:
+def build_bars(ranges: Ranges, axis: Axis, count: int) -> list[Bar]:
     """Return at most `count` bars, ordered by lower and then by upper bound.
 
     If there are at most `count` files, each file is a bar.

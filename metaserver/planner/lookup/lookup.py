@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from seamark.formats.iceberg.manifests.manifest import ManifestFile
 from seamark.formats.iceberg.types.transforms import UNITS_PER_DAY
-from seamark.formats.index.packing import MISSING, Form, Longs, Packed, PackedColumn, form_of
+from seamark.formats.index.packing import MISSING, Form, Longs, Packed, PackedColumn, get_form
 from seamark.metaserver.index.blocks.block import COUNTS, Block
 from seamark.metaserver.planner.lookup import _lookup
 from seamark.metaserver.planner.lookup.prefix import EVERYTHING, Prefix
@@ -91,7 +91,7 @@ class FoundFiles:
         self.view = view
         self.files = _lookup.count(segments)
         self._table, self._picks = segments, picks
-        self._layouts = _layouts_of(view)
+        self._layouts = _list_layouts(view)
 
     @cached_property
     def segments(self) -> tuple[Segment, ...]:
@@ -116,7 +116,7 @@ class FoundFiles:
         """Return `file_path`, `file_format`, `key_metadata` or `referenced_data_file` of each file."""
         return self._read_strings(self._layouts.texts(self.view, name))
 
-    def by_segment(self, values: Sequence[int]) -> Longs:
+    def repeat_by_segment(self, values: Sequence[int]) -> Longs:
         """Return int64[files]: the value of each segment, repeated for its files."""
         return np.repeat(np.array(values, dtype=np.int64), self._table[:, 2])
 
@@ -160,7 +160,9 @@ class FoundFiles:
         if missing.any():
             inherited = [of_manifest(self.view.manifests[number]) for number in self._table[:, 0].tolist()]
             stored_values = np.where(
-                missing, self.by_segment([MISSING if value is None else value for value in inherited]), stored_values
+                missing,
+                self.repeat_by_segment([MISSING if value is None else value for value in inherited]),
+                stored_values,
             )
         return stored_values
 
@@ -190,7 +192,7 @@ class FoundStatistics:
     def __init__(self, files: FoundFiles, column: RequestedColumn) -> None:
         self._files = files
         self.column = column
-        self.form = form_of(column.kind)
+        self.form = get_form(column.kind)
         """The form of the bounds, or None for types without bounds."""
 
     def read(self, names: Sequence[str]) -> list[Longs | npt.NDArray[np.float64] | Strings]:
@@ -221,14 +223,14 @@ class FoundStatistics:
             results[number] = longs
         return results
 
-    def integer_counts(self, name: str) -> IntegerColumn:
+    def read_integer_counts(self, name: str) -> IntegerColumn:
         """Return the result of `counts` as a lazy column."""
         files = self._files
         return IntegerColumn(
             files, _find_side_of_form(files._layouts.counts(files.view, name, self.column.id), Form.INTEGERS)
         )
 
-    def integer_bounds(self, side: str) -> IntegerColumn | None:
+    def read_integer_bounds(self, side: str) -> IntegerColumn | None:
         """Return the result of `bounds` as a lazy column.
 
         Return None if the bounds are not integers, or need a conversion.
@@ -281,7 +283,7 @@ class FoundStatistics:
             return longs
         files = self._files
         dates = [segment.block.kind(self.column.id) == "date" for segment in files.segments]
-        units = files.by_segment([UNITS_PER_DAY[self.column.kind] if date else 1 for date in dates])
+        units = files.repeat_by_segment([UNITS_PER_DAY[self.column.kind] if date else 1 for date in dates])
         return np.where(longs == MISSING, longs, longs * units)
 
 
@@ -315,7 +317,7 @@ def lookup(view: TableView, prefix: Prefix = EVERYTHING) -> FoundFiles:
     numbers = prefix.find_whole_blocks(view)
     if numbers is None:
         return files_at(view, prefix.select(view).entry_ids())
-    return FoundFiles(view, _layouts_of(view).whole.take(numbers, axis=0))
+    return FoundFiles(view, _list_layouts(view).whole.take(numbers, axis=0))
 
 
 def files_at(view: TableView, entry_ids: Longs) -> FoundFiles:
@@ -381,11 +383,19 @@ class _Layouts:
 
     def longs(self, view: TableView, name: str) -> tuple[BoundColumn, ...]:
         cached = self._sides.get(key := (name, _NUMBER))
-        return self._read(view, key, lambda block: _packing_of(block.long_column(name))) if cached is None else cached
+        return (
+            self._read(view, key, lambda block: _get_packing(block.find_long_column(name)))
+            if cached is None
+            else cached
+        )
 
     def texts(self, view: TableView, name: str) -> tuple[BoundColumn, ...]:
         cached = self._sides.get(key := (name, _TEXT))
-        return self._read(view, key, lambda block: _packing_of(block.text_column(name))) if cached is None else cached
+        return (
+            self._read(view, key, lambda block: _get_packing(block.find_text_column(name)))
+            if cached is None
+            else cached
+        )
 
     def counts(self, view: TableView, name: str, column_id: int) -> tuple[BoundColumn, ...]:
         cached = self._sides.get(key := (name, column_id))
@@ -394,7 +404,7 @@ class _Layouts:
     def bounds(self, view: TableView, side: str, column_id: int) -> tuple[BoundColumn, ...]:
         cached = self._sides.get(key := (side, column_id))
         if cached is None:
-            cached = self._read(view, key, lambda block: _packing_of(block.get_bound_column(side, column_id)))
+            cached = self._read(view, key, lambda block: _get_packing(block.get_bound_column(side, column_id)))
         return cached
 
     def _read(
@@ -411,11 +421,11 @@ _NUMBER, _TEXT = -1, -2
 """Keys in place of a column id, for fields of manifest entries."""
 
 
-def _layouts_of(view: TableView) -> _Layouts:
+def _list_layouts(view: TableView) -> _Layouts:
     return view.derived.get(_Layouts) or view.derived.keep(_Layouts(view))
 
 
-def _packing_of(column: PackedColumn | None) -> Packed | None:
+def _get_packing(column: PackedColumn | None) -> Packed | None:
     return None if column is None else column.packed
 
 

@@ -57,7 +57,7 @@ def _group_ids_by_block(view: TableView, entry_ids: Longs) -> list[tuple[int, Lo
         return []
     first_id = int(entry_ids[0])
     if (first_id ^ int(entry_ids[-1])) <= ENTRY_MASK:  # Most plans keep few files, all in one block.
-        return [(view.number_of(first_id), entry_ids)]
+        return [(view.find_block_number(first_id), entry_ids)]
     numbers, _ = view.split_entry_ids(entry_ids)
     firsts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist()]
     stops = [*firsts[1:], len(entry_ids)]
@@ -94,7 +94,7 @@ def _find_time_column(
     kind_and_packed = None if time is None else block.partition_column(time.field_id)
     if time is None or kind_and_packed is None:
         return None
-    return time, None if kind_and_packed[1] is None else block.column_at(kind_and_packed[1])
+    return time, None if kind_and_packed[1] is None else block.read_column(kind_and_packed[1])
 
 
 class _TimesOfView:

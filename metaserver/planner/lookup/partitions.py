@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from seamark.formats.iceberg.types.values import Value, value_key
+from seamark.formats.iceberg.types.values import Value, make_value_key
 from seamark.formats.index.packing import NONE, Form, Longs, PackedColumn
 from seamark.metaserver.index.blocks.strings import read_strings
 from seamark.metaserver.planner.lookup.lookup import FoundFiles, Segment
@@ -61,7 +61,7 @@ def group_by_partition(data_files: FoundFiles) -> FilesByPartition:
         numbers = []
         for row in examples.tolist():
             partition = _read_partition(segment, row)
-            key = (partition.spec_id, *((field.field_id, value_key(field.value)) for field in partition.fields))
+            key = (partition.spec_id, *((field.field_id, make_value_key(field.value)) for field in partition.fields))
             number = number_of.setdefault(key, len(partitions))
             if number == len(partitions):
                 partitions.append(partition)

@@ -32,16 +32,21 @@ from urllib.parse import unquote
 import numpy as np
 
 from seamark.cache.memory import MemoryCache
-from seamark.cache.sizes import object_bytes
+from seamark.cache.sizes import measure_object_bytes
 from seamark.formats.iceberg.expressions.binding import Above, Below, Between, parse_literal
-from seamark.formats.iceberg.expressions.expression import FALSE, Bound, Expression, Op, all_of
+from seamark.formats.iceberg.expressions.expression import FALSE, Bound, Expression, Op, join_by_and
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.partition import PartitionField, PartitionSpec
 from seamark.formats.iceberg.types.schema import Schema
-from seamark.formats.iceberg.types.transforms import UNITS_PER_DAY, canonical, name_of, result_type
-from seamark.formats.iceberg.types.types import base_name, canonical_primitive
-from seamark.formats.iceberg.types.values import Value, decimal_scale, parse_iso_date
-from seamark.formats.index.packing import NONE, Form, Longs, key_of
+from seamark.formats.iceberg.types.transforms import (
+    UNITS_PER_DAY,
+    canonicalize_transform,
+    compute_result_type,
+    get_transform_name,
+)
+from seamark.formats.iceberg.types.types import canonicalize_primitive, get_base_name
+from seamark.formats.iceberg.types.values import Value, get_decimal_scale, parse_iso_date
+from seamark.formats.index.packing import NONE, Form, Longs, encode_key
 from seamark.formats.protocol.wire import decode_json
 from seamark.formats.runtime.errors import BadRequest
 from seamark.formats.runtime.memoization import memoize
@@ -94,7 +99,7 @@ class Prefix:
                 continue
             blocks: Longs | None = None
             for predicate in _list_leaves(expression):
-                numbers = _values_of(view, spec_id, predicate).blocks_with(predicate)
+                numbers = _list_partition_values(view, spec_id, predicate).find_blocks_with(predicate)
                 if numbers is None:
                     return None
                 blocks = numbers if blocks is None else np.intersect1d(blocks, numbers, assume_unique=True)
@@ -150,7 +155,7 @@ class _BlockValues:
         longs = sum(numbers.nbytes for numbers in self._by_key.values())
         self.size_bytes = longs + _KEY_BYTES * len(by_key) + sum(low.nbytes * 2 for _, low, _ in self._mixed)
 
-    def blocks_with(self, predicate: Bound) -> Longs | None:
+    def find_blocks_with(self, predicate: Bound) -> Longs | None:
         """Return int64[n], ascending: the blocks with only this value.
 
         Returns:
@@ -163,13 +168,13 @@ class _BlockValues:
         if predicate.op is not Op.EQ:
             return None
         for form, low, high in self._mixed:
-            key = key_of(form, predicate.kind, predicate.values[0])
+            key = encode_key(form, predicate.kind, predicate.values[0])
             position = np.uint64(int.from_bytes(key[:8].ljust(8, b"\0"), "big")) if isinstance(key, bytes) else key
             if ((low <= position) & (high >= position)).any():
                 return None
         blocks = _NO_BLOCKS
         for form in self._forms:
-            numbers = self._by_key.get(key_of(form, predicate.kind, predicate.values[0]), _NO_BLOCKS)
+            numbers = self._by_key.get(encode_key(form, predicate.kind, predicate.values[0]), _NO_BLOCKS)
             blocks = numbers if not len(blocks) else np.sort(np.concatenate([blocks, numbers]))
         return blocks
 
@@ -194,7 +199,7 @@ class _KnownValues:
         return sum(values.size_bytes for values in list(self.by_field.values()))
 
 
-def _values_of(view: TableView, spec_id: int, predicate: Bound) -> _BlockValues:
+def _list_partition_values(view: TableView, spec_id: int, predicate: Bound) -> _BlockValues:
     known_values = view.derived.get(_KnownValues) or view.derived.keep(_KnownValues())
     key = (spec_id, predicate.column_id, predicate.kind)
     values = known_values.by_field.get(key)
@@ -284,10 +289,10 @@ class PrefixCache:
         table = self._cache.get((*version, None))
         if table is None:
             table = (_collect_table_fields(metadata), EVERYTHING)
-            self._cache.put((*version, None), table, object_bytes(table[0].fields))
+            self._cache.put((*version, None), table, measure_object_bytes(table[0].fields))
         prefix = _read_prefix(text, table[0])
         if len(text) <= _CACHED_TEXT_MAX:
-            self._cache.put((*version, text), (table[0], prefix), object_bytes(prefix))
+            self._cache.put((*version, text), (table[0], prefix), measure_object_bytes(prefix))
         return prefix
 
 
@@ -329,7 +334,7 @@ def _group_filters(fields: _Fields, values: dict[str, _Raw]) -> dict[int, Expres
                     parsed.add(name)
                 except ValueError as error:
                     problems[name] = str(error)
-            by_spec[spec_id] = all_of(by_spec[spec_id], predicate) if spec_id in by_spec else predicate
+            by_spec[spec_id] = join_by_and(by_spec[spec_id], predicate) if spec_id in by_spec else predicate
     for name, problem in problems.items():
         if name not in parsed:
             raise BadRequest(f"partition field {name}: {problem}")
@@ -345,14 +350,16 @@ def _find_field(metadata: TableMetadata, spec: PartitionSpec, name: str) -> _Fie
         if match is None:
             return None
     assert match.field_id is not None  # Metadata in storage always have field ids.
-    kind = field_kind(metadata, match)
-    base = base_name(kind or "")
+    kind = get_field_kind(metadata, match)
+    base = get_base_name(kind or "")
     # `truncate` may give a decimal one digit more than the column's type allows.
-    written = f"decimal(38, {decimal_scale(kind or '')})" if base == "decimal" else kind or ""
-    return _Field(match.field_id, match.name, name_of(canonical(match.transform)), kind, base, written)
+    written = f"decimal(38, {get_decimal_scale(kind or '')})" if base == "decimal" else kind or ""
+    return _Field(
+        match.field_id, match.name, get_transform_name(canonicalize_transform(match.transform)), kind, base, written
+    )
 
 
-def field_kind(metadata: TableMetadata, field: PartitionField) -> str | None:
+def get_field_kind(metadata: TableMetadata, field: PartitionField) -> str | None:
     """Return the current type of a partition field's values, or None if no schema defines it."""
     if len(field.sources) != 1:
         return None
@@ -368,7 +375,7 @@ def field_kind(metadata: TableMetadata, field: PartitionField) -> str | None:
 
 @memoize(1024)
 def _find_result_type(transform: str, kind: str) -> str:
-    return result_type(canonical(transform), canonical_primitive(kind))
+    return compute_result_type(canonicalize_transform(transform), canonicalize_primitive(kind))
 
 
 def _make_predicate(field: _Field, raw: _Raw) -> Expression:

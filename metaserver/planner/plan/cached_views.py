@@ -14,7 +14,7 @@ from itertools import chain, islice
 import msgspec
 
 from seamark.cache.memory import MemoryCache
-from seamark.cache.sizes import object_bytes
+from seamark.cache.sizes import measure_object_bytes
 from seamark.formats.iceberg.manifests.manifest import ManifestFile
 from seamark.formats.runtime.clock import Clock
 from seamark.metaserver.access.principal import current_principal
@@ -59,7 +59,7 @@ class CachedView:
         """The tables, with the state of their allowed locations, for which `LocationChecker` has accepted the view."""
         self.holder = current_principal()
         """The principal whose request made the view; empty for the server's own work."""
-        self._manifests_bytes = object_bytes((view.manifests, view.delete_manifests))
+        self._manifests_bytes = measure_object_bytes((view.manifests, view.delete_manifests))
         self.charged_bytes = 0
         """The part of `added_bytes` that the total of `CachedViews` includes; `_EVICTED` after eviction."""
 
@@ -196,7 +196,7 @@ class CachedViews:
         else:
             self._wide.discard(holder)
 
-    def containing(self, blocks: set[Block]) -> list[tuple[ViewKey, TableView]]:
+    def find_containing_views(self, blocks: set[Block]) -> list[tuple[ViewKey, TableView]]:
         return [(key, cached.view) for key, cached in self._views.items() if not blocks.isdisjoint(cached.all_blocks)]
 
     def find_sharing(self, blocks: Sequence[Block]) -> TableView | None:
@@ -209,7 +209,7 @@ class CachedViews:
         edges = {*map(id, manifests[:1]), *map(id, manifests[-1:])}
         for view in self._list_recent():
             if not edges.isdisjoint(map(id, (*view.manifests[:1], *view.manifests[-1:]))):
-                return view.blocks_of(manifests)
+                return view.find_blocks(manifests)
         return [None] * len(manifests)
 
     def _list_recent(self) -> Iterator[TableView]:

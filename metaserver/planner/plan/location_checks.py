@@ -52,11 +52,11 @@ class LocationChecker:
         own_locations, roots = await self.check_paths(uuid, metadata, (*lists, *deletes))
         prefixes = tuple(root.encode() for root in roots)
         folders = _list_folders(view)
-        for folder in folders.unsure_manifests(prefixes):
+        for folder in folders.find_unsure_manifests(prefixes):
             await self._check(uuid, own_locations, folder)
         mixed = {
             folder: [view.blocks[number] for number in numbers]
-            for folder, numbers in folders.unsure_files(prefixes).items()
+            for folder, numbers in folders.find_unsure_files(prefixes).items()
         }
         dotted = [view.blocks[number] for number in np.flatnonzero(folders.blocks[:, _MAY_HAVE_DOTS]).tolist()]
         for block in view.delete_blocks:
@@ -71,7 +71,7 @@ class LocationChecker:
             await self._check(uuid, own_locations, part)
         for folder, blocks in mixed.items():
             if not await self._check(uuid, own_locations, folder, blocks=True):
-                for part in await asyncio.to_thread(_folders_of, blocks, roots):
+                for part in await asyncio.to_thread(_collect_folders, blocks, roots):
                     await self._check(uuid, own_locations, part)
 
     async def check_paths(
@@ -134,7 +134,7 @@ class _Folders:
         """
         numbers: dict[bytes | None, int] = {} if of_base is None else {name: n for n, name in enumerate(of_base.names)}
         read = []
-        for number in view.blocks_to_compute(of_base):
+        for number in view.list_blocks_to_compute(of_base):
             path, block = view.manifests[number].manifest_path, view.blocks[number]
             paths = block.get_packed_texts("file_path")
             manifest = numbers.setdefault(_cut_folder(path).encode("utf-8", "surrogatepass"), len(numbers))
@@ -162,13 +162,13 @@ class _Folders:
         """
         return np.array([name is not None and not (name + b"/").startswith(prefixes) for name in self.names], np.bool_)
 
-    def unsure_manifests(self, prefixes: tuple[bytes, ...]) -> set[str]:
+    def find_unsure_manifests(self, prefixes: tuple[bytes, ...]) -> set[str]:
         """Return folders of manifests that are outside the prefixes, or whose paths may refer to other folders."""
         numbers = self.blocks[:, _MANIFEST]
         unsure = np.unique(numbers[self._find_outside(prefixes)[numbers] | (self.blocks[:, _DOTTED] != 0)])
         return {(self.names[number] or b"").decode("utf-8", "surrogatepass") for number in unsure.tolist()}
 
-    def unsure_files(self, prefixes: tuple[bytes, ...]) -> dict[str, list[int]]:
+    def find_unsure_files(self, prefixes: tuple[bytes, ...]) -> dict[str, list[int]]:
         """Return the folders outside the prefixes, with the numbers of the blocks whose files are in each folder."""
         numbers = self.blocks[:, _FILES]
         blocks_by_folder: dict[str, list[int]] = {}
@@ -203,7 +203,7 @@ def _list_roots(warehouse: Warehouse, metadata: TableMetadata, locations: set[st
     return tuple(prefixes)
 
 
-def _folders_of(blocks: Iterable[Block], roots: tuple[str, ...]) -> set[str]:
+def _collect_folders(blocks: Iterable[Block], roots: tuple[str, ...]) -> set[str]:
     folders: set[str] = set()
     for block in blocks:
         paths = (block.text("file_path", row) for row in range(block.rows))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from seamark.cache.memory import MemoryCache
 from seamark.cache.single_flight import SingleFlight
-from seamark.cache.sizes import object_bytes
+from seamark.cache.sizes import measure_object_bytes
 from seamark.formats.iceberg.manifests.manifest import DecodedList, ManifestFile
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
 from seamark.formats.runtime.errors import NotFound
@@ -42,7 +42,7 @@ class SnapshotManifests:
     def size_bytes(self) -> int:
         """The memory of the manifests, including the summaries of all partition fields, which plans decode later."""
         fields = sum(len(manifest.partitions or ()) for manifest in self.data)
-        return object_bytes((self.decoded, self.all, self.data)) + SUMMARY_BYTES * fields
+        return measure_object_bytes((self.decoded, self.all, self.data)) + SUMMARY_BYTES * fields
 
     async def select(self, bound_scan: BoundScan) -> list[int]:
         """Return the positions, in `data`, of the manifests that the filter needs."""

@@ -33,7 +33,7 @@ In this case a plan may get an additional file that it does not need.
 """
 
 
-def as_java_prunes(expression: Expression) -> Expression:
+def weaken_to_java_pruning(expression: Expression) -> Expression:
     """Return a bound expression whose column statistics prune at most the files that Java's statistics prune.
 
     Java does not evaluate lists longer than `IN_LIMIT` (`InclusiveMetricsEvaluator`). Its releases differ in how they
@@ -49,7 +49,7 @@ def find_file_against_metadata_delete(
 
     Args:
         scan: The plan, without this file.
-        expression: The filter in the form of `as_java_prunes`.
+        expression: The filter in the form of `weaken_to_java_pruning`.
         by_spec: The condition on partition values by spec id, as in `narrow_by_partition`.
         expired: Whether the time budget of the plan is exhausted.
 

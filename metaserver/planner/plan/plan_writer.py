@@ -25,17 +25,17 @@ import numpy as np
 
 from seamark.cache.memory import MemoryCache
 from seamark.cache.single_flight import SingleFlight
-from seamark.cache.sizes import object_bytes
-from seamark.formats.iceberg.expressions.expression import Op, predicates_of
+from seamark.cache.sizes import measure_object_bytes
+from seamark.formats.iceberg.expressions.expression import Op, collect_predicates
 from seamark.formats.iceberg.manifests.content_file import DeclaredTypes
 from seamark.formats.iceberg.manifests.manifest import DecodedManifest, ManifestFile, decode_manifest
 from seamark.formats.iceberg.manifests.repaired_metrics import repair_file
-from seamark.formats.iceberg.manifests.rows import rows_of
+from seamark.formats.iceberg.manifests.rows import select_rows
 from seamark.formats.iceberg.manifests.writer import (
     DATA_MANIFEST,
     EXISTING,
     ManifestEntry,
-    entries_of,
+    read_live_entries,
     write_manifest,
     write_manifest_list,
 )
@@ -46,7 +46,7 @@ from seamark.formats.index.packing import MISSING, Longs
 from seamark.formats.runtime.errors import Corrupt, ObjectMissing
 from seamark.metaserver.catalog.documents import name_suffix
 from seamark.metaserver.objects.port import ObjectStore
-from seamark.metaserver.planner.plan.reader_quirks import drop_nan_bounds, may_have_nan, void_partition_fields
+from seamark.metaserver.planner.plan.reader_quirks import drop_nan_bounds, hide_partition_fields, may_have_nan
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 
 GC_ENABLED = "gc.enabled"
@@ -112,7 +112,7 @@ def find_kept_manifests(scan: ScanPlan, format_version: int, *, hidden: bool = F
             whole.append(manifest)
         else:
             parts.append(ManifestPart(manifest, rows))
-    tests_nan = any(predicate.op is Op.IS_NAN for predicate in predicates_of(scan.bound))
+    tests_nan = any(predicate.op is Op.IS_NAN for predicate in collect_predicates(scan.bound))
     return KeptManifests(tuple(whole), tuple(parts), view.delete_manifests, hidden, tests_nan)
 
 
@@ -166,7 +166,7 @@ class PlanWriter:
         decoded = self._decoded.get(path)
         if decoded is None:
             decoded = await self._reading.run(path, lambda: self._read(manifest))
-            self._decoded.put(path, decoded, object_bytes(decoded))
+            self._decoded.put(path, decoded, measure_object_bytes(decoded))
         return decoded
 
     async def _read(self, manifest: ManifestFile) -> DecodedManifest:
@@ -193,7 +193,7 @@ def _read_entries(
         decoded = replace(decoded, longs={**decoded.longs, "first_row_id": row_ids})
     type_of = DeclaredTypes(metadata)
     entries = []
-    for entry in entries_of(rows_of(decoded, part.rows), part.manifest, metadata):
+    for entry in read_live_entries(select_rows(decoded, part.rows), part.manifest, metadata):
         file = repair_file(entry.file, type_of)
         file = drop_nan_bounds(file, type_of) if hidden else file
         entries.append(entry if file is entry.file else msgspec.structs.replace(entry, file=file))
@@ -231,7 +231,7 @@ def plan_files(
         planned = msgspec.structs.replace(planned, properties=properties)
     if manifests.hidden:
         listed_manifests = [msgspec.structs.replace(manifest, partitions=None) for manifest in listed_manifests]
-        planned = void_partition_fields(planned)
+        planned = hide_partition_fields(planned)
     manifest_list = write_manifest_list(
         listed_manifests,
         format_version=version,

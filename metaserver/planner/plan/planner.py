@@ -33,7 +33,7 @@ from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import CacheDamaged
 from seamark.metaserver.access.principal import set_principal
 from seamark.metaserver.catalog.ownership.own_files import ALLOWED_LOCATIONS
-from seamark.metaserver.catalog.pointers import table_uuid, uuid_of
+from seamark.metaserver.catalog.pointers import get_uuid, table_uuid
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.blocks import Blocks
 from seamark.metaserver.index.blocks.decoding import Decoders
@@ -179,10 +179,10 @@ class Planner:
         All blocks of these views are verified: a disk that has damaged one file has often damaged other files, and
         each damaged file would make another plan fail.
         """
-        views = self._views.containing(self._blocks.find_damaged())
+        views = self._views.find_containing_views(self._blocks.find_damaged())
         suspects = [block for _, view in views for block in (*view.blocks, *view.delete_blocks)]
         await asyncio.to_thread(_verify_all, suspects)
-        for key, _ in self._views.containing(self._blocks.find_damaged()):
+        for key, _ in self._views.find_containing_views(self._blocks.find_damaged()):
             self._views.evict(key)
         await self._blocks.remove_damaged()
 
@@ -305,7 +305,7 @@ class Planner:
         key, former = bound_scan.view_key, self._views.peek(planned.key)
         if former is None or bound_scan.snapshot is None or key in self._views:
             return None
-        await self.check_paths(metadata, uuid_of(entry, metadata), list_locations(bound_scan))
+        await self.check_paths(metadata, get_uuid(entry, metadata), list_locations(bound_scan))
         missing = self._blocks.missing((await self._lists.manifests(bound_scan)).all)
         sizes = [manifest.manifest_length for manifest in missing]
         # In version 1 metadata, the length of a manifest may be missing.
@@ -329,7 +329,7 @@ class Planner:
         self._views.evict_over_budget(prepared)
         return key
 
-    async def entries_to_decode(self, bound_scan: BoundScan, entry: Entry | None = None) -> int:
+    async def estimate_entries_to_decode(self, bound_scan: BoundScan, entry: Entry | None = None) -> int:
         """Estimate how many manifest entries must be decoded before the plan can begin. 0 if all are in memory.
 
         Raises:
@@ -338,7 +338,7 @@ class Planner:
         if bound_scan.view_key in self._views:
             return 0
         metadata = bound_scan.metadata
-        await self.check_paths(metadata, uuid_of(entry, metadata), list_locations(bound_scan))
+        await self.check_paths(metadata, get_uuid(entry, metadata), list_locations(bound_scan))
         manifests = await self._lists.manifests(bound_scan)
         selected_manifests = [
             *manifests.deletes,
@@ -483,7 +483,7 @@ def _is_quick(view: TableView, bound_scan: BoundScan) -> bool:
         return False
     comparisons = 0
     for predicate in bound_scan.predicates:
-        column = view.cheap_stats(predicate.column_id, predicate.kind)
+        column = view.find_cheap_stats(predicate.column_id, predicate.kind)
         if column is None and not _is_small(view):
             return False  # The statistics must be assembled first.
         comparisons += (view.file_count if column is None else column.rows_read) * max(1, len(predicate.values))

@@ -23,7 +23,7 @@ from seamark.formats.iceberg.manifests.content_file import EQUALITY_DELETES, Con
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.partition import PartitionField
 from seamark.formats.iceberg.types.schema import Type
-from seamark.formats.iceberg.types.transforms import IDENTITY, VOID, canonical
+from seamark.formats.iceberg.types.transforms import IDENTITY, VOID, canonicalize_transform
 from seamark.formats.iceberg.types.values import FLOATS
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.planner.view.view import TableView
@@ -68,7 +68,7 @@ def drop_nan_bounds(file: ContentFile, type_of: Callable[[int], Type | None]) ->
     return msgspec.structs.replace(file, **changes) if changes else file
 
 
-def void_partition_fields(metadata: TableMetadata) -> TableMetadata:
+def hide_partition_fields(metadata: TableMetadata) -> TableMetadata:
     """Return the metadata with partition specs that mislead no reader.
 
     Identity fields of present columns stay. Each other field becomes a void field with an id that no manifest has, so
@@ -116,14 +116,14 @@ def misread_deletes(view: TableView, metadata: TableMetadata) -> str:
 def _list_equality_deletes(view: TableView) -> Iterator[tuple[Block, list[int]]]:
     """Yield the blocks of the snapshot's equality deletes, each with its columns."""
     for block in view.delete_blocks:
-        contents, columns = block.longs("content").tolist(), block.lists_of("equality_ids")
+        contents, columns = block.longs("content").tolist(), block.read_lists("equality_ids")
         for content, ids in zip(contents, columns, strict=True):
             if content == EQUALITY_DELETES:
                 yield block, ids or []
 
 
 def _is_identity(field: PartitionField, metadata: TableMetadata) -> bool:
-    return canonical(field.transform) == IDENTITY and _has_source(field, metadata)
+    return canonicalize_transform(field.transform) == IDENTITY and _has_source(field, metadata)
 
 
 def _has_source(field: PartitionField, metadata: TableMetadata) -> bool:

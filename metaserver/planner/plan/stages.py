@@ -17,7 +17,7 @@ from seamark.formats.index.packing import Longs
 from seamark.formats.runtime.clock import Clock
 from seamark.metaserver.planner.indexes.probe import Probe
 from seamark.metaserver.planner.plan.cached_views import CachedView
-from seamark.metaserver.planner.plan.metadata_deletes import as_java_prunes, find_file_against_metadata_delete
+from seamark.metaserver.planner.plan.metadata_deletes import find_file_against_metadata_delete, weaken_to_java_pruning
 from seamark.metaserver.planner.pruning.dynamic_filters import DynamicFilter
 from seamark.metaserver.planner.pruning.file_pruning import (
     keep_appended,
@@ -85,7 +85,7 @@ def prune(
         indexes=() if probe is None else probe.used,
     )
     if bound_scan.options.may_delete_files:
-        java = as_java_prunes(bound_scan.bound)
+        java = weaken_to_java_pruning(bound_scan.bound)
         if probe is not None or java != bound_scan.bound:  # Otherwise, Java's statistics keep the same files.
             added = find_file_against_metadata_delete(
                 scan, java, _make_partition_filters(cached.view, bound_scan), expired

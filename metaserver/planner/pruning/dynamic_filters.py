@@ -12,14 +12,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from seamark.formats.iceberg.expressions.expression import FALSE, TRUE, Bound, Expression, Op, all_of
+from seamark.formats.iceberg.expressions.expression import FALSE, TRUE, Bound, Expression, Op, join_by_and
 from seamark.formats.iceberg.expressions.projection import project_inclusive
 from seamark.formats.iceberg.metadata.partition import PartitionSpec
 from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.iceberg.types.values import Value
 from seamark.formats.index.keys.key_set import KeySet
 from seamark.formats.index.keys.keys import has_codes
-from seamark.formats.index.packing import Form, value_of
+from seamark.formats.index.packing import Form, decode_value
 from seamark.metaserver.planner.pruning.file_pruning import pack_key
 
 PREDICATE_KEYS_MAX = 200
@@ -72,11 +72,11 @@ class DynamicFilter:
         if self.kind == "uuid":  # Clients order UUIDs differently.
             return self._make_predicate(Op.NOT_NULL)
         low, high = self._decode_value(0), self._decode_value(len(self.keys) - 1)
-        return all_of(self._make_predicate(Op.GT_EQ, low), self._make_predicate(Op.LT_EQ, high))
+        return join_by_and(self._make_predicate(Op.GT_EQ, low), self._make_predicate(Op.LT_EQ, high))
 
     def in_partitions(self, spec: PartitionSpec) -> Expression:
         """Return the condition on partition values that every matching row satisfies."""
-        return project_inclusive(self.as_condition, spec) if spec.fields_of(self.column_id) else TRUE
+        return project_inclusive(self.as_condition, spec) if spec.list_fields_with_source(self.column_id) else TRUE
 
     def _make_predicate(self, op: Op, *values: Value) -> Bound:
         return Bound(op, self.column_id, self.name, self.kind, IDENTITY, self.kind, values)
@@ -86,7 +86,9 @@ class DynamicFilter:
         if self.kind == "string":
             assert isinstance(key, bytes)
             return key.decode()
-        return value_of(Form.INTEGERS if has_codes(self.kind) else Form.STRINGS, self.kind, pack_key(key, self.kind))
+        return decode_value(
+            Form.INTEGERS if has_codes(self.kind) else Form.STRINGS, self.kind, pack_key(key, self.kind)
+        )
 
 
 def split_by_size(dynamic_filters: Iterable[DynamicFilter]) -> tuple[Expression, tuple[DynamicFilter, ...]]:
@@ -97,9 +99,9 @@ def split_by_size(dynamic_filters: Iterable[DynamicFilter]) -> tuple[Expression,
     ordered = sorted(dynamic_filters, key=lambda dynamic_filter: dynamic_filter.text)
     few = [dynamic_filter for dynamic_filter in ordered if len(dynamic_filter.keys) <= PREDICATE_KEYS_MAX]
     longer = tuple(dynamic_filter for dynamic_filter in ordered if len(dynamic_filter.keys) > PREDICATE_KEYS_MAX)
-    return all_of(*(dynamic_filter.as_condition for dynamic_filter in few)), longer
+    return join_by_and(*(dynamic_filter.as_condition for dynamic_filter in few)), longer
 
 
-def narrowest_first(dynamic_filters: Sequence[DynamicFilter]) -> tuple[DynamicFilter, ...]:
+def sort_narrowest_first(dynamic_filters: Sequence[DynamicFilter]) -> tuple[DynamicFilter, ...]:
     """Return the filters in ascending order of their numbers of keys."""
     return tuple(sorted(dynamic_filters, key=lambda dynamic_filter: len(dynamic_filter.keys)))

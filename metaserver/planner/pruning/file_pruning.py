@@ -20,14 +20,14 @@ import numpy as np
 import numpy.typing as npt
 
 from seamark.formats.iceberg.expressions.expression import Always, And, Bound, Expression, Op, Or
-from seamark.formats.iceberg.expressions.projection import source_ranges
+from seamark.formats.iceberg.expressions.projection import find_source_ranges
 from seamark.formats.iceberg.expressions.ranges import end_of_prefix
 from seamark.formats.iceberg.manifests.writer import ADDED
 from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.iceberg.types.values import Value
 from seamark.formats.index.kernels import _scan
 from seamark.formats.index.keys.key_set import KeySet
-from seamark.formats.index.packing import MISSING, Form, Longs, form_of, key_of
+from seamark.formats.index.packing import MISSING, Form, Longs, encode_key, get_form
 from seamark.metaserver.index.blocks.block import COUNTS
 from seamark.metaserver.planner.view.view import (
     BoundColumn,
@@ -80,7 +80,7 @@ def _estimate_cost(expression: Expression) -> int:
     Fixed-width comparisons are first, then strings, then nested expressions.
     """
     if isinstance(expression, Bound):
-        return 1 if form_of(expression.kind) is Form.STRINGS else 0
+        return 1 if get_form(expression.kind) is Form.STRINGS else 0
     return 2 if isinstance(expression, And) else 3
 
 
@@ -106,7 +106,9 @@ def run_comparison(selection: Selection, side: BoundColumn, op: int, key: Key, *
 
 def run_membership(selection: Selection, lower: BoundColumn, upper: BoundColumn, bound: Bound) -> None:
     """Keep files whose range, lower to upper, contains one of the integers that `bound` lists."""
-    keys = np.array(sorted({int(key_of(Form.INTEGERS, bound.kind, value)) for value in bound.values}), dtype=np.int64)
+    keys = np.array(
+        sorted({int(encode_key(Form.INTEGERS, bound.kind, value)) for value in bound.values}), dtype=np.int64
+    )
     _scan.narrow_longs_in(lower.layout, upper.layout, lower.low, upper.high, selection.state, selection.mask, keys)
 
 
@@ -118,7 +120,7 @@ def narrow_to_prefix(selection: Selection, lower: BoundColumns, upper: BoundColu
         compare_keys(selection, lower, LT, following)
 
 
-def conditions_outside_prefix(
+def list_conditions_outside_prefix(
     lower: BoundColumns, upper: BoundColumns, value: Value
 ) -> list[Callable[[Selection], None]]:
     """Return the conditions of NOT_STARTS_WITH.
@@ -159,12 +161,12 @@ def narrow_by_partition(selection: Selection, by_spec: Mapping[int, Expression],
 
 def _narrow_by_partition_leaf(selection: Selection, bound: Bound) -> None:
     column = selection.view.partition(bound.column_id, bound.kind)
-    if form_of(bound.kind) is None:
+    if get_form(bound.kind) is None:
         return
     part = selection
     if not column.is_known:
         part = Selection(selection.view, np.where(column.known, selection.state, 0).astype(np.uint8), selection.mask)
-    if form_of(bound.kind) is Form.FLOATS:
+    if get_form(bound.kind) is Form.FLOATS:
         _narrow_floats(part, column, bound)
     else:
         _narrow_values(part, column, bound)
@@ -191,7 +193,7 @@ def _narrow_values(selection: Selection, column: PartitionValues, bound: Bound) 
         narrow_to_prefix(selection, column.sides, column.sides, values[0])
     elif op is Op.NOT_STARTS_WITH:
         nulls = partial(_keep_nulls, column=column, nulls=True)
-        narrow_to_any(selection, [nulls, *conditions_outside_prefix(column.sides, column.sides, values[0])])
+        narrow_to_any(selection, [nulls, *list_conditions_outside_prefix(column.sides, column.sides, values[0])])
 
 
 def _compare_values(
@@ -200,7 +202,9 @@ def _compare_values(
     _keep_nulls(selection, column, nulls=False)
     for op in ops:
         for side in column.sides:
-            run_comparison(selection, side, op, key_of(side.form, kind, value), uuid=kind == "uuid" and len(ops) == 1)
+            run_comparison(
+                selection, side, op, encode_key(side.form, kind, value), uuid=kind == "uuid" and len(ops) == 1
+            )
 
 
 def _narrow_values_in(selection: Selection, column: PartitionValues, bound: Bound) -> None:
@@ -243,7 +247,7 @@ def _keep_nulls(selection: Selection, column: PartitionValues, *, nulls: bool) -
     for number in np.flatnonzero((column.nulls == 2) & (selection.state != 0)).tolist():
         packed = column.packed[number]
         assert packed is not None
-        present = selection.view.blocks[number].column_at(packed).present()
+        present = selection.view.blocks[number].read_column(packed).present()
         selection.keep(number, ~present if nulls else present)
 
 
@@ -259,7 +263,7 @@ def _narrow_floats(selection: Selection, column: PartitionValues, bound: Bound) 
         if packed is None:
             values, present = np.full(block.rows, np.nan), np.zeros(block.rows, dtype=np.bool_)
         else:
-            values, present = block.column_at(packed).doubles(), block.column_at(packed).present()
+            values, present = block.read_column(packed).doubles(), block.read_column(packed).present()
         selection.keep(number, _match_floats(values, present, bound))
 
 
@@ -330,7 +334,7 @@ def _narrow_by_leaf(selection: Selection, bound: Bound) -> None:
     if bound.kind in ("list", "map"):
         return  # Statistics of lists and maps count elements, not rows.
     if bound.transform != IDENTITY:
-        ranges = source_ranges(bound)
+        ranges = find_source_ranges(bound)
         if not (isinstance(ranges, Bound) and ranges.transform != IDENTITY):
             narrow(selection, ranges, _narrow_by_leaf, return_false)
         return
@@ -414,7 +418,7 @@ def _narrow_by_bounds(selection: Selection, column: ColumnStatistics, bound: Bou
 def _compare(selection: Selection, column: ColumnStatistics, op: int, kind: str, value: Value) -> None:
     sides = column.lower if op in (LE, LT) else column.upper
     for side in sides:
-        key = key_of(side.form, kind, value)
+        key = encode_key(side.form, kind, value)
         if side.form is Form.FLOATS and key == 0:
             _compare_zero(selection, side, op, float(key))
         else:
@@ -458,7 +462,7 @@ def _compare_zero(selection: Selection, side: BoundColumn, op: int, zero: float)
     for number in np.flatnonzero((other.state != 0) & (side.low <= 0) & (side.high >= 0)).tolist():
         packed = side.packed[number]
         if packed is not None:
-            values = view.blocks[number].column_at(packed).doubles()
+            values = view.blocks[number].read_column(packed).doubles()
             other.keep(number, (values == 0) & (np.signbit(values) == (op == LT)))
     other.state[~((side.low <= 0) & (side.high >= 0))] = 0
     selection.add(other)
@@ -471,7 +475,7 @@ def _narrow_by_exclusion(selection: Selection, column: ColumnStatistics, bound: 
     """
     if len(bound.values) > IN_LIMIT or bound.kind == "uuid":
         return
-    floats = form_of(bound.kind) is Form.FLOATS
+    floats = get_form(bound.kind) is Form.FLOATS
     if column.no_nulls is None or (floats and column.no_nans is None):
         return
     candidates = (selection.state != 0) & (column.no_nulls != 0)
@@ -503,7 +507,7 @@ def _make_conditions_unlike(column: ColumnStatistics, bound: Bound, value: Value
             partial(_compare, column=column, op=LT, kind=bound.kind, value=value),
             partial(_compare, column=column, op=GT, kind=bound.kind, value=value),
         ]
-    return conditions_outside_prefix(column.lower, column.upper, value)
+    return list_conditions_outside_prefix(column.lower, column.upper, value)
 
 
 def _narrow_to_members(selection: Selection, column: ColumnStatistics, bound: Bound) -> None:

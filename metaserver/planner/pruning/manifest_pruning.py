@@ -20,7 +20,7 @@ from seamark.formats.iceberg.expressions.expression import Always, And, Bound, E
 from seamark.formats.iceberg.manifests.manifest import FieldSummary, ManifestFile
 from seamark.formats.iceberg.metadata.partition import PartitionSpec
 from seamark.formats.iceberg.types.values import Value, decode
-from seamark.formats.index.packing import LONG_MAX, Form, Longs, form_of, key_of
+from seamark.formats.index.packing import LONG_MAX, Form, Longs, encode_key, get_form
 
 Key = int | float | bytes
 Flags = npt.NDArray[np.bool_]
@@ -52,13 +52,13 @@ class ManifestSummaries:
             return list(range(len(self._manifests)))
         positions = {spec.spec_id: {field.field_id: n for n, field in enumerate(spec.fields)} for spec in specs}
         needed, keys = np.ones(len(self._manifests), dtype=np.bool_), _Keys()
-        for spec_id, numbers in self._of_specs().items():
+        for spec_id, numbers in self._group_by_spec().items():
             if spec_id in by_spec:
                 needed[numbers] = self._may_hold(by_spec[spec_id], spec_id, positions[spec_id], keys)
         numbers_needed: list[int] = np.flatnonzero(needed).tolist()
         return numbers_needed
 
-    def _of_specs(self) -> dict[int, Longs]:
+    def _group_by_spec(self) -> dict[int, Longs]:
         """Return int64[manifests], the manifests that have summaries, by spec id."""
         if not self._numbers:
             numbers: dict[int, list[int]] = {}
@@ -112,7 +112,7 @@ class _Keys:
     def sort_keys(self, bound: Bound, form: Form) -> list[Any]:
         keys = self._cached.get(id(bound))  # The caller references the predicate, so its id is unique.
         if keys is None:
-            keys = self._cached[id(bound)] = sorted(key_of(form, bound.kind, value) for value in bound.values)
+            keys = self._cached[id(bound)] = sorted(encode_key(form, bound.kind, value) for value in bound.values)
         return keys
 
 
@@ -127,7 +127,7 @@ class _Column:
 
     def __init__(self, summaries: Sequence[FieldSummary | None], kind: str) -> None:
         self.kind = kind
-        self.form = form_of(kind)
+        self.form = get_form(kind)
         self.nulls = np.array([_read_state(summary and summary.contains_null) for summary in summaries], dtype=np.uint8)
         self.nans = np.array([_read_state(one and one.contains_nan) for one in summaries], dtype=np.uint8)
         unbounded = [one is not None and one.lower is None and one.upper is None for one in summaries]
@@ -224,4 +224,4 @@ def _read_key(form: Form, kind: str, data: bytes | None) -> Key | None:
         value: Value = decode(kind, data)
     except ValueError:
         return None
-    return key_of(form, kind, value)
+    return encode_key(form, kind, value)

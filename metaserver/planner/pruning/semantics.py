@@ -20,7 +20,7 @@ from seamark.formats.iceberg.expressions.evaluation import NULL_MATCHES
 from seamark.formats.iceberg.expressions.expression import ORDERED, Bound, Op
 from seamark.formats.iceberg.expressions.ranges import end_of_prefix
 from seamark.formats.iceberg.types.values import FLOATS, Value
-from seamark.formats.index.keys.keys import Key, KeyRange, KeyRanges, key_of
+from seamark.formats.index.keys.keys import Key, KeyRange, KeyRanges, make_key
 
 _EVERYTHING = (KeyRange(None, None),)
 
@@ -31,7 +31,7 @@ class ComparisonSemantics(Enum):
     SQL = "sql"
 
 
-def key_ranges(predicate: Bound, kind: str, semantics: ComparisonSemantics) -> KeyRanges | None:
+def compute_key_ranges(predicate: Bound, kind: str, semantics: ComparisonSemantics) -> KeyRanges | None:
     """Return the keys of type `kind` that match a predicate on a term of that type or a comparable type.
 
     Returns:
@@ -84,7 +84,7 @@ def _to_ordered_range(op: Op, value: Value, kind: str, semantics: ComparisonSema
     equal = semantics is ComparisonSemantics.SQL or (semantics is ComparisonSemantics.POSSIBLE and closed)
     if kind in FLOATS and value == 0 and equal:
         value = 0.0 if below == closed else -0.0
-    key = key_of(value, kind)
+    key = make_key(value, kind)
     return KeyRange(None, key, False, not closed) if below else KeyRange(key, None, not closed, False)
 
 
@@ -92,7 +92,7 @@ def _find_points(values: Iterable[Value], kind: str, *, both_zeros: bool) -> lis
     keys: set[Key] = set()
     for value in values:
         zero = kind in FLOATS and value == 0
-        keys.update(key_of(number, kind) for number in ((-0.0, 0.0) if zero and both_zeros else (value,)))
+        keys.update(make_key(number, kind) for number in ((-0.0, 0.0) if zero and both_zeros else (value,)))
     ordered: list[Key] = sorted(keys)
     return [KeyRange(key, key) for key in ordered]
 

@@ -19,8 +19,8 @@ from seamark.formats.iceberg.files.parquet import (
     AmbiguousColumn,
     ColumnPath,
     Unreadable,
+    apply_name_mapping,
     find_columns,
-    with_mapped_ids,
 )
 from seamark.formats.iceberg.files.parquet_reading import BoundedParquet
 from seamark.formats.iceberg.metadata.name_mapping import NameMapping
@@ -128,7 +128,7 @@ class DataRows:
             absent = [column_id for column_id in column_ids if column_id not in column_paths]
             if absent:
                 raise Unreadable(path, f"the file has no column with field id {absent[0]}")
-            return file.columns_at(column_paths, rows)
+            return file.read_columns_at(column_paths, rows)
 
         with self._read(path, size, records, read) as columns:
             yield columns
@@ -151,7 +151,7 @@ class DataRows:
             yield columns
 
     def _find_column_paths(self, file: BoundedParquet, column_ids: Sequence[int]) -> dict[int, ColumnPath]:
-        return find_columns(with_mapped_ids(list(file.schema), self._mapping), column_ids)
+        return find_columns(apply_name_mapping(list(file.schema), self._mapping), column_ids)
 
     @contextmanager
     def _read(

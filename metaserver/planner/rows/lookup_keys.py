@@ -21,9 +21,9 @@ import pyarrow as pa
 from seamark.formats.iceberg.expressions.binding import Above, Below, Between, Literal, parse_literal
 from seamark.formats.iceberg.files.budget import compute_expanded_bytes, has_shared_values
 from seamark.formats.iceberg.types.values import FLOATS, INT_MAX, INT_MIN, LONG_MAX, LONG_MIN
-from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.index.keys.arrow_keys import convert_to_keys
 from seamark.formats.index.keys.functions import INDEXED_FUNCTIONS
-from seamark.formats.index.keys.keys import Key, Keys, Mask, bits_of, has_codes, key_of
+from seamark.formats.index.keys.keys import Key, Keys, Mask, has_codes, make_key, pack_mask
 from seamark.formats.index.keys.terms import Term
 from seamark.formats.runtime.errors import BadRequest
 
@@ -31,7 +31,7 @@ _INTEGERS = {"int": (INT_MIN, INT_MAX), "long": (LONG_MIN, LONG_MAX)}
 _SHOWN_CHARS_MAX = 80
 
 
-def keys_of_json(terms: Sequence[Term], rows: Sequence[Any]) -> tuple[list[Keys], Mask | None]:
+def decode_json_keys(terms: Sequence[Term], rows: Sequence[Any]) -> tuple[list[Keys], Mask | None]:
     """Return (columns of keys, bool[rows]: the keys that can exist, or None if all keys can exist).
 
     Each row is a list of values in the order of the terms, an object with the names of the terms, or for one term,
@@ -46,7 +46,7 @@ def keys_of_json(terms: Sequence[Term], rows: Sequence[Any]) -> tuple[list[Keys]
     return columns, None if possible.all() else possible
 
 
-def arrays_of(terms: Sequence[Term], table: pa.Table) -> tuple[list[pa.Array], int]:
+def extract_term_arrays(terms: Sequence[Term], table: pa.Table) -> tuple[list[pa.Array], int]:
     """Return (the column of each term as one array, the memory that shared values would use if each row had a copy).
 
     The memory matters because in a request of a megabyte, a million rows in any number of batches can share one
@@ -77,7 +77,7 @@ def arrays_of(terms: Sequence[Term], table: pa.Table) -> tuple[list[pa.Array], i
     return arrays, shared_bytes
 
 
-def keys_of_arrays(terms: Sequence[Term], arrays: Sequence[pa.Array]) -> list[Keys]:
+def build_keys(terms: Sequence[Term], arrays: Sequence[pa.Array]) -> list[Keys]:
     """Return keys from the columns of the terms.
 
     Raises:
@@ -88,7 +88,7 @@ def keys_of_arrays(terms: Sequence[Term], arrays: Sequence[pa.Array]) -> list[Ke
         function = INDEXED_FUNCTIONS.get(term.transform)
         try:
             values = array if function is None else function.values(pa.chunked_array([array]))
-            columns.append(keys_of(values, term.kind))
+            columns.append(convert_to_keys(values, term.kind))
         except (ValueError, pa.ArrowException) as error:
             # For example, Arrow cannot expand dictionaries of views.
             raise _make_invalid_error(term, error) from None
@@ -137,7 +137,7 @@ def _make_column(term: Term, values: list[Any], possible: Mask) -> Keys:
             pass
         else:
             possible &= (numbers >= low) & (numbers <= high)
-            return keys_of(pa.array(numbers), "long")
+            return convert_to_keys(pa.array(numbers), "long")
     keys: list[Key | None] = []
     nans = np.zeros(len(values), dtype=np.bool_)
     nulls = np.zeros(len(values), dtype=np.bool_)
@@ -162,19 +162,19 @@ def _convert_key(term: Term, value: Any, number: int) -> Key | None:
         raise BadRequest(f"Key {number}, column {term.text}: {error.message}") from None
     if isinstance(literal, Above | Below):
         infinite = term.kind in FLOATS and literal.infinite
-        return key_of(float("inf" if isinstance(literal, Above) else "-inf"), term.kind) if infinite else None
+        return make_key(float("inf" if isinstance(literal, Above) else "-inf"), term.kind) if infinite else None
     if isinstance(literal, Between):
         return None
     function = INDEXED_FUNCTIONS.get(term.transform)
     try:
-        return key_of(literal if function is None else function.value(str(literal)), term.kind)
+        return make_key(literal if function is None else function.value(str(literal)), term.kind)
     except ValueError:
         return None
 
 
 def _convert_keys(kind: str, keys: list[Key | None], nulls: Mask, nans: Mask) -> Keys:
-    valid = bits_of(~nulls) if nulls.any() else None
-    nan = bits_of(nans) if nans.any() else None
+    valid = pack_mask(~nulls) if nulls.any() else None
+    nan = pack_mask(nans) if nans.any() else None
     if has_codes(kind):
         codes = np.array([key if isinstance(key, int) else 0 for key in keys], dtype=np.uint64)
         return Keys(kind, len(keys), codes, None, None, valid, nan)

@@ -21,9 +21,9 @@ import numpy.typing as npt
 from seamark.formats.iceberg.files.budget import Budget
 from seamark.formats.iceberg.files.parquet import Unreadable
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.formats.iceberg.metadata.name_mapping import name_mapping_of
+from seamark.formats.iceberg.metadata.name_mapping import read_name_mapping
 from seamark.formats.iceberg.types.transforms import IDENTITY
-from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.index.keys.arrow_keys import convert_to_keys
 from seamark.formats.index.keys.delete_files import (
     EQUALITY,
     Columns,
@@ -94,7 +94,7 @@ class RowDeletes:
         Args:
             known_keys: The columns whose values the caller has for the rows, by column id.
         """
-        mapping = name_mapping_of(scan.metadata.properties)
+        mapping = read_name_mapping(scan.metadata.properties)
         loop = asyncio.get_running_loop()
         data = DataRows(self._objects, loop, mapping, DATA_LIMIT_BYTES, self._decoded_bytes)
         return DeleteEvaluator(scan, self._files, data, known_keys or {})
@@ -153,13 +153,13 @@ class DeleteEvaluator:
         order = np.argsort(data_files, kind="stable")
         ends = [*(np.flatnonzero(np.diff(data_files[order])) + 1).tolist(), len(data_files)]
         groups = [(int(data_files[order[start]]), order[start:end]) for start, end in pairwise((0, *ends))]
-        entry_ids = self.view.entry_ids_at(np.array([data_file for data_file, _ in groups], dtype=np.int64))
-        applying = self._scan.deletes_of(entry_ids)
+        entry_ids = self.view.find_entry_ids(np.array([data_file for data_file, _ in groups], dtype=np.int64))
+        applying = self._scan.find_deletes_by_file(entry_ids)
         new = {number for deletes in applying for number in deletes} - self.files.keys()
         unread: list[tuple[int, DeleteFile, Columns]] = []
         for number, file in delete_files_at(self.view, sorted(new)).items():
             self.files[number] = file
-            columns = columns_of(self._scan.metadata, file)
+            columns = find_key_columns(self._scan.metadata, file)
             self._left_bytes -= max(0, file.read_bytes)
             if isinstance(columns, Unreadable):
                 self.contents[number] = columns
@@ -171,7 +171,7 @@ class DeleteEvaluator:
                 unread.append((number, file, columns))
         return groups, applying, unread
 
-    def hashes_of(self, columns: Columns, rows: Longs) -> tuple[_Pair, _Pair | None] | None:
+    def hash_rows(self, columns: Columns, rows: Longs) -> tuple[_Pair, _Pair | None] | None:
         """Return the hash of these columns in these rows, and the hash with which both zeros are equal.
 
         Returns:
@@ -189,7 +189,7 @@ class DeleteEvaluator:
             self.problems.setdefault(problem.path, problem.reason)
 
 
-def columns_of(metadata: TableMetadata, file: DeleteFile) -> Columns | Unreadable:
+def find_key_columns(metadata: TableMetadata, file: DeleteFile) -> Columns | Unreadable:
     """Return the key columns of an equality delete, with their types, or the reason why they are unknown."""
     if file.content != EQUALITY:
         return ()
@@ -220,7 +220,7 @@ class _Evaluation:
 
     def _evaluate(self, data_file: int, rows: Longs, deletes: tuple[int, ...]) -> None:
         evaluator, view = self.evaluator, self.evaluator.view
-        block, local = view.locate(int(view.entry_ids_at(np.array([data_file], dtype=np.int64))[0]))
+        block, local = view.locate(int(view.find_entry_ids(np.array([data_file], dtype=np.int64))[0]))
         path = block.text("file_path", local) or ""
         if sum(evaluator.files[number].is_vector for number in deletes) > 1:
             self._mark_undecided(rows, Unreadable(path, "the file has several deletion vectors, which readers reject"))
@@ -247,7 +247,7 @@ class _Evaluation:
         self, path: str, counts: tuple[int, int], rows: Longs, columns: Columns, sets: Sequence[DeletedKeys]
     ) -> None:
         try:
-            exact, loose = self._hashes_of(path, counts, rows, columns)
+            exact, loose = self._hash_rows(path, counts, rows, columns)
         except Unreadable as problem:
             self._mark_undecided(rows, problem)
             return
@@ -261,17 +261,17 @@ class _Evaluation:
                         Unreadable(path, "the row is deleted only if 0.0 equals -0.0, and readers differ about this"),
                     )
 
-    def _hashes_of(
+    def _hash_rows(
         self, path: str, counts: tuple[int, int], rows: Longs, columns: Columns
     ) -> tuple[_Pair, _Pair | None]:
-        known_hashes = None if self.keys is None else self.evaluator.hashes_of(columns, self.keys[rows])
+        known_hashes = None if self.keys is None else self.evaluator.hash_rows(columns, self.keys[rows])
         if known_hashes is not None:
             return known_hashes
         order = np.argsort(self.positions[rows], kind="stable")
         positions = self.positions[rows[order]]
         with self.evaluator.data.read(path, *counts, [column_id for column_id, _ in columns], positions) as values:
             try:
-                exact, loose = _hash_keys([keys_of(values[column_id], kind) for column_id, kind in columns])
+                exact, loose = _hash_keys([convert_to_keys(values[column_id], kind) for column_id, kind in columns])
             except ValueError as error:
                 raise Unreadable(path, str(error)) from None
         inverse = np.argsort(order, kind="stable")

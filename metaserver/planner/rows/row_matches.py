@@ -20,10 +20,10 @@ from seamark.formats.iceberg.expressions.expression import ORDERED, Always, And,
 from seamark.formats.iceberg.types.values import FLOATS
 from seamark.formats.index.definitions import IndexDefinition
 from seamark.formats.index.keys.keys import Bits, KeyRanges
-from seamark.formats.index.kinds.bits import none_of
-from seamark.formats.index.kinds.queries import PredicateKey, key_of_predicate
+from seamark.formats.index.kinds.bits import make_empty_bits
+from seamark.formats.index.kinds.queries import PredicateKey, make_predicate_key
 from seamark.metaserver.planner.indexes.resolver import BitmapIndex
-from seamark.metaserver.planner.pruning.semantics import ComparisonSemantics, key_ranges
+from seamark.metaserver.planner.pruning.semantics import ComparisonSemantics, compute_key_ranges
 
 _ROWS_MAX = 1 << 32
 """The maximum number of rows of a file. Positions in indexes and answers have 32 bits."""
@@ -65,7 +65,7 @@ class PredicateMatcher:
             return MatchingRows(None, False)
         match expression:
             case Always(value):
-                return MatchingRows(None if value else none_of(records), True)
+                return MatchingRows(None if value else make_empty_bits(records), True)
             case And(children):
                 return self._intersect([self.match_rows(child, position, records) for child in children])
             case Or(children):
@@ -95,10 +95,10 @@ class PredicateMatcher:
 
     def _find_rows(self, predicate: Bound, position: int, records: int) -> MatchingRows:
         covered = self.indexes.get((predicate.column_id, predicate.transform))
-        ranges = None if covered is None else self._ranges_of(predicate, covered.definition)
+        ranges = None if covered is None else self._compute_ranges(predicate, covered.definition)
         if covered is None or ranges is None:
             return MatchingRows(None, False)
-        location_and_file = covered.coverage.file_at(position)
+        location_and_file = covered.coverage.find_index_file(position)
         if location_and_file is None or location_and_file[0] in self.damaged:
             return MatchingRows(None, False)
         location, file = location_and_file
@@ -121,10 +121,10 @@ class PredicateMatcher:
             self.damaged[location] = str(error)
             return MatchingRows(None, False)
 
-    def _ranges_of(self, predicate: Bound, definition: IndexDefinition) -> KeyRanges | None:
-        key = key_of_predicate(predicate)
+    def _compute_ranges(self, predicate: Bound, definition: IndexDefinition) -> KeyRanges | None:
+        key = make_predicate_key(predicate)
         if key not in self._ranges:
-            self._ranges[key] = key_ranges(predicate, definition.terms[0].kind, self.semantics)
+            self._ranges[key] = compute_key_ranges(predicate, definition.terms[0].kind, self.semantics)
         return self._ranges[key]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from seamark.formats.iceberg.expressions.binding import bind, terms_of
+from seamark.formats.iceberg.expressions.binding import bind, list_terms
 from seamark.formats.iceberg.expressions.expression import (
     TRUE,
     And,
@@ -14,8 +14,8 @@ from seamark.formats.iceberg.expressions.expression import (
     Expression,
     Op,
     Unbound,
-    all_of,
-    predicates_of,
+    collect_predicates,
+    join_by_and,
 )
 from seamark.formats.iceberg.expressions.expression_json import parse_expression
 from seamark.formats.iceberg.expressions.projection import ProjectedExpression, project
@@ -23,7 +23,7 @@ from seamark.formats.iceberg.expressions.residuals import add_nan
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
 from seamark.formats.iceberg.types.schema import Schema
-from seamark.formats.iceberg.types.values import decimal_scale
+from seamark.formats.iceberg.types.values import get_decimal_scale
 from seamark.formats.protocol.wire import decode_json
 from seamark.formats.runtime.errors import BadRequest
 from seamark.formats.runtime.memoization import computed_once
@@ -152,7 +152,7 @@ class BoundScan(msgspec.Struct, frozen=True, dict=True):
     def join_with(self, dynamic_filters: Sequence[DynamicFilter], condition: Expression = TRUE) -> BoundScan:
         """Return the same scan with these dynamic filters, and a condition that is bound to its columns."""
         few, many = split_by_size(dynamic_filters)
-        bound = all_of(self.bound, few, condition)
+        bound = join_by_and(self.bound, few, condition)
         return BoundScan(self.metadata, self.options, self.snapshot, self.schema, bound, dynamic_filters=many)
 
     @computed_once
@@ -185,7 +185,7 @@ class BoundScan(msgspec.Struct, frozen=True, dict=True):
 
     @computed_once
     def predicates(self) -> list[Bound]:
-        return predicates_of(self.bound)
+        return collect_predicates(self.bound)
 
     @computed_once
     def filter_projections(self) -> dict[int, ProjectedExpression]:
@@ -199,7 +199,7 @@ class BoundScan(msgspec.Struct, frozen=True, dict=True):
         if self.dynamic_filters:
             for spec in self.metadata.partition_specs:
                 projected = (dynamic_filter.in_partitions(spec) for dynamic_filter in self.dynamic_filters)
-                partition_filters[spec.spec_id] = all_of(partition_filters[spec.spec_id], *projected)
+                partition_filters[spec.spec_id] = join_by_and(partition_filters[spec.spec_id], *projected)
         return partition_filters
 
 
@@ -248,10 +248,10 @@ def bind_for_java(metadata: TableMetadata, options: ScanOptions, filter: Express
             "Filter by columns that are not partition sources, plan on the client (set the table's property "
             "seamark.scan-planning-mode to client), or commit rows: the next snapshot resolves the ambiguity"
         )
-    return BoundScan.bind_by(schema, metadata, options, snapshot, all_of(*sure))
+    return BoundScan.bind_by(schema, metadata, options, snapshot, join_by_and(*sure))
 
 
-def names_are_ambiguous(metadata: TableMetadata) -> bool:
+def has_ambiguous_names(metadata: TableMetadata) -> bool:
     """Return whether a filter on the current snapshot may use a name that `bind_for_java` cannot resolve.
 
     The snapshot's own schema gives such a name to another column, or lacks it.
@@ -306,7 +306,7 @@ class _Reading(msgspec.Struct, frozen=True):
         """Bind a conjunct of a filter by one schema."""
         try:
             bound = bind_filter(metadata, schema, options, part)
-            terms = terms_of(part, schema, metadata.schemas, case_sensitive=options.case_sensitive)
+            terms = list_terms(part, schema, metadata.schemas, case_sensitive=options.case_sensitive)
         except BadRequest:
             return cls(None, None)
         return cls(
@@ -317,7 +317,7 @@ class _Reading(msgspec.Struct, frozen=True):
 def _find_type_family(kind: str) -> str:
     """Return the type family. A literal means the same for all types of a family that a column can have over time."""
     if kind.startswith("decimal"):
-        return f"decimal of scale {decimal_scale(kind)}"
+        return f"decimal of scale {get_decimal_scale(kind)}"
     return {"int": "long", "float": "double"}.get(kind, kind)
 
 
@@ -326,7 +326,7 @@ def _selects_partitions(bound: Expression, metadata: TableMetadata) -> bool:
 
     Java: ExpressionUtil.selectsPartitions.
     """
-    return bool(predicates_of(bound)) and all(_is_exact(project(bound, spec)) for spec in metadata.partition_specs)
+    return bool(collect_predicates(bound)) and all(_is_exact(project(bound, spec)) for spec in metadata.partition_specs)
 
 
 def _is_exact(projected: ProjectedExpression) -> bool:
@@ -379,7 +379,7 @@ def list_appends(metadata: TableMetadata, options: ScanOptions) -> list[Snapshot
     else:
         if start is not None:
             raise BadRequest(f"start-snapshot-id {start} is not an ancestor of end-snapshot-id {end.snapshot_id}")
-    return [snapshot for snapshot in reversed(ancestors) if snapshot.summary_map().get("operation") == "append"]
+    return [snapshot for snapshot in reversed(ancestors) if snapshot.build_summary_map().get("operation") == "append"]
 
 
 def find_expired_ancestor(metadata: TableMetadata, end_snapshot_id: int | None) -> int | None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from seamark.formats.iceberg.expressions.evaluation import may_match
 from seamark.formats.iceberg.expressions.expression import TRUE, Expression
-from seamark.formats.iceberg.expressions.projection import ProjectedExpression, deciding_fields, project
+from seamark.formats.iceberg.expressions.projection import ProjectedExpression, find_deciding_fields, project
 from seamark.formats.iceberg.expressions.residuals import Residuals
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.partition import PartitionSpec
@@ -139,16 +139,16 @@ class ScanPlan:
     def residual(self, entry_id: int) -> Expression:
         """Return the residual of the filter for a data file."""
         block, local = self.view.locate(entry_id)
-        return self.residual_in(block.spec_id, block.partition_fields, block.partition(local))
+        return self.compute_partition_residual(block.spec_id, block.partition_fields, block.partition(local))
 
-    def residual_in(
+    def compute_partition_residual(
         self, spec_id: int, fields: tuple[tuple[int, str], ...], partition: tuple[Value | None, ...]
     ) -> Expression:
         """Return the residual for a partition.
 
         `fields` has (field id, type), and `partition` has the value of each field, in the manifest's order.
         """
-        residuals = self._residuals_of(spec_id) if self.deciding(spec_id) else None
+        residuals = self._list_residuals(spec_id) if self.find_deciding_fields(spec_id) else None
         if residuals is None:
             return self.bound
         # The key contains the text of the values, because 0.0 equals -0.0, but their residuals differ. Few
@@ -157,7 +157,7 @@ class ScanPlan:
         key = (spec_id, fields, repr(partition) if zero else partition)
         residual = self._residuals.get(key)
         if residual is None:
-            residual = residuals(self._values_of(spec_id, fields, partition))
+            residual = residuals(self._find_deciding_values(spec_id, fields, partition))
             if len(self._residuals) >= _RESIDUALS_MAX:
                 self._residuals.clear()
             self._residuals[key] = residual
@@ -172,7 +172,7 @@ class ScanPlan:
         if spec is None:
             return True
         condition = self._project_filter(spec_id, spec).possible
-        return may_match(condition, self._values_of(spec_id, fields, partition))
+        return may_match(condition, self._find_deciding_values(spec_id, fields, partition))
 
     def _project_filter(self, spec_id: int, spec: PartitionSpec) -> ProjectedExpression:
         projection = self._projections.get(spec_id)
@@ -180,18 +180,18 @@ class ScanPlan:
             projection = self._projections[spec_id] = project(self.bound, spec)
         return projection
 
-    def _values_of(
+    def _find_deciding_values(
         self, spec_id: int, fields: tuple[tuple[int, str], ...], partition: tuple[Value | None, ...]
     ) -> dict[int, Value | None]:
         """Return those values of the partition that decide conjuncts of the filter, by field id."""
-        kinds = self.deciding(spec_id)
+        kinds = self.find_deciding_fields(spec_id)
         return {
             field_id: value
             for (field_id, stored), value in zip(fields, partition, strict=True)
             if value is None or are_comparable(stored, kinds.get(field_id, ""))
         }
 
-    def deciding(self, spec_id: int) -> Mapping[int, str]:
+    def find_deciding_fields(self, spec_id: int) -> Mapping[int, str]:
         """Return the types of the partition fields whose values decide conjuncts of the filter, by field id.
 
         The result is empty if no partition value decides a conjunct, or if the metadata do not have the spec.
@@ -199,11 +199,11 @@ class ScanPlan:
         kinds = self._kinds.get(spec_id)
         if kinds is None:
             spec = self.metadata.spec(spec_id)
-            kinds = {} if spec is None else deciding_fields(self._project_filter(spec_id, spec), spec)
+            kinds = {} if spec is None else find_deciding_fields(self._project_filter(spec_id, spec), spec)
             self._kinds[spec_id] = kinds
         return kinds
 
-    def _residuals_of(self, spec_id: int) -> Residuals | None:
+    def _list_residuals(self, spec_id: int) -> Residuals | None:
         if spec_id not in self._by_spec:
             spec = self.metadata.spec(spec_id)
             projection = None if spec is None else self._project_filter(spec_id, spec)
@@ -214,6 +214,6 @@ class ScanPlan:
         """Return the delete files that apply to a data file, as rows of the view's delete blocks."""
         return self._deletes.deletes_for_file(entry_id)
 
-    def deletes_of(self, entry_ids: Longs) -> list[tuple[int, ...]]:
+    def find_deletes_by_file(self, entry_ids: Longs) -> list[tuple[int, ...]]:
         """Return, for each data file, the delete files that apply to it, as `deletes` does."""
-        return self._deletes.deletes_for(entry_ids)
+        return self._deletes.find_deletes(entry_ids)

@@ -20,8 +20,8 @@ import zlib
 
 import msgspec
 
-from seamark.formats.protocol.wire import from_base64url, to_base64url
-from seamark.formats.runtime.decoding import from_msgpack
+from seamark.formats.protocol.wire import decode_base64url, to_base64url
+from seamark.formats.runtime.decoding import convert_msgpack
 from seamark.metaserver.access.keyring import ID_BYTES, Keyring
 from seamark.metaserver.planner.scan.request import PinnedRequest
 
@@ -83,7 +83,7 @@ class Tokens:
 
     def _open(self, purpose: bytes, token: str, table_uuid: str) -> bytes | None:
         try:
-            raw = from_base64url(token)
+            raw = decode_base64url(token)
         except ValueError:
             return None
         signed = 1 + ID_BYTES
@@ -105,10 +105,10 @@ def pack(request: PinnedRequest) -> bytes:
 
 
 def _unpack(packed: bytes) -> PinnedRequest:
-    return from_msgpack(zlib.decompress(packed), PinnedRequest)
+    return convert_msgpack(zlib.decompress(packed), PinnedRequest)
 
 
-def page_count(files: int, packed_bytes: int, *, inline_limit: int, page_size: int) -> int:
+def count_pages(files: int, packed_bytes: int, *, inline_limit: int, page_size: int) -> int:
     """Return the number of plan tasks for a plan of `files` files.
 
     0 means that the answer contains all files itself.

@@ -21,11 +21,11 @@ import numpy as np
 import numpy.typing as npt
 
 from seamark.formats.iceberg.manifests.manifest import ManifestFile
-from seamark.formats.iceberg.types.values import decimal_scale
+from seamark.formats.iceberg.types.values import get_decimal_scale
 from seamark.formats.index.kernels import _scan
 from seamark.formats.index.packing import NONE, Form, Longs, Packed
 from seamark.metaserver.index.blocks.block import Block, ColumnEntry, Derived
-from seamark.metaserver.index.blocks.sketches import ROWS_MIN, STRING_ROWS_MIN, WIDTH_MIN, sketch_of
+from seamark.metaserver.index.blocks.sketches import ROWS_MIN, STRING_ROWS_MIN, WIDTH_MIN, find_sketch
 
 Flags = npt.NDArray[np.uint8]
 Objects = npt.NDArray[np.object_]
@@ -97,7 +97,7 @@ class BoundColumn:
         rows_min = STRING_ROWS_MIN if self.form is Form.STRINGS else ROWS_MIN
         wide = (layout[:, _FORM] >= 0) & (layout[:, _WIDTH] >= WIDTH_MIN) & (layout[:, _ROWS] >= rows_min)
         for number in np.flatnonzero(wide & (layout[:, _SKETCH] == 0)).tolist():
-            layout[number, _SKETCH : _SKETCH + 2] = sketch_of(view.blocks[number], self.packed[number])
+            layout[number, _SKETCH : _SKETCH + 2] = find_sketch(view.blocks[number], self.packed[number])
 
     @property
     def size_bytes(self) -> int:
@@ -142,7 +142,8 @@ class ColumnStatistics:
             of_base: The statistics of the view's base.
         """
         read = [
-            _to_usable_entry(view.blocks[number].entry(column_id), kind) for number in view.blocks_to_compute(of_base)
+            _to_usable_entry(view.blocks[number].entry(column_id), kind)
+            for number in view.list_blocks_to_compute(of_base)
         ]
         self.entries: Objects = view.with_base(make_object_array(read), None if of_base is None else of_base.entries)
         """object[blocks]: the `ColumnEntry` of each block, or None."""
@@ -192,7 +193,7 @@ class PartitionValues:
         Args:
             of_base: The values of the view's base.
         """
-        stored = [view.blocks[number].partition_column(field_id) for number in view.blocks_to_compute(of_base)]
+        stored = [view.blocks[number].partition_column(field_id) for number in view.list_blocks_to_compute(of_base)]
         usable = [entry if entry is not None and are_comparable(entry[0], kind) else None for entry in stored]
         has_field = np.array([entry is not None for entry in usable], dtype=np.bool_)
         packed = [None if entry is None else entry[1] for entry in usable]
@@ -249,7 +250,7 @@ class TableView:
         is_new[self.shared_blocks[0]] = False
         self.new_blocks: list[int] = np.flatnonzero(is_new).tolist()
         """The numbers of the blocks that are not shared."""
-        heads = [_read_head(self.blocks[number]) for number in self.blocks_to_compute(base)]
+        heads = [_read_head(self.blocks[number]) for number in self.list_blocks_to_compute(base)]
         self._heads: Longs = self.with_base(
             np.array(heads, dtype=np.int64).reshape(len(heads), 3), None if base is None else base._heads
         )
@@ -304,7 +305,7 @@ class TableView:
             self._size_cache = computed, size
         return self.extents.nbytes + 400 * len(self.blocks) + size + self.derived.size_bytes
 
-    def blocks_of(self, manifests: Sequence[ManifestFile]) -> list[Block | None]:
+    def find_blocks(self, manifests: Sequence[ManifestFile]) -> list[Block | None]:
         """Return the view's block of each manifest, or None for a manifest whose object is not in the view."""
         positions, of_view = _find_shared(_list_identities(manifests), _list_identities(self.manifests))
         blocks = np.full(len(manifests), None, dtype=np.object_)
@@ -316,7 +317,7 @@ class TableView:
         """Return (block, row in the block) of an entry id."""
         return self.blocks[self._numbers[entry_id >> ENTRY_BITS]], entry_id & ENTRY_MASK
 
-    def number_of(self, entry_id: int) -> int:
+    def find_block_number(self, entry_id: int) -> int:
         """Return the number of the block that contains an entry id."""
         number: int = self._numbers[entry_id >> ENTRY_BITS]
         return number
@@ -334,14 +335,14 @@ class TableView:
         positions: Longs = np.asarray(self.starts, dtype=np.int64)[numbers] + local
         return positions
 
-    def entry_ids_at(self, positions: Longs) -> Longs:
+    def find_entry_ids(self, positions: Longs) -> Longs:
         """Return int64[n], the entry ids at these positions. This is the inverse of `positions_of`."""
         starts = np.array(self.starts[:-1], dtype=np.int64)
         numbers = np.searchsorted(starts, positions, side="right") - 1
         entry_ids: Longs = (self.ordinals[numbers] << ENTRY_BITS) + positions - starts[numbers]
         return entry_ids
 
-    def entry_ids_of(self, number: int) -> Longs:
+    def list_block_entry_ids(self, number: int) -> Longs:
         """Return int64[rows], the entry ids of a block."""
         first = int(self.ordinals[number]) << ENTRY_BITS
         return np.arange(first, first + self.blocks[number].rows, dtype=np.int64)
@@ -364,7 +365,7 @@ class TableView:
             column = self._stats[key] = ColumnStatistics(self, column_id, kind, of_base)
         return column
 
-    def cheap_stats(self, column_id: int, kind: str) -> ColumnStatistics | None:
+    def find_cheap_stats(self, column_id: int, kind: str) -> ColumnStatistics | None:
         """Return the statistics of a column, or None if most blocks would have to be read for them."""
         base = self.base
         has_few_new_blocks = base is not None and 2 * len(self.new_blocks) <= len(self.blocks)
@@ -395,12 +396,12 @@ class TableView:
         for field_id, kind in list(other._partition):
             self.partition(field_id, kind)
 
-    def blocks_to_compute(self, of_base: object) -> Sequence[int]:
+    def list_blocks_to_compute(self, of_base: object) -> Sequence[int]:
         """Return the numbers of the blocks for which a value must be computed: all blocks if `of_base` is None."""
         return range(len(self.blocks)) if of_base is None else self.new_blocks
 
     def with_base(self, computed: Array, of_base: Array | None) -> Array:
-        """Return one row per block: `computed` for `blocks_to_compute`, and the base's rows for the others."""
+        """Return one row per block: `computed` for `list_blocks_to_compute`, and the base's rows for the others."""
         if of_base is None:
             return computed
         merged = np.empty((len(self.blocks), *of_base.shape[1:]), dtype=of_base.dtype)
@@ -451,7 +452,7 @@ def compute_bound_columns(
     Args:
         of_base: The same column of the view's base.
     """
-    read = [packed[number] for number in view.blocks_to_compute(of_base)]
+    read = [packed[number] for number in view.list_blocks_to_compute(of_base)]
     computed = np.array([-1 if column is None else column.form for column in read], dtype=np.int8)
     forms_of_base = None
     if of_base is not None:
@@ -529,7 +530,11 @@ def are_comparable(stored: str, kind: str) -> bool:
     """
     if stored == kind or (stored, kind) in _WIDENED:
         return True
-    return stored.startswith("decimal") and kind.startswith("decimal") and decimal_scale(stored) == decimal_scale(kind)
+    return (
+        stored.startswith("decimal")
+        and kind.startswith("decimal")
+        and get_decimal_scale(stored) == get_decimal_scale(kind)
+    )
 
 
 Expired = Callable[[], bool]

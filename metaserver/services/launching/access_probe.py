@@ -14,7 +14,7 @@ import msgspec
 from seamark.formats.protocol.wire import ACCESS_CHECK
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.storage.locations import parse_location
-from seamark.metaserver.objects.storages import SERVER_STORAGES, storage_of
+from seamark.metaserver.objects.storages import SERVER_STORAGES, find_storage
 from seamark.metaserver.services.job import Job, JobFailed
 from seamark.metaserver.services.launching.launchers import JobLogin
 from seamark.metaserver.services.launching.worker_process import WorkerProcess, job_variables
@@ -45,8 +45,8 @@ async def storage_problem(settings: Settings, clock: Clock, job_worker: str) -> 
         clock: Supplies the names of the job and of the object that it writes.
         job_worker: The module of the worker process.
     """
-    storage = storage_of(settings.warehouse_uri())
-    login = JobLogin("http://127.0.0.1", None, None, 0o022, keys=storage.job_keys(settings))
+    storage = find_storage(settings.warehouse_uri())
+    login = JobLogin("http://127.0.0.1", None, None, 0o022, keys=storage.make_job_keys(settings))
     probe = access_probe(settings, clock)
     arguments = {**probe.arguments, "reaches_server": False}
     environment = job_variables([storage])

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.formats.iceberg.metadata.properties import count_of
+from seamark.formats.iceberg.metadata.properties import parse_count
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
 from seamark.formats.runtime.errors import SeamarkError
 from seamark.formats.services.services import SERVICES
@@ -175,13 +175,13 @@ def bytes_since(metadata: TableMetadata, mark: str) -> int:
     The next rewrite reads about this many bytes. If no snapshot has the key, all bytes of the table are returned.
     """
     snapshot: Snapshot | None = metadata.current_snapshot
-    total = 0 if snapshot is None else count_of(snapshot.summary_map(), "total-files-size", 0)
+    total = 0 if snapshot is None else parse_count(snapshot.build_summary_map(), "total-files-size", 0)
     added = 0
     while snapshot is not None:
-        summary = snapshot.summary_map()
+        summary = snapshot.build_summary_map()
         if mark in summary:
             return min(added, total)
-        added += count_of(summary, "added-files-size", 0)
+        added += parse_count(summary, "added-files-size", 0)
         parent = snapshot.parent_snapshot_id
         snapshot = None if parent is None else metadata.snapshot(parent)
     return total

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.decoding import convert_json
 from seamark.metaserver.services.job import JOB_S_MAX, Job, JobFailed, JobProgress, Report
 from seamark.metaserver.services.launching.launchers import JobAnswer, JobLogin
 
@@ -176,7 +176,7 @@ class SparkSubmit:
                     os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
         try:
-            return from_json((folder / ANSWER).read_bytes(), JobAnswer)
+            return convert_json((folder / ANSWER).read_bytes(), JobAnswer)
         except FileNotFoundError:
             reason = "the output is left out, because it may quote values of encrypted files"
             if not any(self._environment.get(name) for name in _KEY_VARIABLES):
@@ -195,4 +195,4 @@ async def _wait_for_end(process: asyncio.subprocess.Process, progress: Path, rep
             async with asyncio.timeout(_POLL_S):
                 return await process.wait()
         with suppress(FileNotFoundError):
-            report(from_json(await asyncio.to_thread(progress.read_bytes), JobProgress))
+            report(convert_json(await asyncio.to_thread(progress.read_bytes), JobProgress))

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.decoding import convert_json
 from seamark.metaserver.objects.storage import ServerStorage
 from seamark.metaserver.services.job import JOB_S_MAX, Job, JobFailed, Report
 from seamark.metaserver.services.launching.launchers import JobAnswer, JobLogin
@@ -124,7 +124,7 @@ class WorkerProcess:
                 code = await process.wait()
                 await self.close()
                 raise JobFailed(f"The worker process ended with code {code} during the job")
-            answer = from_json(line, JobAnswer)
+            answer = convert_json(line, JobAnswer)
             if answer.progress is None:
                 return answer
             report(answer.progress)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from seamark.formats.runtime.errors import NoSuchTable
 from seamark.metaserver.store.model import DroppedEntry
 from seamark.metaserver.store.operations import PRIORITY, REWRITE
-from seamark.metaserver.store.sql.rows import DROPPED, from_dropped
-from seamark.metaserver.store.sql.statement import Steps, StoreStatement, placeholders
+from seamark.metaserver.store.sql.rows import DROPPED, convert_dropped
+from seamark.metaserver.store.sql.statement import Steps, StoreStatement, format_placeholders
 
 _KEPT = (
     "index_files",
@@ -72,6 +72,6 @@ def retain(dropped_entry: DroppedEntry) -> Steps[None]:
         return
     yield StoreStatement("DELETE FROM retained WHERE uuid = $1", (uuid,))
     yield StoreStatement(
-        f"INSERT INTO retained ({DROPPED}, checked_ms) VALUES ({placeholders(15)})",  # noqa: S608
-        (*from_dropped(dropped_entry, dropped_entry.entry), 0),
+        f"INSERT INTO retained ({DROPPED}, checked_ms) VALUES ({format_placeholders(15)})",  # noqa: S608
+        (*convert_dropped(dropped_entry, dropped_entry.entry), 0),
     )

@@ -13,7 +13,7 @@ from seamark.metaserver.store import operations
 from seamark.metaserver.store.model import IndexFileState
 from seamark.metaserver.store.sql.by_uuid import hold_table
 from seamark.metaserver.store.sql.rows import INDEX_FILE, pack_json
-from seamark.metaserver.store.sql.statement import Steps, StoreStatement, batches
+from seamark.metaserver.store.sql.statement import Steps, StoreStatement, split_batches
 
 
 def replace(op: operations.ReplaceIndexFiles, now_ms: int) -> Steps[int]:
@@ -32,7 +32,7 @@ def replace(op: operations.ReplaceIndexFiles, now_ms: int) -> Steps[int]:
     )
     if missing_files := sorted(set(op.remove) - {row[0] for row in removed}):
         raise CommitConflict(f"The index file {missing_files[0]} is no longer live: another request replaced it first")
-    for values, params in batches([INDEX_FILE.encode(file) for file in op.add]):
+    for values, params in split_batches([INDEX_FILE.encode(file) for file in op.add]):
         yield StoreStatement(
             f"INSERT INTO index_files ({INDEX_FILE}) VALUES {values} ON CONFLICT (uuid, location) DO NOTHING",  # noqa: S608
             params,

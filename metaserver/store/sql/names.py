@@ -39,14 +39,14 @@ from seamark.metaserver.store.sql.records import (
 from seamark.metaserver.store.sql.rows import (
     DROPPED,
     ENTRY,
-    from_dropped,
+    convert_dropped,
+    get_name_space,
     pack,
     pack_json,
-    space_of,
     to_dropped,
     unpack,
 )
-from seamark.metaserver.store.sql.statement import Row, Steps, StoreStatement, placeholders
+from seamark.metaserver.store.sql.statement import Row, Steps, StoreStatement, format_placeholders
 
 DROPPED_MAX = 100_000
 """The maximum number of dropped and retained entries of a namespace."""
@@ -125,11 +125,11 @@ def _put_entry(
 ) -> Steps[None]:
     """Insert the entry, or raise the error that `make_error` returns for the existing kind."""
     yield from _hold_namespace(entry.namespace)
-    space = space_of(entry.kind)
+    space = get_name_space(entry.kind)
     # The existing entry may have been removed before its kind is read. In this case, try the insert again.
     for _ in range(3):
         rows = yield StoreStatement(
-            f"INSERT INTO entries (space, {ENTRY}) VALUES ({placeholders(10)}) "  # noqa: S608
+            f"INSERT INTO entries (space, {ENTRY}) VALUES ({format_placeholders(10)}) "  # noqa: S608
             "ON CONFLICT (namespace, space, name) DO NOTHING RETURNING 1",
             (space, *ENTRY.encode(entry)),
         )
@@ -148,7 +148,7 @@ def _take_entry(
     kind: EntryKind, path: NamespacePath, name: str, uuid: str | None, expected_location: str | None = None
 ) -> Steps[Entry]:
     """Remove the row of an entry if it has the expected UUID and location, and return it."""
-    params = [pack(path), space_of(kind), name, kind.value]
+    params = [pack(path), get_name_space(kind), name, kind.value]
     sql = "DELETE FROM entries WHERE namespace = $1 AND space = $2 AND name = $3 AND kind = $4"
     for column, expected in (("uuid", uuid), ("metadata_location", expected_location)):
         if expected is not None:
@@ -165,7 +165,7 @@ def _require_entry(kind: EntryKind, path: NamespacePath, name: str) -> Steps[Row
     """Return (uuid, metadata_location) of an existing entry."""
     rows = yield StoreStatement(
         "SELECT uuid, metadata_location FROM entries WHERE namespace = $1 AND space = $2 AND name = $3 AND kind = $4",
-        (pack(path), space_of(kind), name, kind.value),
+        (pack(path), get_name_space(kind), name, kind.value),
     )
     if not rows:
         raise _make_missing_error(kind, path, name)
@@ -186,7 +186,7 @@ def swap_pointer(op: operations.SwapPointer, now_ms: int) -> Steps[None]:
             op.new_location,
             op.now_ms,
             pack(op.namespace),
-            space_of(op.kind),
+            get_name_space(op.kind),
             op.name,
             op.kind.value,
             op.uuid,
@@ -230,8 +230,8 @@ def drop_entry(op: operations.DropEntry, now_ms: int) -> Steps[None]:
         yield from forget_unnamed(dropped_entry)
         return
     rows = yield StoreStatement(
-        f"INSERT INTO dropped ({DROPPED}) VALUES ({placeholders(14)}) ON CONFLICT (id) DO NOTHING RETURNING 1",  # noqa: S608
-        from_dropped(op.keep, entry),
+        f"INSERT INTO dropped ({DROPPED}) VALUES ({format_placeholders(14)}) ON CONFLICT (id) DO NOTHING RETURNING 1",  # noqa: S608
+        convert_dropped(op.keep, entry),
     )
     if not rows:
         raise AlreadyExists(f"Dropped entry already exists: {op.keep.id}")

@@ -43,13 +43,13 @@ from seamark.metaserver.store.sql.rows import (
     PLAN_TABLE,
     PRODUCER,
     TOKEN,
+    get_name_space,
     pack,
-    space_of,
     to_dropped,
     to_retained,
     unpack,
 )
-from seamark.metaserver.store.sql.statement import Row, Steps, StoreStatement, placeholders
+from seamark.metaserver.store.sql.statement import Row, Steps, StoreStatement, format_placeholders
 
 T = TypeVar("T")
 
@@ -91,7 +91,7 @@ def find_namespaces(parent: NamespacePath, names: Sequence[str]) -> Steps[list[N
     # The text is the same for any number of names, so that the databases prepare the statement once.
     paths = [pack((*parent, name)) for name in names]
     paths += paths[-1:] * (NAMED_NAMESPACES_MAX - len(paths))
-    sql = f"SELECT path FROM namespaces WHERE path IN ({placeholders(NAMED_NAMESPACES_MAX)}) ORDER BY path"  # noqa: S608
+    sql = f"SELECT path FROM namespaces WHERE path IN ({format_placeholders(NAMED_NAMESPACES_MAX)}) ORDER BY path"  # noqa: S608
     existing = yield from _read_all(lambda row: unpack(row[0]), sql, *paths)
     return existing
 
@@ -112,7 +112,7 @@ def namespace_size(top: str) -> Steps[tuple[int, int]]:
 
 def entry(kind: EntryKind, namespace: NamespacePath, name: str) -> Steps[Entry | None]:
     sql = f"SELECT {NAMED} FROM entries WHERE namespace = $1 AND space = $2 AND name = $3 AND kind = $4"  # noqa: S608
-    return _read_first(NAMED.decode, sql, pack(namespace), space_of(kind), name, kind.value)
+    return _read_first(NAMED.decode, sql, pack(namespace), get_name_space(kind), name, kind.value)
 
 
 def entries(kind: EntryKind, namespace: NamespacePath, after: str | None, limit: int) -> Steps[list[Entry]]:
@@ -120,7 +120,7 @@ def entries(kind: EntryKind, namespace: NamespacePath, after: str | None, limit:
     return _read_all(NAMED.decode, sql, pack(namespace), kind.value, after or "", limit)
 
 
-def entries_of(uuid: str) -> Steps[list[Entry]]:
+def list_entries_with_uuid(uuid: str) -> Steps[list[Entry]]:
     sql = f"SELECT {NAMED} FROM entries WHERE uuid = $1 ORDER BY namespace, name LIMIT 2"  # noqa: S608
     return _read_all(NAMED.decode, sql, uuid)
 
@@ -131,7 +131,7 @@ def find_entries(uuids: Sequence[str]) -> Steps[list[Entry]]:
     # The text is the same for any number of tables, so that the databases prepare the statement once.
     padded = [*uuids, *(uuids[-1] for _ in range(FOUND_TABLES_MAX - len(uuids)))]
     sql = (
-        f"SELECT {NAMED} FROM entries WHERE uuid IN ({placeholders(FOUND_TABLES_MAX)}) "  # noqa: S608
+        f"SELECT {NAMED} FROM entries WHERE uuid IN ({format_placeholders(FOUND_TABLES_MAX)}) "  # noqa: S608
         "ORDER BY uuid, namespace, name"
     )
     entries = yield from _read_all(NAMED.decode, sql, *padded)
@@ -240,7 +240,7 @@ def instant(instant_id: str) -> Steps[Instant | None]:
     return _read_first(INSTANT.decode, sql, instant_id)
 
 
-def names_of(uuid: str, *, dropped: bool = True, namespace: NamespacePath | None = None) -> Steps[int]:
+def count_names(uuid: str, *, dropped: bool = True, namespace: NamespacePath | None = None) -> Steps[int]:
     tables = ("entries", "dropped") if dropped else ("entries",)
     inside = "" if namespace is None else " AND namespace = $2"
     counts = (f"(SELECT count(*) FROM {table} WHERE uuid = $1{inside})" for table in tables)  # noqa: S608
@@ -328,12 +328,12 @@ def metrics_reports(uuid: str | None, since: str | None, limit: int) -> Steps[li
     return _read_all(METRICS.decode, sql, uuid, since or "", limit)
 
 
-def token_by_digest(digest: str) -> Steps[AccessToken | None]:
+def find_token_by_digest(digest: str) -> Steps[AccessToken | None]:
     """Return a token, even if it is expired or revoked; the caller checks its validity."""
     return _read_first(TOKEN.decode, f"SELECT {TOKEN} FROM tokens WHERE digest = $1", digest)  # noqa: S608
 
 
-def token_named(name: str) -> Steps[AccessToken | None]:
+def find_token_by_name(name: str) -> Steps[AccessToken | None]:
     return _read_first(TOKEN.decode, f"SELECT {TOKEN} FROM tokens WHERE name = $1 AND revoked_ms IS NULL", name)  # noqa: S608
 
 
@@ -356,7 +356,7 @@ def grants_page(principal: str | None, after: Grant | None, limit: int) -> Steps
         params.append(principal)
         terms.append("principal = $1")
     if after is not None:
-        numbers = placeholders(6, len(params) + 1)
+        numbers = format_placeholders(6, len(params) + 1)
         terms.append(f"(principal, namespace, name, kind, role, deny) > ({numbers})")
         params += [after.principal, pack(after.namespace), after.name, after.kind, after.role, int(after.deny)]
     where = f"WHERE {' AND '.join(terms)} " if terms else ""
@@ -368,7 +368,7 @@ def list_owned(principals: tuple[str, ...], namespace: NamespacePath, name: str 
     """Return the grants that make one of the principals the owner of an entry of the namespace, or of one entry."""
     names = principals[:GROUPS_MAX]
     names += names[-1:] * (GROUPS_MAX - len(names))
-    condition = f"principal IN ({placeholders(GROUPS_MAX)}) AND role = 'owner' AND namespace = ${GROUPS_MAX + 1}"
+    condition = f"principal IN ({format_placeholders(GROUPS_MAX)}) AND role = 'owner' AND namespace = ${GROUPS_MAX + 1}"
     params = (*names, pack(namespace))
     if name is None:
         return _read_all(GRANT.decode, f"SELECT {GRANT} FROM grants WHERE {condition} AND name <> ''", *params)  # noqa: S608
@@ -381,7 +381,8 @@ def owns_any(principals: tuple[str, ...]) -> Steps[bool]:
     names = principals[:GROUPS_MAX]
     names += names[-1:] * (GROUPS_MAX - len(names))
     rows = yield StoreStatement(
-        f"SELECT 1 FROM grants WHERE principal IN ({placeholders(GROUPS_MAX)}) AND role = 'owner' AND name <> '' "  # noqa: S608
+        f"SELECT 1 FROM grants WHERE principal IN ({format_placeholders(GROUPS_MAX)}) AND role = 'owner' "  # noqa: S608
+        "AND name <> '' "
         "LIMIT 1",
         names,
     )
@@ -393,7 +394,7 @@ def grants_of_any(principals: tuple[str, ...]) -> Steps[list[Grant]]:
         return []
     # The text is the same for any number of names, so that the databases prepare the statement once.
     names = principals + principals[-1:] * (GROUPS_MAX - len(principals))
-    condition = f"principal IN ({placeholders(GROUPS_MAX)})"
+    condition = f"principal IN ({format_placeholders(GROUPS_MAX)})"
     sql = (
         f"SELECT {GRANT} FROM grants WHERE {condition} AND {NO_OWNERSHIP} "  # noqa: S608
         "ORDER BY principal, namespace, name, role"

@@ -9,20 +9,20 @@ from typing import Any, NamedTuple
 import msgspec
 
 from seamark.formats.protocol.wire import NAMESPACE_SEPARATOR
-from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.decoding import convert_json
 from seamark.formats.runtime.errors import CommitConflict
 from seamark.metaserver.store import model, operations
 from seamark.metaserver.store.model import NAMESPACES_MAX, NamespacePath
 from seamark.metaserver.store.sql.by_uuid import hold_table
 from seamark.metaserver.store.sql.rows import pack, unpack
-from seamark.metaserver.store.sql.statement import Steps, StoreStatement, batches
+from seamark.metaserver.store.sql.statement import Steps, StoreStatement, split_batches
 
 
 def add(op: operations.AddColumnReads, now_ms: int) -> Steps[None]:
     yield from hold_table(op.uuid)
     # All replicas use the same order of columns, so that two replicas do not wait for each other.
     rows = [(op.uuid, op.day, column_id, age_d, reads) for column_id, age_d, reads in sorted(op.reads)]
-    for values, parameters in batches(rows):
+    for values, parameters in split_batches(rows):
         yield StoreStatement(
             f"INSERT INTO column_reads (uuid, day, column_id, oldest_age_d, reads) VALUES {values} "  # noqa: S608
             "ON CONFLICT (uuid, day, column_id) DO UPDATE SET reads = column_reads.reads + excluded.reads, "
@@ -32,7 +32,7 @@ def add(op: operations.AddColumnReads, now_ms: int) -> Steps[None]:
         )
 
 
-def of_table(uuid: str, since_day: int, limit: int) -> Steps[list[model.ColumnReads]]:
+def list_reads_of_table(uuid: str, since_day: int, limit: int) -> Steps[list[model.ColumnReads]]:
     rows = yield StoreStatement(
         "SELECT column_id, oldest_age_d, sum(reads), min(day), max(day) FROM column_reads "
         "WHERE uuid = $1 AND day >= $2 GROUP BY column_id, oldest_age_d ORDER BY column_id, oldest_age_d LIMIT $3",
@@ -150,7 +150,7 @@ def _limit_sums(sums: Iterable[Any]) -> list[int]:
 def _add_sums(rows: Iterable[tuple[int, int, Sequence[int]]]) -> Steps[None]:
     """Add sums to rows. Each item is (number of the shape, hour, sums)."""
     limited = [(number, hour, *_limit_sums(sums)) for number, hour, sums in rows]
-    for values, parameters in batches(limited):
+    for values, parameters in split_batches(limited):
         yield StoreStatement(
             f"INSERT INTO query_sums (number, hour, {', '.join(_SUMS)}) VALUES {values} "  # noqa: S608
             f"ON CONFLICT (number, hour) DO UPDATE SET {_ADDED}",
@@ -169,7 +169,7 @@ def _find_stored_shapes(uuid: str, fingerprints: Sequence[str]) -> Steps[dict[st
 
 def _append_samples(old: str, new: str) -> str:
     """Append samples to a JSON list, and drop the oldest beyond `SAMPLES_MAX`."""
-    samples = [*(from_json(old, list[msgspec.Raw]) if old else ()), *from_json(new, list[msgspec.Raw])]
+    samples = [*(convert_json(old, list[msgspec.Raw]) if old else ()), *convert_json(new, list[msgspec.Raw])]
     return msgspec.json.encode(samples[-SAMPLES_MAX:]).decode()
 
 

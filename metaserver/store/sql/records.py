@@ -16,7 +16,7 @@ from seamark.formats.runtime.errors import (
 from seamark.metaserver.store import operations, port
 from seamark.metaserver.store.model import EntryKind, Grant, GrantLimits, NamespacePath, StoredWarehouse
 from seamark.metaserver.store.sql.rows import AUDIT, GRANT, IDEMPOTENCY, METRICS, TOKEN, WAREHOUSE, pack, pack_json
-from seamark.metaserver.store.sql.statement import Row, Steps, StoreStatement, batches
+from seamark.metaserver.store.sql.statement import Row, Steps, StoreStatement, split_batches
 
 NO_OWNERSHIP = "(role <> 'owner' OR name = '')"
 """The condition that leaves out the owners of tables, views and functions, of which a principal may have many."""
@@ -220,7 +220,7 @@ _SAME_SPACE = {
 
 def save_audit(op: operations.SaveAudit, now_ms: int) -> Steps[None]:
     """Store records. A batch with an unknown outcome may be sent again, because existing ids are not changed."""
-    for values, params in batches([AUDIT.encode(record) for record in op.records]):
+    for values, params in split_batches([AUDIT.encode(record) for record in op.records]):
         yield StoreStatement(f"INSERT INTO audit ({AUDIT}) VALUES {values} ON CONFLICT (id) DO NOTHING", params)  # noqa: S608
 
 
@@ -280,13 +280,13 @@ def lease_state(lease: str, now_ms: int) -> Steps[str]:
     return str(rows[0][0] or "") if rows else ""
 
 
-def fence_of(lease: str) -> Steps[int]:
+def get_fence(lease: str) -> Steps[int]:
     rows = yield StoreStatement("SELECT fence FROM leases WHERE name = $1", (lease,))
     return int(rows[0][0]) if rows else 0
 
 
 def check_fence(op: operations.CheckFence, now_ms: int) -> Steps[None]:
-    fence = yield from fence_of(op.name)
+    fence = yield from get_fence(op.name)
     if fence != op.fence:
         raise CommitConflict(f"The fencing number of the lease {op.name} is {fence} and no longer {op.fence}")
 

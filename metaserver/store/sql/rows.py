@@ -15,7 +15,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import msgspec
 
 from seamark.formats.protocol.wire import NAMESPACE_SEPARATOR
-from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.decoding import convert_json
 from seamark.formats.runtime.errors import Corrupt
 from seamark.metaserver.store.model import (
     AccessToken,
@@ -36,7 +36,7 @@ from seamark.metaserver.store.model import (
     StoredPlanTable,
     StoredWarehouse,
 )
-from seamark.metaserver.store.sql.statement import Row, placeholders
+from seamark.metaserver.store.sql.statement import Row, format_placeholders
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -53,7 +53,7 @@ def pack_json(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def space_of(kind: EntryKind) -> str:
+def get_name_space(kind: EntryKind) -> str:
     """Return the scope in which a name is unique. Tables and views share a scope."""
     return "function" if kind is EntryKind.FUNCTION else "relation"
 
@@ -68,7 +68,7 @@ class ColumnCoding(NamedTuple):
 def _make_json_coding(description: str, kind: Any = Any) -> ColumnCoding:
     def decode(text: str) -> Any:
         try:
-            return from_json(text, kind)
+            return convert_json(text, kind)
         except msgspec.DecodeError as error:
             raise Corrupt(f"The database's {description} is not JSON: {error}") from None
 
@@ -107,7 +107,7 @@ class StructColumns(Generic[T]):
         self._text = ", ".join((sql or {}).get(field, field) for field in fields)
         self._coded = [(fields.index(field), coding) for field, coding in coded.items()]
         self._values = attrgetter(*fields)
-        self.placeholders = placeholders(len(fields))
+        self.placeholders = format_placeholders(len(fields))
         """The placeholders of `encode`."""
 
     def __str__(self) -> str:
@@ -183,7 +183,7 @@ def to_retained(row: Row) -> DroppedEntry:
     return msgspec.structs.replace(to_dropped(row), is_retained=True)
 
 
-def from_dropped(dropped: DroppedEntry, entry: Entry) -> tuple[Any, ...]:
+def convert_dropped(dropped: DroppedEntry, entry: Entry) -> tuple[Any, ...]:
     return (
         dropped.id,
         *ENTRY.encode(entry),

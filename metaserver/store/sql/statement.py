@@ -40,11 +40,11 @@ It yields statements, receives the rows of each statement, and returns its resul
 """
 
 
-def placeholders(count: int, first: int = 1) -> str:
+def format_placeholders(count: int, first: int = 1) -> str:
     return ", ".join(f"${number}" for number in range(first, first + count))
 
 
-def batches(rows: Sequence[tuple[Any, ...]]) -> Iterator[tuple[str, tuple[Any, ...]]]:
+def split_batches(rows: Sequence[tuple[Any, ...]]) -> Iterator[tuple[str, tuple[Any, ...]]]:
     """Split rows to insert into batches: the text after VALUES, and the parameters.
 
     There are few batch sizes, so that the databases' caches of prepared statements contain them all.
@@ -54,7 +54,7 @@ def batches(rows: Sequence[tuple[Any, ...]]) -> Iterator[tuple[str, tuple[Any, .
         size = next(size for size in (64, 8, 1) if size <= len(rows) - at)
         batch = rows[at : at + size]
         width = len(batch[0])
-        values = ", ".join(f"({placeholders(width, 1 + number * width)})" for number in range(size))
+        values = ", ".join(f"({format_placeholders(width, 1 + number * width)})" for number in range(size))
         yield values, tuple(value for row in batch for value in row)
         at += size
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.decoding import convert_json
 from seamark.formats.runtime.errors import ConfigError, Corrupt
 from seamark.metaserver.store.transfer.copying import TableDigest, copy_database
 from seamark.metaserver.store.transfer.database import DatabaseReader, DatabaseWriter
@@ -93,7 +93,7 @@ async def read_backup(path: Path) -> AsyncIterator[tuple[BackupInfo, DatabaseRea
             raise ConfigError(f"{path} is not a backup; name a file that seamark backup wrote")
         rows = reader.connection.execute(f"SELECT info FROM {_INFO_TABLE}").fetchall()  # noqa: S608
         try:
-            info = from_json(rows[0][0], BackupInfo)
+            info = convert_json(rows[0][0], BackupInfo)
         except (IndexError, msgspec.MsgspecError) as error:
             raise Corrupt(f"The description of the backup {path} is damaged: {error}; use another backup") from None
         if info.format != FORMAT:

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from seamark.formats.iceberg.expressions.arrow import arrow_array, to_row_type
+from seamark.formats.iceberg.expressions.arrow import build_arrow_array, to_row_type
 from seamark.formats.iceberg.types.schema import Field, ListType, MapType, Schema, StructType, Type
 from seamark.formats.iceberg.types.values import decode_json as decode_value
 from seamark.formats.runtime.errors import BadRequest, TooLarge, UnsupportedMediaType
@@ -175,7 +175,7 @@ def _to_array(values: list[Any], kind: Type, path: str) -> pa.Array:
             nested = _make_nested_converter(kind, _Budget())
             converted = [_convert(nested, value, number, path, kind) for number, value in enumerate(values)]
             return pa.array(converted, to_row_type(kind))
-        return arrow_array(
+        return build_arrow_array(
             kind, [_convert(_make_converter(kind), value, n, path, kind) for n, value in enumerate(values)]
         )
     except MemoryError:  # A kind of it is an `ArrowException`.
@@ -269,7 +269,7 @@ def _make_nested_converter(kind: Type, budget: _Budget) -> Callable[[Any], Any]:
 
     def primitive(value: Any) -> Any:
         # The value is already a Python value of the type, such as a datetime or a Decimal.
-        return arrow_array(arrow_kind, [convert(value)])[0].as_py()
+        return build_arrow_array(arrow_kind, [convert(value)])[0].as_py()
 
     return convert if kind in _PLAIN else primitive
 

@@ -17,9 +17,9 @@ import msgspec
 
 from seamark.formats.iceberg.manifests.avro import read_header
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
-from seamark.formats.protocol.wire import from_base64url, to_base64url
+from seamark.formats.protocol.wire import decode_base64url, to_base64url
 from seamark.formats.runtime.clock import Clock
-from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.decoding import convert_json
 from seamark.formats.runtime.errors import Corrupt, ObjectMissing, TooLarge
 from seamark.metaserver.access.keyring import ID_BYTES, Keyring
 from seamark.metaserver.objects.port import ObjectStore
@@ -95,14 +95,14 @@ class SharedSnapshots:
     def _decode(self, data: bytes, uuid: str) -> _Record | None:
         """Return the record in a manifest list, or None if no replica has signed it for this table."""
         try:
-            data = from_base64url(read_header(data, "The manifest list").get(_ENTRY, ""))
+            data = decode_base64url(read_header(data, "The manifest list").get(_ENTRY, ""))
         except (Corrupt, ValueError):
             return None
         key = self._keyring.verifying_key(_PURPOSE, data[:ID_BYTES])
         mac, body = data[ID_BYTES : ID_BYTES + _MAC_BYTES], data[ID_BYTES + _MAC_BYTES :]
         if key is None or not hmac.compare_digest(mac, _compute_mac(key, uuid, body)):
             return None
-        record: _Record = from_json(body, _Record)
+        record: _Record = convert_json(body, _Record)
         return record
 
 

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from msgspec import structs
 
-from seamark.formats.iceberg.metadata.metadata import TableMetadata, with_previous_file
+from seamark.formats.iceberg.metadata.metadata import TableMetadata, add_previous_file
 from seamark.formats.iceberg.metadata.properties import METADATA_PATH
 from seamark.formats.iceberg.metadata.table_json import encode_table
 from seamark.formats.protocol.wire import show
@@ -35,7 +35,7 @@ from seamark.metaserver.catalog.documents import compress
 from seamark.metaserver.catalog.imports import check_table_locations, check_view_locations
 from seamark.metaserver.catalog.ownership.claims import claim
 from seamark.metaserver.catalog.ownership.owners import borrows_rights
-from seamark.metaserver.catalog.pointers import make_entry, metadata_location, swap_of, table_uuid
+from seamark.metaserver.catalog.pointers import build_swap, create_metadata_location, make_entry, table_uuid
 from seamark.metaserver.catalog.values import Caller
 from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
 from seamark.metaserver.store.operations import (
@@ -168,7 +168,7 @@ class Mirrors:
         mirror, unused_files = self._make_mirror(metadata, location, new.uuid, former, before)
         document, suffix = compress("none", encode_table(mirror))
         previous = None if former is None else former.metadata_location
-        file = metadata_location(self._context, mirror.location, mirror.properties, previous, suffix)
+        file = create_metadata_location(self._context, mirror.location, mirror.properties, previous, suffix)
         new = structs.replace(new, metadata_location=file)
         claimed = await claim(self._context, _CALLER, mirror, new, may_restore=former is None)
         operations = [*_drop_replaced(new, entry), *_point(new, former), claimed]
@@ -201,7 +201,7 @@ class Mirrors:
         if before is None or former is None:
             return mirror, []
         mirror = structs.replace(mirror, metadata_log=before.metadata_log)
-        return with_previous_file(mirror, former.metadata_location, before.last_updated_ms, _FILES_KEPT)
+        return add_previous_file(mirror, former.metadata_location, before.last_updated_ms, _FILES_KEPT)
 
     async def _find_former(self, new: Entry, entry: Entry | None) -> Entry | None:
         """Return the entry of the same table or view, whose name may have changed in the other catalog.
@@ -284,7 +284,7 @@ def _point(new: Entry, former: Entry | None) -> list[Operation]:
     if former is None:
         return [CreateEntry(entry=new)]
     renamed = structs.replace(former, namespace=new.namespace, name=new.name)
-    operations: list[Operation] = [swap_of(renamed, new.metadata_location, new.updated_ms)]
+    operations: list[Operation] = [build_swap(renamed, new.metadata_location, new.updated_ms)]
     if (former.namespace, former.name) != (new.namespace, new.name):
         rename = RenameEntry(
             kind=former.kind,

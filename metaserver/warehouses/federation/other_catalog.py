@@ -21,7 +21,7 @@ from yarl import URL
 from seamark.cache.single_flight import SingleFlight
 from seamark.formats.protocol.wire import NAMESPACE_SEPARATOR
 from seamark.formats.runtime.clock import Clock
-from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.decoding import convert_json
 from seamark.formats.runtime.errors import RetryLater
 from seamark.formats.runtime.tls import build_client_context
 from seamark.metaserver.settings.settings import Settings
@@ -401,7 +401,7 @@ class OtherCatalog:
 
     def _decode(self, answer: _Answer, type_: type[T]) -> T:
         try:
-            return from_json(answer.body, type_)
+            return convert_json(answer.body, type_)
         except msgspec.MsgspecError:
             raise RetryLater(f"The catalog {self._uri} of this warehouse sent an answer that is not valid") from None
 

@@ -27,7 +27,7 @@ from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import ForbiddenError
 
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.engines import NO_HIVE, catalog_conf
+from seamark.connector.client.engines import NO_HIVE, build_catalog_conf
 from seamark.formats.protocol.wire import to_base64url
 from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.errors import ConfigError
@@ -505,7 +505,7 @@ async def test_spark_logs_in_with_the_certificate_in_its_key_store(tmp_path: Pat
         await grant(server, Grant(f"cert:{SPIFFE}", "admin"))
         conf = {
             **NO_HIVE,
-            **catalog_conf("sea", server.url),
+            **build_catalog_conf("sea", server.url),
             "spark.master": "local[1]",
             "spark.driver.extraClassPath": f"{CACHE / 'jars'}/*",
             "spark.driver.bindAddress": "127.0.0.1",

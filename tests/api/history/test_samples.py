@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from seamark.formats.iceberg.expressions.expression import Bound, Expression, Op, all_of, any_of
+from seamark.formats.iceberg.expressions.expression import Bound, Expression, Op, join_by_and, join_by_or
 from seamark.metaserver.history.samples import BOTH, HIGH, LOW, RangeWidth, widths_of
 from seamark.metaserver.history.shapes import conjuncts_of
 from tests.seeds import first_seed
@@ -17,7 +17,7 @@ def compare(op: Op, value: float, column_id: int = 1) -> Bound:
 
 
 def build_width(*parts: Expression) -> RangeWidth:
-    (width,) = widths_of(all_of(*parts), {1: (0.0, 1000.0)})
+    (width,) = widths_of(join_by_and(*parts), {1: (0.0, 1000.0)})
     return width
 
 
@@ -32,10 +32,10 @@ def test_range_is_low_high_or_both_by_its_limits() -> None:
 
 def test_nan_alternative_changes_neither_width_nor_shape_of_a_comparison() -> None:
     low, nan = compare(Op.GT, 250.0), Bound(Op.IS_NAN, 1, "c", "double", "identity", "double", ())
-    with_nan = any_of(low, nan)
+    with_nan = join_by_or(low, nan)
     assert build_width(with_nan) == build_width(low)
-    assert conjuncts_of(with_nan) == conjuncts_of(low) == conjuncts_of(any_of(nan, low))
-    assert conjuncts_of(any_of(low, compare(Op.LT, 1.0))) != conjuncts_of(low)
+    assert conjuncts_of(with_nan) == conjuncts_of(low) == conjuncts_of(join_by_or(nan, low))
+    assert conjuncts_of(join_by_or(low, compare(Op.LT, 1.0))) != conjuncts_of(low)
 
 
 def test_share_is_rounded_equally_well_at_both_ends() -> None:

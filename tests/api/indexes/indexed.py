@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from seamark.formats.index.index_file import FilesTable, assemble
-from seamark.formats.index.keys.hashing import file_ids
+from seamark.formats.index.keys.hashing import compute_file_ids
 from tests.api.client import Answer, Api
 from tests.planner.lakes.lake import DataFile
 
@@ -18,7 +18,7 @@ def build_index_file(build: dict[str, Any], files: Sequence[DataFile], **other: 
     """Return an index file of these data files that matches the build, except for `other`."""
     paths = [file.path for file in files]
     sizes, records = [file.size for file in files], [file.record_count for file in files]
-    table = FilesTable.of(file_ids(paths, sizes, records), records, sizes, paths)  # type: ignore[arg-type]
+    table = FilesTable.of(compute_file_ids(paths, sizes, records), records, sizes, paths)  # type: ignore[arg-type]
     arguments = {"definition": build["definition-id"], "kind": build["kind"], "table_uuid": build["table-uuid"]} | other
     definition, kind = arguments.pop("definition"), arguments.pop("kind")
     return b"".join(assemble(definition, kind, table, [b"any"], field_ids=[1], **arguments))

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from seamark.formats.index.index_file import FilesTable, assemble, read_header
-from seamark.formats.index.keys.arrow_keys import keys_of
-from seamark.formats.index.keys.hashing import file_ids
+from seamark.formats.index.keys.arrow_keys import convert_to_keys
+from seamark.formats.index.keys.hashing import compute_file_ids
 from seamark.formats.index.kinds import bloom
 from seamark.formats.index.kinds.kinds import KINDS
 from seamark.metaserver.index.files import registry_rebuild
@@ -53,8 +53,8 @@ async def create_index(api: Api) -> Api:
 def build_valid_index_file(build: Mapping[str, Any], files: Sequence[DataFile], **other: Any) -> bytes:
     """Return a completely valid index file."""
     paths, sizes, records = zip(*((file.path, file.size, file.record_count) for file in files), strict=True)
-    listed_table = FilesTable.of(file_ids(paths, sizes, records), records, sizes, paths)  # type: ignore[arg-type]
-    entries = [bloom.build(keys_of(pa.array(IDS[path], pa.int64()), "long"), 1e-6) for path in paths]
+    listed_table = FilesTable.of(compute_file_ids(paths, sizes, records), records, sizes, paths)  # type: ignore[arg-type]
+    entries = [bloom.build(convert_to_keys(pa.array(IDS[path], pa.int64()), "long"), 1e-6) for path in paths]
     fields = {"table_uuid": build["table-uuid"], "field_ids": [1]} | other
     blob = map(memoryview, bloom.encode(entries))
     return b"".join(assemble(build["definition-id"], "bloom", listed_table, blob, **fields))

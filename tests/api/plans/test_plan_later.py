@@ -36,7 +36,7 @@ class SlowPlanner:
             return undecoded
 
         monkeypatch.setattr(Planner, "plan", plan_after_release)
-        monkeypatch.setattr(Planner, "entries_to_decode", estimate_undecoded)
+        monkeypatch.setattr(Planner, "estimate_entries_to_decode", estimate_undecoded)
         monkeypatch.setattr(planning, "POLL_S", 0.05)
 
 

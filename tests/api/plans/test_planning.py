@@ -16,7 +16,7 @@ from yarl import URL
 
 from seamark.cache.memory import MemoryCache
 from seamark.formats.iceberg.expressions.expression import Expression
-from seamark.formats.iceberg.expressions.expression_json import expression_json
+from seamark.formats.iceberg.expressions.expression_json import encode_expression
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.errors import StorageError
@@ -416,9 +416,9 @@ async def test_answer_that_repeats_a_long_filter_is_written_off_the_event_loop(
 
     def record_encode_thread(expression: Expression) -> Any:
         threads.append(threading.get_ident())
-        return expression_json(expression)
+        return encode_expression(expression)
 
-    monkeypatch.setattr(answers, "expression_json", record_encode_thread)
+    monkeypatch.setattr(answers, "encode_expression", record_encode_thread)
     values = {"type": "in", "term": "id", "values": list(range(5, 90_000, 2))}
     headers = {**PYICEBERG, "X-Seamark-Residuals": "exact"}
     answer = await api_with_files("POST", f"{T}/plan", {"filter": values}, headers=headers)

@@ -15,7 +15,7 @@ import pytest
 from seamark.connector.index.files import DataFile as ListedFile
 from seamark.connector.index.files import encode_index_file
 from seamark.formats.index.definitions import IndexDefinition
-from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.index.keys.arrow_keys import convert_to_keys
 from seamark.formats.index.keys.terms import Term
 from seamark.formats.index.kinds import bitmap
 from tests.api.client import Api
@@ -55,7 +55,8 @@ async def build_index_file(api: Api, chosen_range: range) -> Path:
     files = [build_ten_id_files(FILES)[number] for number in chosen_range]
     listed_files = [ListedFile(file.path, file.size, file.record_count) for file in files]
     blobs = [
-        bitmap.build(keys_of(pa.array(range(10 * number, 10 * number + 10, 2)), "long")) for number in chosen_range
+        bitmap.build(convert_to_keys(pa.array(range(10 * number, 10 * number + 10, 2)), "long"))
+        for number in chosen_range
     ]
     data = b"".join(
         encode_index_file(build["table-uuid"], IndexDefinition("i", "bitmap", (term,)), listed_files, blobs)

@@ -13,7 +13,7 @@ import pytest
 from seamark.connector.index.files import DataFile as ListedFile
 from seamark.connector.index.files import encode_index_file
 from seamark.formats.index.definitions import IndexDefinition
-from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.index.keys.arrow_keys import convert_to_keys
 from seamark.formats.index.keys.terms import Term
 from seamark.formats.index.kinds import bitmap
 from tests.api.client import SCHEMA, Api, set_properties
@@ -55,7 +55,7 @@ async def indexed_api(tmp_path: Path) -> AsyncIterator[Api]:
         build = await begin_build(api)
         term = Term(1, "id", "identity", "long", "long")
         listed_files = [ListedFile(one.path, one.size, one.record_count) for one in build_ten_id_files(FILES)]
-        bitmaps = [bitmap.build(keys_of(pa.array(range(10 * n, 10 * n + 10, 2)), "long")) for n in range(FILES)]
+        bitmaps = [bitmap.build(convert_to_keys(pa.array(range(10 * n, 10 * n + 10, 2)), "long")) for n in range(FILES)]
         data = b"".join(
             encode_index_file(build["table-uuid"], IndexDefinition("i", "bitmap", (term,)), listed_files, bitmaps)
         )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from seamark.connector.analysis.lexer import UnsupportedStatement
-from seamark.connector.analysis.scans import find_scans, parse_query, scans_of
+from seamark.connector.analysis.scans import collect_scans, find_scans, parse_query
 from seamark.connector.plans.scan import Scan
 
 TABLES = {
@@ -32,9 +32,9 @@ def find_statement_scans(statement: str, *, parameters: Sequence[str] = (), **op
     except UnsupportedStatement:
         assert scans == ()
         return scans
-    scans_of(query, **options)
-    scans_of(query, columns_of=get_columns, **options)
-    assert scans_of(query, columns_of=get_columns, **options) == scans
+    collect_scans(query, **options)
+    collect_scans(query, columns_of=get_columns, **options)
+    assert collect_scans(query, columns_of=get_columns, **options) == scans
     return scans
 
 

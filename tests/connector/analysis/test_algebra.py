@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from seamark.connector.analysis.algebra.blocks import Extreme, QueryBlock, SourceJoin
-from seamark.connector.analysis.algebra.equivalences import Predicate, equivalence_classes
-from seamark.connector.analysis.algebra.needed_rows import common_joins, condition_of, joins_of
-from seamark.connector.analysis.algebra.relations import SetOperation, Table, exact_origin
+from seamark.connector.analysis.algebra.equivalences import Predicate, compute_equivalence_classes
+from seamark.connector.analysis.algebra.needed_rows import build_condition, build_joins, intersect_joins
+from seamark.connector.analysis.algebra.relations import SetOperation, Table, find_exact_origin
 from seamark.connector.plans.conditions import ColumnComparison, all_of, any_of, sql_of
 from seamark.connector.plans.literals import Literal
 from seamark.connector.plans.scan import Join
@@ -25,7 +25,7 @@ def build_projection(table: Table, *names: str, nullable: frozenset[str] = froze
 
 
 def format_predicate(table: Table) -> str | None:
-    condition = condition_of(table, utc=True)
+    condition = build_condition(table, utc=True)
     return None if condition is None else sql_of(condition)
 
 
@@ -33,11 +33,11 @@ def test_common_joins_keep_alternatives_only_if_all_are_common() -> None:
     """If an alternative were missing, the join would leave out rows that the other reference needs."""
     first, second, third = (Join(scan, (("a", "b"),), any_of=2) for scan in (1, 2, 3))
     always = Join(4, (("a", "b"),))
-    assert common_joins([(first, second, always), (first, third, always)]) == (always,)
+    assert intersect_joins([(first, second, always), (first, third, always)]) == (always,)
     renumbered = tuple(replace(join, any_of=5) for join in (second, first))
-    assert common_joins([(first, second, always), renumbered]) == (first, second)
-    assert common_joins([(first,), ()]) == ()
-    assert common_joins([]) == ()
+    assert intersect_joins([(first, second, always), renumbered]) == (first, second)
+    assert intersect_joins([(first,), ()]) == ()
+    assert intersect_joins([]) == ()
 
 
 def test_set_operation_passes_conditions_on_floats_but_no_joins() -> None:
@@ -50,7 +50,7 @@ def test_set_operation_passes_conditions_on_floats_but_no_joins() -> None:
         compare("x", ">", "3")
     )
     assert format_predicate(left) is format_predicate(converted) is None
-    assert exact_origin(left, ["x"]) is None
+    assert find_exact_origin(left, ["x"]) is None
 
 
 def test_nullable_output_receives_only_conditions_that_reject_null() -> None:
@@ -81,11 +81,11 @@ def test_anti_join_pushes_on_to_the_right_side_only() -> None:
     assert format_predicate(left) == '"a" < 9'
     assert format_predicate(right) == '("b" > 3 AND "b" < 9)'
     numbers = {left: 0, right: 1}
-    assert joins_of(left, numbers.get, utc=True) == ()
-    assert joins_of(right, numbers.get, utc=True) == (Join(0, (("b", "a"),)),)
+    assert build_joins(left, numbers.get, utc=True) == ()
+    assert build_joins(right, numbers.get, utc=True) == (Join(0, (("b", "a"),)),)
 
 
 def test_equivalence_classes_merge_columns_that_are_equal_to_the_same_column() -> None:
-    classes = equivalence_classes([((0, "a"), (1, "b")), ((2, "c"), (1, "b")), ((3, "d"), (4, "e"))])
+    classes = compute_equivalence_classes([((0, "a"), (1, "b")), ((2, "c"), (1, "b")), ((3, "d"), (4, "e"))])
     assert classes[0, "a"] == classes[2, "c"] == {(0, "a"), (1, "b"), (2, "c")}
     assert classes[3, "d"] == {(3, "d"), (4, "e")}

@@ -13,7 +13,7 @@ import pytest
 
 from seamark.connector.analysis import statement_cache as reading
 from seamark.connector.analysis.lexer import parse_execute
-from seamark.connector.analysis.statement_cache import IN_LOOP_CHARACTERS_MAX, SHORT_CHARACTERS_MAX, on_behalf_of
+from seamark.connector.analysis.statement_cache import IN_LOOP_CHARACTERS_MAX, SHORT_CHARACTERS_MAX, set_client
 from seamark.connector.trino import rewriter as rewriting
 from seamark.connector.trino.protocol.sessions import Session
 from seamark.connector.trino.rewriter import RewriteLimits
@@ -67,7 +67,7 @@ async def test_client_with_many_statements_waits_only_for_its_own(monkeypatch: p
     async with open_rewriter(Seamark(), RewriteLimits(budget_s=WAIT_S)) as rewriter:
 
         async def rewrite_as(number: int, address: str, principal: str) -> Any:
-            with on_behalf_of(address, principal):
+            with set_client(address, principal):
                 return await rewriter.rewrite(build_statement(number), SESSION)
 
         rewrites = [asyncio.create_task(rewrite_as(number, "10.0.0.1", f"name {number}")) for number in range(5)]

@@ -10,7 +10,7 @@ import pytest
 import sqlglot
 from sqlglot import exp
 
-from seamark.connector.analysis.algebra.equivalences import equivalence_classes
+from seamark.connector.analysis.algebra.equivalences import compute_equivalence_classes
 from seamark.connector.analysis.lexer import UnsupportedStatement
 from seamark.connector.analysis.queries import RELATIONS_MAX
 from seamark.connector.analysis.scans import find_scans
@@ -81,7 +81,7 @@ def test_equivalence_classes_contain_every_column_that_equalities_reach() -> Non
                 reached |= new_nodes
                 pending += new_nodes
             expected[start] = reached
-        assert equivalence_classes(equal) == expected, equal
+        assert compute_equivalence_classes(equal) == expected, equal
 
 
 def test_statement_with_too_many_tables_is_not_analysed() -> None:

@@ -86,16 +86,24 @@ async def test_unqualified_name_uses_the_sessions_catalog_and_schema(
     [
         ("SELECT 1", SESSION, "the statement has no condition that can prune files"),
         ("SELECT * FROM t", SESSION, "the statement has no condition that can prune files"),
-        ("SELECT * FROM hive.db.t WHERE id = 1", SESSION, "it has no scan that could leave out files"),
-        ("SELECT * FROM t WHERE id = 1", Session("hive", "db"), "it reads no table of the configured catalogs"),
-        ("SELECT * FROM t AS lakes WHERE id = 1", Session("hive", "db"), "it has no scan that could leave out files"),
-        ("SELECT * FROM t WHERE id = 1", Session("lake"), "it has no scan that could leave out files"),
-        ("SELECT * FROM t WHERE id = 1", Session(), "it reads no table of the configured catalogs"),
-        ('SELECT * FROM "t$files" WHERE id = 1', SESSION, "it has no scan that could leave out files"),
-        ('SELECT * FROM "t~plan~9" WHERE id = 1', SESSION, "it has no scan that could leave out files"),
-        ("SELECT * FROM t WHERE id + x = 1", SESSION, "it has no scan that could leave out files"),
-        ("INSERT INTO u SELECT id, x FROM t WHERE id = 1", SESSION, "it has no scan that could leave out files"),
-        ("DELETE FROM t WHERE id = 1", SESSION, "it has no scan that could leave out files"),
+        ("SELECT * FROM hive.db.t WHERE id = 1", SESSION, "the statement has no scan that can prune files"),
+        (
+            "SELECT * FROM t WHERE id = 1",
+            Session("hive", "db"),
+            "the statement reads no table of the configured catalogs",
+        ),
+        (
+            "SELECT * FROM t AS lakes WHERE id = 1",
+            Session("hive", "db"),
+            "the statement has no scan that can prune files",
+        ),
+        ("SELECT * FROM t WHERE id = 1", Session("lake"), "the statement has no scan that can prune files"),
+        ("SELECT * FROM t WHERE id = 1", Session(), "the statement reads no table of the configured catalogs"),
+        ('SELECT * FROM "t$files" WHERE id = 1', SESSION, "the statement has no scan that can prune files"),
+        ('SELECT * FROM "t~plan~9" WHERE id = 1', SESSION, "the statement has no scan that can prune files"),
+        ("SELECT * FROM t WHERE id + x = 1", SESSION, "the statement has no scan that can prune files"),
+        ("INSERT INTO u SELECT id, x FROM t WHERE id = 1", SESSION, "the statement has no scan that can prune files"),
+        ("DELETE FROM t WHERE id = 1", SESSION, "the statement has no scan that can prune files"),
         ("SELECT * FROM t WHERE id = 1 /* Seamark: OFF */", SESSION, "switched off"),
         ("SELECT * FROM t WHERE id = 1", Session("lake", "db", off=True), "switched off"),
         (
@@ -103,7 +111,7 @@ async def test_unqualified_name_uses_the_sessions_catalog_and_schema(
             Session("lake", "db", in_transaction=True),
             "the statement is in a transaction",
         ),
-        ("SELECT * FROM t WHERE (((", SESSION, "it has no scan that could leave out files"),
+        ("SELECT * FROM t WHERE (((", SESSION, "the statement has no scan that can prune files"),
     ],
 )
 async def test_doubtful_statement_stays_unchanged_and_requests_no_plan(
@@ -475,7 +483,7 @@ async def test_statement_with_a_slow_analysis_stays_unchanged_and_is_rewritten_n
         assert reads == known_reads
 
 
-@pytest.mark.parametrize("step", ["parse_query", "scans_of"])
+@pytest.mark.parametrize("step", ["parse_query", "collect_scans"])
 async def test_bug_in_the_analysis_does_not_fail_the_statement(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> Any:
         raise ZeroDivisionError

@@ -24,7 +24,7 @@ from seamark.connector.plans.scan import Join, Scan
 from seamark.connector.plans.splices import splice
 from seamark.formats.iceberg.expressions.binding import bind
 from seamark.formats.iceberg.expressions.comparisons import resolve_literals
-from seamark.formats.iceberg.expressions.expression_json import expression_json, parse_expression
+from seamark.formats.iceberg.expressions.expression_json import encode_expression, parse_expression
 from seamark.formats.iceberg.expressions.sql import parse_sql
 from seamark.formats.iceberg.types import schema as seamark_schema
 from tests.connector.analysis.comparisons import MACROS, ZONE, Column, StoredRelation, quote
@@ -173,7 +173,7 @@ def check_bound(statements: Statements, scan: Scan) -> None:
         assert all("e0" in part or "1e300" in part for part in of_text.unused), (scan.predicate, of_text.unused)
         return
     assert scan.filter is not None
-    sent_filter = json.loads(json.dumps(expression_json(scan.filter)))
+    sent_filter = json.loads(json.dumps(encode_expression(scan.filter)))
     of_filter = resolve_literals(parse_expression(sent_filter, typed=True, functions=True), schema, ())
     bound = [bind(one, schema, (), case_sensitive=False) for one in (of_filter, of_text.expression)]
     assert bound[0] == bound[1], (scan.predicate, sent_filter)

@@ -16,7 +16,7 @@ import pytest
 
 from seamark.connector.analysis.algebra.relations import COMPUTED
 from seamark.connector.analysis.lexer import UnsupportedStatement
-from seamark.connector.analysis.scans import find_scans, parse_query, read_from_view, result_types
+from seamark.connector.analysis.scans import find_result_types, find_scans, parse_query, read_from_view
 from seamark.connector.analysis.views import BEFORE, plan_view_query
 from seamark.connector.plans.scan import Scan
 from seamark.connector.plans.splices import Replacement, splice
@@ -45,7 +45,7 @@ class ViewColumns:
         for name, view in views.items():
             columns = {one.lower(): kind for one, kind in view.columns.items()}
             try:
-                types = result_types(parse_query(texts[name]), tuple(columns), columns_of=self)
+                types = find_result_types(parse_query(texts[name]), tuple(columns), columns_of=self)
             except UnsupportedStatement:
                 types = {}
             self._views[name] = {one: kind if types.get(one) == kind else COMPUTED for one, kind in columns.items()}

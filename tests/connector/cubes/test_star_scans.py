@@ -14,7 +14,7 @@ from seamark.connector.cubes.star_scans import StarScan, translate_star
 from seamark.connector.plans.async_client import KnownTable, open_seamark
 from seamark.connector.plans.scan import Scan
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.formats.iceberg.metadata.table_json import refs_view
+from seamark.formats.iceberg.metadata.table_json import encode_refs_view
 from seamark.formats.index.definitions import PREFIX, define
 from tests.iceberg.samples import add_snapshots, apply_json_updates, build_field, build_schema, build_table
 
@@ -38,7 +38,7 @@ async def load_tables(*tables: TableMetadata) -> list[KnownTable]:
     async def answer(request: web.Request) -> web.Response:
         if request.path == "/v1/config":
             return web.json_response({"defaults": {}, "overrides": {}})
-        document = refs_view(tables[int(request.path.rpartition("/")[2])]).decode()
+        document = encode_refs_view(tables[int(request.path.rpartition("/")[2])]).decode()
         return web.Response(text=f'{{"metadata": {document}}}', content_type="application/json")
 
     app = web.Application()

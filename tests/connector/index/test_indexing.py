@@ -13,17 +13,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from seamark.connector.index.files import DataFile, IndexTask, index_data_files, keys_of_term
+from seamark.connector.index.files import DataFile, IndexTask, compute_term_keys, index_data_files
 from seamark.connector.parquet.columns import Projection
 from seamark.formats.iceberg.types.schema import Field, Schema
 from seamark.formats.iceberg.types.transforms import apply
 from seamark.formats.index.definitions import define
 from seamark.formats.index.index_file import open_index_file
-from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.index.keys.arrow_keys import convert_to_keys
 from seamark.formats.index.keys.case_folding import fold
 from seamark.formats.index.keys.functions import INDEXED_FUNCTIONS
 from seamark.formats.index.keys.hashing import hash_key, hash_keys, hash_rows
-from seamark.formats.index.keys.keys import KeyRange, KeyRanges, Keys, key_of, mask_of
+from seamark.formats.index.keys.keys import KeyRange, KeyRanges, Keys, make_key, unpack_bits
 from seamark.formats.index.keys.terms import resolve
 from seamark.formats.index.kinds.bitmap import Bitmap
 from seamark.formats.index.kinds.bits import list_positions
@@ -79,7 +79,7 @@ def to_iceberg_value(value: Any) -> Any:
 
 
 def get_key(keys: Keys, row: int) -> Any:
-    if keys.valid is not None and not mask_of(keys.valid, keys.rows)[row]:
+    if keys.valid is not None and not unpack_bits(keys.valid, keys.rows)[row]:
         return None
     if keys.codes is not None:
         return int(keys.codes[row])
@@ -118,14 +118,14 @@ def test_keys_of_a_term_are_the_keys_of_its_results(text: str) -> None:
         values = draw_column(rng, term.column_id, rng.choice([0, 1, 7, 100]))
         split = rng.randint(0, len(values))
         chunks = [pa.array(part, ARROW[term.column_id]) for part in (values[:split], values[split:])]
-        keys = keys_of_term(term, pa.chunked_array(chunks))
+        keys = compute_term_keys(term, pa.chunked_array(chunks))
         assert keys.rows == len(values)
         for row, value in enumerate(values):
             plain = None if value is None else to_iceberg_value(value)
             is_folded = term.transform in INDEXED_FUNCTIONS
             folded = fold(str(plain)) if is_folded and plain is not None else plain
             result = folded if is_folded else apply(term.transform, term.source, plain)
-            expected = None if result is None else key_of(result, term.kind)
+            expected = None if result is None else make_key(result, term.kind)
             assert get_key(keys, row) == expected, (seed, row, value)
 
 
@@ -178,8 +178,8 @@ def test_index_file_describes_exactly_the_data_files_that_were_read(
 
 def test_bloom_filter_finds_the_files_of_its_keys(tmp_path: Path, files: list[DataFile]) -> None:
     bloom = Bloom(open_index(index_data_files(build_task(tmp_path, "bloom", "lower(name)"), files).location).blob)
-    assert bloom.probe(hash_keys(keys_of(pa.array(["y"]), "string"), 0)).tolist()[0] == 1
-    assert bloom.probe(hash_keys(keys_of(pa.array(["Y"]), "string"), 0)).tolist() == [0, 0, 0]
+    assert bloom.probe(hash_keys(convert_to_keys(pa.array(["y"]), "string"), 0)).tolist()[0] == 1
+    assert bloom.probe(hash_keys(convert_to_keys(pa.array(["Y"]), "string"), 0)).tolist() == [0, 0, 0]
 
 
 def test_bitmap_finds_the_rows_of_its_keys(tmp_path: Path, files: list[DataFile]) -> None:
@@ -194,7 +194,7 @@ def test_bitmap_finds_the_rows_of_its_keys(tmp_path: Path, files: list[DataFile]
 
 def test_record_index_finds_the_position_of_its_keys(tmp_path: Path, files: list[DataFile]) -> None:
     record = RecordBlob(open_index(index_data_files(build_task(tmp_path, "record", "id", "name"), files).location).blob)
-    keys = [keys_of(pa.array([3, 5, 3]), "long"), keys_of(pa.array(["Y", None, "x"]), "string")]
+    keys = [convert_to_keys(pa.array([3, 5, 3]), "long"), convert_to_keys(pa.array(["Y", None, "x"]), "string")]
     lookup = record.lookup(hash_rows(keys, 0), hash_rows(keys, 1))
     assert sorted(zip(*(part.tolist() for part in lookup), strict=True)) == [(0, 0, 2), (1, 1, 0)]
     assert record.count == 6
@@ -208,10 +208,12 @@ def test_group_without_a_readable_file_makes_no_index_file(tmp_path: Path, files
 
 
 def test_literal_and_column_value_have_the_same_hash() -> None:
-    column = keys_of(pa.array(["a", "é", ""]), "string")
-    literals = [hash_key(key_of(value, "string"), 0) for value in ("a", "é", "")]
+    column = convert_to_keys(pa.array(["a", "é", ""]), "string")
+    literals = [hash_key(make_key(value, "string"), 0) for value in ("a", "é", "")]
     assert hash_keys(column, 0).tolist() == literals
-    assert hash_keys(keys_of(pa.array([7], pa.int32()), "int"), 0).tolist() == [hash_key(key_of(7, "long"), 0)]
+    assert hash_keys(convert_to_keys(pa.array([7], pa.int32()), "int"), 0).tolist() == [
+        hash_key(make_key(7, "long"), 0)
+    ]
     assert np.array(literals).shape == (3,)
 
 
@@ -224,11 +226,11 @@ def test_lower_case_is_indexed_for_every_string_type_of_arrow(is_indexed: pa.Dat
     values = ["ÀB", None, "ab", ""]
     plain_array = pa.array(values, pa.string())
     column = plain_array.dictionary_encode() if pa.types.is_dictionary(is_indexed) else plain_array.cast(is_indexed)
-    keys = keys_of_term(resolve("lower(name)", SCHEMA), pa.chunked_array([column]))
+    keys = compute_term_keys(resolve("lower(name)", SCHEMA), pa.chunked_array([column]))
     assert [get_key(keys, row) for row in range(4)] == ["àb".encode(), None, b"ab", b""]
 
 
 @pytest.mark.parametrize("column", [pa.array([7]), pa.array([b"\xff"])], ids=["numbers", "no UTF-8"])
 def test_lower_case_of_a_non_string_column_is_refused(column: pa.Array) -> None:
     with pytest.raises(ValueError, match=r"string|UTF8"):
-        keys_of_term(resolve("lower(name)", SCHEMA), pa.chunked_array([column]))
+        compute_term_keys(resolve("lower(name)", SCHEMA), pa.chunked_array([column]))

@@ -16,9 +16,9 @@ from seamark.connector.index.merges import RegisteredFile, merge_index_files, se
 from seamark.formats.iceberg.types.schema import Field, Schema
 from seamark.formats.index.definitions import IndexDefinition, define
 from seamark.formats.index.index_file import open_index_file
-from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.index.keys.arrow_keys import convert_to_keys
 from seamark.formats.index.keys.hashing import hash_keys, hash_rows
-from seamark.formats.index.keys.keys import KeyRange, KeyRanges, Keys, key_of
+from seamark.formats.index.keys.keys import KeyRange, KeyRanges, Keys, make_key
 from seamark.formats.index.kinds import bitmap, bloom, record
 from seamark.formats.index.kinds.bits import list_positions
 from seamark.formats.protocol.wire import FORMER_INDEX_FOLDER
@@ -28,7 +28,7 @@ SCHEMA = Schema((Field(1, "id", True, "long"),))
 
 
 def build_keys(values: list[int]) -> Keys:
-    return keys_of(pa.array(values, pa.int64()), "long")
+    return convert_to_keys(pa.array(values, pa.int64()), "long")
 
 
 def build_blob(definition: IndexDefinition, values: list[int]) -> Any:
@@ -69,7 +69,7 @@ class IndexWriter:
             for value in all_values:
                 positions = [row for row, other in enumerate(held_row) if other == value]
                 if self.definition.kind == "bitmap":
-                    key = key_of(value, "long")
+                    key = make_key(value, "long")
                     rows_read = bitmap.Bitmap(index_file.blob).rows(number, KeyRanges("long", (KeyRange(key, key),)))
                     assert list_positions(rows_read).tolist() == positions
                 elif self.definition.kind == "bloom":

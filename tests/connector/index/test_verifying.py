@@ -18,7 +18,7 @@ from seamark.connector.index.files import (
     WrittenIndex,
     encode_index_file,
     index_data_files,
-    keys_of_file,
+    read_file_keys,
 )
 from seamark.connector.index.verification import VerificationResult, verify_index_file
 from seamark.connector.parquet.columns import Projection
@@ -73,7 +73,7 @@ def test_audit_finds_an_index_that_does_not_match_the_data_file(
     other = write_data_file(tmp_path, "other.parquet", ["p", "q", "r", None])
     entries: list[Any] = []
     for wrong_file in (other, files[1], files[2]):  # The index file names another file in place of the first.
-        keys = keys_of_file(task, wrong_file)
+        keys = read_file_keys(task, wrong_file)
         builders = {
             "bloom": lambda k: bloom.build(k[0]),
             "bitmap": lambda k: bitmap.build(k[0]),

@@ -20,7 +20,7 @@ from seamark.connector.jobs.rollback import undo_job
 from seamark.connector.read.scans import scan
 from seamark.connector.write import replacements
 from seamark.connector.write.appends import append, commit
-from seamark.connector.write.buckets import bucket_sizes, resize
+from seamark.connector.write.buckets import compute_bucket_sizes, resize
 from seamark.connector.write.upserts import MODES, delete, upsert
 from tests.connector.jobs.test_manifests import count_lineage
 from tests.connector.lake import open_catalog
@@ -67,7 +67,7 @@ def test_each_split_file_has_the_rows_of_one_new_bucket(
         assert report.commits > 1
         assert read(client) == rows_before
         assert ids is None or count_lineage(client) == ids
-        (sizes,) = bucket_sizes(client, "db.t")
+        (sizes,) = compute_bucket_sizes(client, "db.t")
         assert (sizes.buckets, sizes.shared_files) == (16, 0)
         place = BucketTransform(16).transform(LongType())
         assert all(len({place(key) for key in keys}) == 1 for keys in read_ids_by_file(client).values())
@@ -94,7 +94,7 @@ def test_split_includes_the_change_of_a_concurrent_writer(
         report = split_buckets(client, "db.t")
         assert (report.commits, report.conflicts) == (1, 0)
         assert {row[0] for row in read(client)} == {0, *range(4, 300)}
-        assert bucket_sizes(client, "db.t")[0].shared_files == 0
+        assert compute_bucket_sizes(client, "db.t")[0].shared_files == 0
 
 
 def test_split_keeps_files_without_a_bucket_field(client: IndexClient, server: ServerThread) -> None:
@@ -128,10 +128,10 @@ def test_split_is_undone_below_later_rows_and_can_be_repeated(
         assert ids is None or count_lineage(client) == ids
         with pytest.raises(InvalidRequest, match="not undone"):
             undo_job(client, "db.t")
-        assert bucket_sizes(client, "db.t")[0].shared_files == len(before)
+        assert compute_bucket_sizes(client, "db.t")[0].shared_files == len(before)
         assert split_buckets(client, "db.t").files_before == len(before)
         assert read(client) == rows_before
-        assert bucket_sizes(client, "db.t")[0].shared_files == 0
+        assert compute_bucket_sizes(client, "db.t")[0].shared_files == 0
 
 
 def test_split_whose_files_have_changed_is_not_undone(client: IndexClient, server: ServerThread) -> None:

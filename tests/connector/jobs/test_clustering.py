@@ -27,7 +27,7 @@ from seamark.connector.read.scans import scan
 from seamark.connector.read.tables import open_table, plan
 from seamark.connector.write.appends import append
 from seamark.connector.write.upserts import MERGE_ON_READ, MODES, delete, upsert
-from seamark.formats.iceberg.metadata.clustering import CURVES, ClusteringLayout, layer_of
+from seamark.formats.iceberg.metadata.clustering import CURVES, ClusteringLayout, parse_layer
 from seamark.formats.runtime.errors import SeamarkError
 from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
@@ -90,7 +90,7 @@ def create(
 
 def count_files_by_layer(client: IndexClient) -> Counter[str]:
     """Return the number of files of each layer. Files without a layer have an empty name."""
-    return Counter((layer_of(path) or ("", ""))[1] for path in client.files("db.t")["file_path"].to_pylist())
+    return Counter((parse_layer(path) or ("", ""))[1] for path in client.files("db.t")["file_path"].to_pylist())
 
 
 @pytest.mark.parametrize(
@@ -296,7 +296,7 @@ def test_files_clustered_by_earlier_columns_stay_until_a_full_run(client: IndexC
         before = read(client, ["id", "_row_id"])
         assert cluster_incrementally(client, "db.t", full=True).commits == 1
         (path,) = client.files("db.t")["file_path"].to_pylist()
-        assert layer_of(path) == (ClusteringLayout(("id",), "linear").digest, path[-20:-8])
+        assert parse_layer(path) == (ClusteringLayout(("id",), "linear").digest, path[-20:-8])
         assert read(client, ["id", "_row_id"]) == before
         assert scan(client, "db.t", ["id"]).to_arrow()["id"].to_pylist() == list(range(500))
         assert cluster_incrementally(client, "db.t", full=True).commits == 0

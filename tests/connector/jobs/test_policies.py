@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from seamark.commands.main import cli
 from seamark.connector.client.indexes import IndexClient
-from seamark.connector.client.policies import effective_properties, load_policy
+from seamark.connector.client.policies import load_policy, read_effective_properties
 from seamark.connector.jobs.server_jobs import expire
 from seamark.connector.write.appends import append
 from seamark.connector.write.compaction import compact
@@ -97,7 +97,7 @@ def test_policy_command_sets_properties_of_a_namespace_and_a_table(nested_client
     answer = run_policy_command(nested_client, "a.b.t", "--set", "seamark.compaction.enabled=true", "--json")
     output, _ = json.JSONDecoder().raw_decode(answer.stdout[answer.stdout.index("{\n") :])  # The output also has logs.
     assert output["properties"][0]["source"] == "table"
-    assert effective_properties(nested_client, "a.b.t") == {"seamark.compaction.enabled": "true"}
+    assert read_effective_properties(nested_client, "a.b.t") == {"seamark.compaction.enabled": "true"}
     run_policy_command(nested_client, "a.b.t", "--unset", "seamark.compaction.enabled")
     run_policy_command(nested_client, "a.b", "--namespace", "--unset", "seamark.compaction.enabled")
     assert read_sources(nested_client)["seamark.compaction.enabled"] == ("true", "namespace", ["a"])

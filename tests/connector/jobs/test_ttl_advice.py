@@ -21,7 +21,7 @@ from seamark.connector.jobs.statements import parse_statement
 from seamark.connector.read.scans import scan
 from seamark.connector.write.appends import append
 from seamark.connector.write.compaction import compact
-from seamark.metaserver.catalog.column_usage import COLUMNS_MAX, ColumnRead, columns_of
+from seamark.metaserver.catalog.column_usage import COLUMNS_MAX, ColumnRead, select_columns_of_read
 from seamark.metaserver.store.model import ALL_AGES, EVERY_COLUMN, NAMED_COLUMNS
 from seamark.metaserver.store.operations import AddColumnReads
 from tests.connector.jobs.test_column_ttl import create
@@ -169,10 +169,10 @@ def test_counters_are_bounded_and_excess_reads_count_for_every_column(
     usage._limit = 6
     for number in range(5):
         for _ in range(2):
-            usage.add(ColumnRead(uuid, columns_of((number + 1,)), 0), "rita")
-    usage.add(ColumnRead(uuid, columns_of((7,)), 0), "ron")
-    usage.add(ColumnRead("of no table", columns_of((1,)), 0), "ron")
-    usage.add(ColumnRead("of a table that the database refuses", columns_of((1 << 63,)), 0), "ron")
+            usage.add(ColumnRead(uuid, select_columns_of_read((number + 1,)), 0), "rita")
+    usage.add(ColumnRead(uuid, select_columns_of_read((7,)), 0), "ron")
+    usage.add(ColumnRead("of no table", select_columns_of_read((1,)), 0), "ron")
+    usage.add(ColumnRead("of a table that the database refuses", select_columns_of_read((1 << 63,)), 0), "ron")
     assert len(usage._counts) == 7
     actual = server.run(usage.of_table(uuid))
     # Rita has half of the limit. Her further reads count as reads of every column, in partitions of
@@ -185,8 +185,8 @@ def test_counters_are_bounded_and_excess_reads_count_for_every_column(
         (EVERY_COLUMN, ALL_AGES): 4,
         (NAMED_COLUMNS, ALL_AGES): 11,
     }
-    assert columns_of(range(1, COLUMNS_MAX + 2)) == {EVERY_COLUMN}
+    assert select_columns_of_read(range(1, COLUMNS_MAX + 2)) == {EVERY_COLUMN}
     usage._limit = 20
     for number in range(3):  # Each of these reads counts as much as seven reads of few columns.
-        usage.add(ColumnRead(uuid, columns_of(range(1000 * number + 1, 1000 * number + 101)), 0), "rita")
+        usage.add(ColumnRead(uuid, select_columns_of_read(range(1000 * number + 1, 1000 * number + 101)), 0), "rita")
     assert [EVERY_COLUMN in read.columns for read in usage._counts] == [False, True]

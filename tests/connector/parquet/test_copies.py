@@ -20,7 +20,7 @@ from pyarrow import fs
 from seamark.connector.client.storage import Storage
 from seamark.connector.parquet.copy import source
 from seamark.connector.parquet.copy.source import SourceFile
-from seamark.connector.parquet.metrics import Metrics, leaves_of, modes_of
+from seamark.connector.parquet.metrics import Metrics, list_leaves, list_modes
 from seamark.formats.iceberg.files import _footer, thrift
 from seamark.formats.iceberg.files import footer as footer_module
 from seamark.formats.iceberg.files.footer import (
@@ -348,7 +348,7 @@ def test_nan_in_the_statistics_of_a_copied_chunk_gives_no_bound() -> None:
         statistics[5] = statistics[5][0], struct.pack("<d", first_max)
         footer = thrift.write(fields)
         encoded = pa.BufferReader(b"PAR1" + footer + len(footer).to_bytes(4, "little") + b"PAR1")
-        metrics = Metrics(leaves_of(schema), modes_of(schema, {}, UNSORTED))
+        metrics = Metrics(list_leaves(schema), list_modes(schema, {}, UNSORTED))
         metrics.add_copied({})
         metrics.add_copied({})
         rows = metrics.collect(pq.read_metadata(encoded))
@@ -362,7 +362,7 @@ def test_invalid_utf8_in_text_statistics_gives_no_bound() -> None:
     schema = Schema((Field(1, "s", False, "string"),), 0)
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table({"s": [b"a", b"\xff"]}), sink)
-    metrics = Metrics(leaves_of(schema), modes_of(schema, {}, UNSORTED))
+    metrics = Metrics(list_leaves(schema), list_modes(schema, {}, UNSORTED))
     metrics.add_copied({})
     rows = metrics.collect(pq.read_metadata(pa.BufferReader(sink.getvalue())))
     assert rows["lower-bounds"]["values"] == rows["upper-bounds"]["values"] == []

@@ -30,8 +30,8 @@ from seamark.connector.parquet.encryption.footers import FileEncryption, FileKey
 from seamark.connector.parquet.encryption.keys import (
     EncryptionScheme,
     ParquetKeys,
-    keys_of_environment,
-    scheme_of,
+    find_scheme,
+    read_environment_keys,
 )
 from seamark.connector.parquet.encryption.kms import KeyUnavailable, MasterKeyFile
 from seamark.connector.parquet.encryption.modules import Module, ModuleCipher
@@ -85,7 +85,7 @@ def read_scheme(path: Path, target: pa.Schema) -> EncryptionScheme:
         assert source.encryption is not None
         paths = [leaf.path for leaf in source.leaves]
         columns = [paths.index(column.path) for column in list_leaf_columns(target)]
-        return scheme_of(source.encryption, paths, columns)
+        return find_scheme(source.encryption, paths, columns)
 
 
 @pytest.mark.parametrize("number", quick(range(12), 2))
@@ -424,9 +424,9 @@ def test_keys_are_read_from_the_file_that_the_environment_names(tmp_path: Path) 
         path.write_text(file if isinstance(file, str) else json.dumps(file))
         return {"SEAMARK_PARQUET_KEY_FILE": str(path)}
 
-    assert keys_of_environment({}) is None
+    assert read_environment_keys({}) is None
     text = base64.b64encode(KEY).decode()
-    keys = keys_of_environment(build_environment({"keys": {"kf": text, "k1": text}, "replaced": {"k1": "kf"}}))
+    keys = read_environment_keys(build_environment({"keys": {"kf": text, "k1": text}, "replaced": {"k1": "kf"}}))
     assert keys is not None
     path, out = tmp_path / "1.parquet", tmp_path / "out.parquet"
     _write_encrypted_file(path, pa.table({"long": [1], "text": ["t"]}, schema=SIMPLE))
@@ -439,7 +439,7 @@ def test_keys_are_read_from_the_file_that_the_environment_names(tmp_path: Path) 
     file = pq.ParquetFile(out, decryption_properties=keys.decryption_properties())
     assert file.read().to_pylist() == [{"long": 1, "text": "t"}]
     file.close()
-    named_keys = keys_of_environment({"SEAMARK_PARQUET_KMS": "tests.connector.parquet.encrypted:PyArrowKms"})
+    named_keys = read_environment_keys({"SEAMARK_PARQUET_KMS": "tests.connector.parquet.encrypted:PyArrowKms"})
     merge([path], out := tmp_path / "plain.parquet", SIMPLE, keys=named_keys)
     assert pq.read_table(out).num_rows == 1
     for file, message in (
@@ -449,13 +449,13 @@ def test_keys_are_read_from_the_file_that_the_environment_names(tmp_path: Path) 
         ("no JSON", "is not a JSON object such as"),
     ):
         with pytest.raises(InvalidRequest, match=re.escape(message)) as e:
-            keys_of_environment(build_environment(file))
+            read_environment_keys(build_environment(file))
         assert text not in str(e.value)
     for name in ("no.such:Kms", "json:nothing", "json"):
         with pytest.raises(InvalidRequest, match="not module:name of a class"):
-            keys_of_environment({"SEAMARK_PARQUET_KMS": name})
+            read_environment_keys({"SEAMARK_PARQUET_KMS": name})
     with pytest.raises(InvalidRequest, match="cannot be read: No such file"):
-        keys_of_environment({"SEAMARK_PARQUET_KEY_FILE": str(tmp_path / "none.json")})
+        read_environment_keys({"SEAMARK_PARQUET_KEY_FILE": str(tmp_path / "none.json")})
 
 
 def test_key_metadata_of_other_tools_is_refused() -> None:

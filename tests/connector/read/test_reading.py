@@ -24,7 +24,7 @@ from seamark.connector.client.values import At
 from seamark.connector.read.read_plan import FILE, POSITION, ReadCounts, ReadPlan, plan_read
 from seamark.connector.read.scans import TaskReader, bind_filter, scan
 from seamark.connector.read.tables import ScanTask, open_table, plan, restrict_to_rows
-from seamark.formats.iceberg.expressions.arrow import arrow_array
+from seamark.formats.iceberg.expressions.arrow import build_arrow_array
 from seamark.formats.iceberg.expressions.arrow_filters import evaluate_filter
 from seamark.formats.iceberg.expressions.binding import bind
 from seamark.formats.iceberg.expressions.expression import TRUE
@@ -71,7 +71,9 @@ def client(server: ServerThread) -> Iterator[SeamarkClient]:
 def build_columns_by_id(rows: list[Row]) -> dict[int, pa.Array]:
     """Return the columns of the oracle's rows, by field id."""
     kinds = {number: kind for number, (kind, _) in enumerate(COLUMNS.values(), 1)} | {51: "int", 53: "int"}
-    columns = {column_id: arrow_array(kind, [row[column_id] for row in rows]) for column_id, kind in kinds.items()}
+    columns = {
+        column_id: build_arrow_array(kind, [row[column_id] for row in rows]) for column_id, kind in kinds.items()
+    }
     inner = pa.StructArray.from_arrays([columns[53]], ["y"])
     return columns | {NESTED.id: pa.StructArray.from_arrays([columns[51], inner], ["in", "deep"]), 52: inner}
 

@@ -9,7 +9,7 @@ import pytest
 
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import InvalidRequest, NoSuchResource, ServerFailed
-from seamark.connector.client.row_answers import keys_stream, lookup_of
+from seamark.connector.client.row_answers import encode_keys, parse_lookup
 from seamark.connector.client.values import At
 from tests.api.rest.stored import StoredTable
 from tests.connector.server_thread import ServerThread
@@ -89,8 +89,8 @@ def test_errors_of_the_server_are_raised_with_their_message(client: SeamarkClien
 
 
 def test_invalid_answer_to_a_lookup_is_a_server_failure(client: SeamarkClient) -> None:
-    client._request = lambda *_, **__: keys_stream({"id": [1]})  # type: ignore[method-assign]
+    client._request = lambda *_, **__: encode_keys({"id": [1]})  # type: ignore[method-assign]
     with pytest.raises(ServerFailed, match="not a lookup"):
         client.lookup("db.t", {"id": [1]})
     with pytest.raises(KeyError):
-        lookup_of(pa.table({"key": [1]}))
+        parse_lookup(pa.table({"key": [1]}))

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from seamark.commands.main import cli
 from seamark.commands.maintenance import launching
-from seamark.connector.client.engines import RUNTIME, catalog_conf
+from seamark.connector.client.engines import RUNTIME, build_catalog_conf
 from seamark.connector.client.errors import Unreachable
 from seamark.connector.spark.java import NO_GATEWAY, missing_java
 from seamark.connector.sql import spark_engine
@@ -108,7 +108,7 @@ def spark_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def start(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spark_engine, "spark_sql", SimpleNamespace(SparkSession=session))
-    spark_engine.SparkStatements("local[2]", "sea", catalog_conf("sea", "http://127.0.0.1:8181"))
+    spark_engine.SparkStatements("local[2]", "sea", build_catalog_conf("sea", "http://127.0.0.1:8181"))
 
 
 @pytest.mark.usefixtures("no_java", "spark_home")

@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from seamark.formats.runtime.tls import server_tls
+from seamark.formats.runtime.tls import create_server_tls
 from tests.connector.trino.rig import FakeServer, reserve_dead_address, run_fake_server, run_proxy, serve_requests
 from tests.waits import until
 
@@ -407,13 +407,13 @@ async def test_proxy_serves_https_and_verifies_coordinators(tmp_path: Path) -> N
     key_options = ["-keyout", tmp_path / "key.pem", "-out", tmp_path / "cert.pem"]
     kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
     subprocess.run(["openssl", "req", "-x509", *kind, *key_options], check=True, capture_output=True)
-    tls = server_tls(tmp_path / "cert.pem", tmp_path / "key.pem")
+    tls = create_server_tls(tmp_path / "cert.pem", tmp_path / "key.pem")
     async with run_fake_server(echo) as trino, run_proxy(trino.url, tls=tls) as rig:
         assert (await rig.ask("GET", "/v1/info"))[0] == 200
         assert trino.requests[0][2]["X-Forwarded-Proto"] == "https"
         # The proxy verifies the certificate of a coordinator with https.
         with pytest.raises(ssl.SSLError):
-            server_tls(tmp_path / "key.pem", tmp_path / "key.pem")
+            create_server_tls(tmp_path / "key.pem", tmp_path / "key.pem")
         async with run_proxy(rig.url) as outer:
             status, _, body = await outer.ask("GET", "/v1/info")
             assert (status, b"certificate" in body.lower()) == (502, True)

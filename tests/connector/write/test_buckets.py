@@ -15,7 +15,7 @@ from seamark.connector.client.errors import Conflict, InvalidRequest, NoSuchReso
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.write import buckets
 from seamark.connector.write.appends import append
-from seamark.connector.write.buckets import ResizeResult, bucket_sizes, resize
+from seamark.connector.write.buckets import ResizeResult, compute_bucket_sizes, resize
 from seamark.connector.write.upserts import upsert
 from tests.connector.write.test_upserts import build_rows, create, read_rows
 from tests.support.commands import invoke_seamark
@@ -65,7 +65,7 @@ def test_bucket_sizes_have_the_files_rows_and_bytes_of_each_bucket(client: Index
     create(client, spec=[("bucket[4]", 1)])
     for start in (0, 100):
         append(client, "db.t", build_key_rows(list(range(start, start + 100))))
-    (bucket_size,) = bucket_sizes(client, "db.t")
+    (bucket_size,) = compute_bucket_sizes(client, "db.t")
     expected = [sum(compute_bucket(4, key) == number for key in range(200)) for number in range(4)]
     assert (bucket_size.column, bucket_size.field, bucket_size.buckets, bucket_size.rows.tolist()) == (
         "id",
@@ -89,7 +89,7 @@ def test_files_written_with_fewer_buckets_count_in_every_bucket_that_may_have_th
     resize(client, "db.t", buckets=4)
     valid_key = next(number for number in range(100) if compute_bucket(4, number) == 3)
     append(client, "db.t", build_key_rows([valid_key] * 5))
-    (bucket_size,) = bucket_sizes(client, "db.t")
+    (bucket_size,) = compute_bucket_sizes(client, "db.t")
     assert bucket_size.files.tolist() == [1, 2, 1, 3]
     assert bucket_size.rows.tolist() == [
         1,
@@ -102,29 +102,29 @@ def test_files_written_with_fewer_buckets_count_in_every_bucket_that_may_have_th
     assert bucket_size.shared_bytes == sizes[0] + sizes[1]
     assert abs(int(bucket_size.bytes[3]) - (sizes[0] / 4 + sizes[1] / 2 + sizes[2])) < 1
     update(client, {"action": "set-default-spec", "spec-id": 1})
-    (coarse,) = bucket_sizes(client, "db.t")
+    (coarse,) = compute_bucket_sizes(client, "db.t")
     assert (coarse.buckets, coarse.files.tolist(), coarse.shared_files) == (2, [1, 3], 1)
 
 
 def test_bucket_sizes_for_too_many_buckets_are_refused(client: IndexClient) -> None:
     create(client, spec=[("bucket[1048576]", 1)])
     append(client, "db.t", build_key_rows([1, 2]))
-    (bucket_size,) = bucket_sizes(client, "db.t")
+    (bucket_size,) = compute_bucket_sizes(client, "db.t")
     assert (bucket_size.buckets, bucket_size.rows.sum()) == (1 << 20, 2)
     set_spec(client, ("b", "bucket[1048577]", 1))
     with pytest.raises(InvalidRequest, match="b has 1,048,577 buckets; sizes are reported for at most 1,048,576"):
-        bucket_sizes(client, "db.t")
+        compute_bucket_sizes(client, "db.t")
 
 
 def test_advised_bucket_count_is_the_doubling_nearest_to_the_target_size(client: IndexClient) -> None:
     create(client, spec=[("bucket[4]", 1)])
     append(client, "db.t", build_key_rows(list(range(1000))))
-    total = int(bucket_sizes(client, "db.t")[0].bytes.sum())
+    total = int(compute_bucket_sizes(client, "db.t")[0].bytes.sum())
     for share, advice in ((1, 4), (4, 4), (5, 4), (6, 8), (11, 8), (12, 16), (64, 64), (100, 128)):
-        (bucket_size,) = bucket_sizes(client, "db.t", target_bytes=total // share)
+        (bucket_size,) = compute_bucket_sizes(client, "db.t", target_bytes=total // share)
         assert bucket_size.advice == advice, f"the target is a {share}th of the table"
     with pytest.raises(ValueError, match="target_bytes is 0"):
-        bucket_sizes(client, "db.t", target_bytes=0)
+        compute_bucket_sizes(client, "db.t", target_bytes=0)
 
 
 def test_bucket_sizes_are_advised_for_the_partition_with_the_median_byte(
@@ -133,7 +133,7 @@ def test_bucket_sizes_are_advised_for_the_partition_with_the_median_byte(
     create(client, spec=[("identity", 2), ("bucket[2]", 1)])
     for land, count in (("de", 3000), ("fr", 3000), ("it", 10), (None, 10)):
         append(client, "db.t", build_key_rows(list(range(count)), land))
-    (bucket_size,) = bucket_sizes(client, "db.t")
+    (bucket_size,) = compute_bucket_sizes(client, "db.t")
     by_land: dict[str, int] = {}
     files = client.files("db.t")
     for text, size in zip(*(files[name].to_pylist() for name in ("partition", "file_size_in_bytes")), strict=True):
@@ -141,12 +141,12 @@ def test_bucket_sizes_are_advised_for_the_partition_with_the_median_byte(
         by_land[land] = by_land.get(land, 0) + size
     assert bucket_size.partition_bytes in (by_land["de"], by_land["fr"])
     assert int(bucket_size.bytes.sum()) == sum(by_land.values())
-    assert bucket_sizes(client, "db.t", target_bytes=by_land["de"] // 2)[0].advice == 2
+    assert compute_bucket_sizes(client, "db.t", target_bytes=by_land["de"] // 2)[0].advice == 2
 
 
 def test_bucket_sizes_are_empty_without_rows_or_buckets(client: IndexClient) -> None:
     create(client, spec=[("bucket[4]", 1), ("bucket[2]", 2)])
-    sizes = bucket_sizes(client, "db.t")
+    sizes = compute_bucket_sizes(client, "db.t")
     assert [
         (bucket_size.column, bucket_size.buckets, bucket_size.advice, bucket_size.skew) for bucket_size in sizes
     ] == [
@@ -154,9 +154,12 @@ def test_bucket_sizes_are_empty_without_rows_or_buckets(client: IndexClient) -> 
         ("land", 2, 2, 1.0),
     ]
     append(client, "db.t", build_rows((1, None)))
-    assert [bucket_size.rows.sum() for bucket_size in bucket_sizes(client, "db.t")] == [1, 0]  # Null is in no bucket.
+    assert [bucket_size.rows.sum() for bucket_size in compute_bucket_sizes(client, "db.t")] == [
+        1,
+        0,
+    ]  # Null is in no bucket.
     create(client, "plain", spec=[("truncate[4]", 1)])
-    assert bucket_sizes(client, "db.plain") == []
+    assert compute_bucket_sizes(client, "db.plain") == []
 
 
 # Resize
@@ -250,7 +253,7 @@ def test_resize_of_version_1_keeps_the_old_field_as_void(client: IndexClient) ->
         *((n, "fr") for n in (4, 5, 6)),
         (7, "it"),
     ]
-    (bucket_size,) = bucket_sizes(client, "db.t")
+    (bucket_size,) = compute_bucket_sizes(client, "db.t")
     assert bucket_size.buckets == 8
     assert bucket_size.shared_files == len({compute_bucket(2, key) for key in (1, 2, 3)}) + len(
         {compute_bucket(4, key) for key in (4, 5, 6)}
@@ -355,7 +358,7 @@ def test_buckets_command_shows_advises_and_resizes(client: IndexClient) -> None:
     append(client, "db.t", build_key_rows(list(range(1000))))
     code, text = run_seamark(client, "db.t")
     assert (code, "id" in text, "--resize" in text) == (0, True, False), text
-    size = int(bucket_sizes(client, "db.t")[0].bytes.sum())
+    size = int(compute_bucket_sizes(client, "db.t")[0].bytes.sum())
     code, text = run_seamark(client, "db.t", "--target-bytes", str(size // 16))
     assert (code, "seamark buckets db.t --resize 16" in text) == (0, True), text
     code, text = run_seamark(client, "db.t", "--double")

@@ -23,7 +23,7 @@ import pytest
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.values import At
 from seamark.connector.write.appends import append
-from seamark.connector.write.buckets import bucket_sizes, resize
+from seamark.connector.write.buckets import compute_bucket_sizes, resize
 from seamark.connector.write.row_changes import Report
 from seamark.connector.write.upserts import upsert
 from tests.connector.lake import open_catalog
@@ -227,7 +227,7 @@ def test_doubling_from_8_to_64_buckets_delays_no_writer_and_keeps_all_rows(
     judge_rows(client, writers.committed_steps, version, note)
     judge_files(client, writers.committed_steps, note)
     judge_plans(client, note)
-    (sizes,) = bucket_sizes(client, "db.t")
+    (sizes,) = compute_bucket_sizes(client, "db.t")
     assert (sizes.buckets, sizes.shared_files > 0) == (64, True)
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pytest
 
-from seamark.connector.arrow.arrays import single_array
+from seamark.connector.arrow.arrays import combine_to_array
 from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.write.clustering import (
     FILE_SIZE_SPREAD_FRACTION,
@@ -328,8 +328,8 @@ def test_several_columns_of_the_same_order_stay_in_the_key() -> None:
 
 def test_column_is_copied_only_if_it_has_several_chunks() -> None:
     chunk = pa.array([1, 2, 3])
-    assert single_array(pa.chunked_array([chunk])).buffers()[1].address == chunk.buffers()[1].address
+    assert combine_to_array(pa.chunked_array([chunk])).buffers()[1].address == chunk.buffers()[1].address
     for chunks in ([], [chunk, chunk], [chunk.slice(1)], [chunk.slice(1), chunk]):
         column = pa.chunked_array(chunks, pa.int64())
-        assert single_array(column).equals(pa.array(column.to_pylist(), pa.int64()))
-        assert single_array(column).offset == 0
+        assert combine_to_array(column).equals(pa.array(column.to_pylist(), pa.int64()))
+        assert combine_to_array(column).offset == 0

@@ -24,7 +24,7 @@ from seamark.connector.write.appends import append, commit
 from seamark.connector.write.buckets import resize
 from seamark.connector.write.equality_upserts import EQUALITY
 from seamark.connector.write.table_writer import write_batches
-from seamark.connector.write.target import target_of
+from seamark.connector.write.target import create_target
 from seamark.connector.write.upserts import delete, upsert
 from tests.connector.server_thread import ServerThread
 from tests.connector.write.test_upserts import ARROW, BY_ID, FIELDS, MODES, build_rows, create, read_rows
@@ -239,7 +239,9 @@ def test_equality_upsert_replaces_rows_that_a_concurrent_compaction_moved(
         resize(client, "db.t", buckets=4)
         opened_table = open_table(client, "db.t", CURRENT)
         stored_rows = scan(client, "db.t").to_arrow()
-        written_files = write_batches(target_of(opened_table.metadata, opened_table.storage), stored_rows.to_batches())
+        written_files = write_batches(
+            create_target(opened_table.metadata, opened_table.storage), stored_rows.to_batches()
+        )
         removed_files = [{"file-path": task.path} for task in plan(client, opened_table)]
         body = {"operation": "replace", "add": list(written_files.files), "remove": removed_files}
         commit(client, "db.t", {**body, "read-snapshot-id": opened_table.snapshot_id}, lambda: None)

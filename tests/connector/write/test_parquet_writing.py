@@ -24,8 +24,8 @@ from pyiceberg.io.pyarrow import (
 )
 from pyiceberg.schema import sanitize_column_names
 
-from seamark.connector.arrow.casting import Unwritable, arrow_schema, conform, file_name_of
-from seamark.connector.parquet.metrics import compute_lower_bound, compute_upper_bound, modes_of
+from seamark.connector.arrow.casting import Unwritable, build_arrow_schema, conform, make_file_name
+from seamark.connector.parquet.metrics import compute_lower_bound, compute_upper_bound, list_modes
 from seamark.connector.write.data_files import finish_data_file, open_data_file_writer
 from seamark.connector.write.target import WriteTarget
 from seamark.formats.iceberg.manifests.content_file import decode_content_file
@@ -110,7 +110,7 @@ def test_duckdb_reads_the_written_values(tmp_path: Path) -> None:
         connection.execute("SET TimeZone = 'UTC'")
         actual_table = connection.sql(f"SELECT * FROM '{path}'").to_arrow_table()
     for place, kind in enumerate(KINDS):
-        name = file_name_of(f"c{place} {kind}")
+        name = make_file_name(f"c{place} {kind}")
         written_values, read_values = typed.to_plain(kind, rows.column(place)), actual_table[name]
         if kind == "uuid":
             values = read_values.to_pylist()
@@ -297,7 +297,7 @@ WIDE_SCHEMA = Schema(tuple(Field(1 + n, f"c{n}", False, "int") for n in range(12
 def test_properties_decide_which_columns_have_metrics(
     schema: Schema, properties: dict[str, str], with_bounds: set[int], with_counts: set[int]
 ) -> None:
-    modes = modes_of(schema, properties, UNSORTED)
+    modes = list_modes(schema, properties, UNSORTED)
     bounds = {one for one, mode in modes.items() if mode.bounds}
     counts = {one for one, mode in modes.items() if mode.counts}
     assert with_bounds <= bounds
@@ -311,8 +311,11 @@ def test_properties_decide_which_columns_have_metrics(
 
 def test_columns_of_the_sort_order_always_have_bounds() -> None:
     sort_order = build_order(("identity", 110, "asc", "nulls-first"), ("bucket[4]", 111, "asc", "nulls-first"))
-    assert {one for one, mode in modes_of(WIDE_SCHEMA, {}, sort_order).items() if mode.bounds} == {*range(1, 101), 110}
-    sparse = modes_of(WIDE_SCHEMA, {"write.metadata.metrics.default": "none"}, sort_order)
+    assert {one for one, mode in list_modes(WIDE_SCHEMA, {}, sort_order).items() if mode.bounds} == {
+        *range(1, 101),
+        110,
+    }
+    sparse = list_modes(WIDE_SCHEMA, {"write.metadata.metrics.default": "none"}, sort_order)
     assert {one for one, mode in sparse.items() if mode.bounds} == {110}
 
 
@@ -530,7 +533,7 @@ def test_column_that_the_table_lacks_is_refused(tmp_path: Path) -> None:
 
 def test_column_names_are_escaped_as_in_iceberg_without_conflicts() -> None:
     schema = Schema((Field(1, "a b", False, "int"), Field(2, "a_x20b", False, "int"), Field(3, "1é", False, "int")))
-    assert arrow_schema(schema).names == ["a_x20b", "a_x20b_2", "_1é"]
+    assert build_arrow_schema(schema).names == ["a_x20b", "a_x20b_2", "_1é"]
 
 
 # Sorted files

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pyiceberg.transforms import parse_transform
 from pyiceberg.types import IcebergType
 
-from seamark.connector.arrow.casting import Unwritable, arrow_schema, conform
+from seamark.connector.arrow.casting import Unwritable, build_arrow_schema, conform
 from seamark.connector.arrow.partitions import Partitioner, apply_transform
 from seamark.formats.iceberg.metadata.partition import PartitionField, PartitionSpec
 from seamark.formats.iceberg.types.schema import Field, Schema, StructType
@@ -101,7 +101,7 @@ def draw_rows(seed: int, count: int) -> pa.RecordBatch:
         "st": pa.array(land, pa.struct([("land", pa.string())])),
         "ratio": typed.build_array("double", typed.draw_column(rng, "double", count)),
     }
-    return conform(pa.RecordBatch.from_pydict(values), SCHEMA, arrow_schema(SCHEMA))
+    return conform(pa.RecordBatch.from_pydict(values), SCHEMA, build_arrow_schema(SCHEMA))
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_partition_value_of_a_field_in_a_null_struct_is_null() -> None:
         {name: [None] * 2 for name in ("id", "name", "at", "ratio")}
         | {"st": pa.array([None, {"land": "x"}], pa.struct([("land", pa.string())]))}
     )
-    conformed = conform(batch, SCHEMA, arrow_schema(SCHEMA))
+    conformed = conform(batch, SCHEMA, build_arrow_schema(SCHEMA))
     split = Partitioner(build_spec(("identity", 5)), SCHEMA).split(conformed)
     assert {partition: chosen.tolist() for partition, chosen in split if chosen is not None} == {
         ("x",): [1],

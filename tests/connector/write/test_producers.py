@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.commits import producer_json
+from seamark.connector.client.commits import encode_producer
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.write.appends import append, overwrite_partitions
 from seamark.connector.write.equality_upserts import EQUALITY
@@ -24,12 +24,12 @@ from tests.connector.write.test_upserts import build_rows, create, read_rows
 )
 def test_invalid_producer_is_refused_with_the_reason(producer: Any) -> None:
     with pytest.raises(ValueError, match="it must be a name and a whole number from 0"):
-        producer_json(producer)
+        encode_producer(producer)
 
 
 def test_producer_json_is_the_form_that_commits_use() -> None:
-    assert producer_json(("job", 0)) == {"id": "job", "sequence": 0}
-    assert producer_json(None) is None
+    assert encode_producer(("job", 0)) == {"id": "job", "sequence": 0}
+    assert encode_producer(None) is None
 
 
 def test_invalid_producer_or_key_list_is_refused_without_a_request() -> None:

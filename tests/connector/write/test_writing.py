@@ -14,14 +14,14 @@ import pytest
 from pyiceberg.partitioning import PartitionKey
 from pyiceberg.table.locations import load_location_provider
 
-from seamark.connector.arrow.casting import Unwritable, arrow_schema, conform
+from seamark.connector.arrow.casting import Unwritable, build_arrow_schema, conform
 from seamark.connector.client.storage import Storage
 from seamark.connector.index.files import DataFile, index_data_files
 from seamark.connector.write.appends import to_batches
 from seamark.connector.write.data_files import FileWriter
-from seamark.connector.write.locations import data_location, format_partition_path
+from seamark.connector.write.locations import format_partition_path, make_data_location
 from seamark.connector.write.table_writer import TableWriter, WriteLimits, WrittenFiles, write_batches
-from seamark.connector.write.target import WriteTarget, target_of
+from seamark.connector.write.target import WriteTarget, create_target
 from seamark.formats.iceberg.manifests.content_file import decode_content_file
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.types.schema import Field, Schema
@@ -294,7 +294,7 @@ def test_files_are_written_to_s3_and_discarded(s3: S3, s3_bucket: str) -> None:
         }
     )
     location = f"s3://{s3_bucket}/db/t"
-    write_target = target_of(
+    write_target = create_target(
         build_metadata(location, SCHEMA, spec=build_spec(("identity", 2)), properties=INDEX_PROPERTIES), storage
     )
     input_rows = build_rows(300)
@@ -342,7 +342,7 @@ def test_index_without_keys_for_a_column_fails_no_write(tmp_path: Path, monkeypa
     def fail(*_: object) -> Any:
         raise ValueError("the key service does not answer")
 
-    monkeypatch.setattr("seamark.connector.index.files.keys_of_term", fail)
+    monkeypatch.setattr("seamark.connector.index.files.compute_term_keys", fail)
     written_files = write_batches(build_target(metadata), build_rows(10).to_batches())
     assert written_files.rows == 10
     assert written_files.index_files == ()
@@ -428,7 +428,7 @@ def test_partition_folders_have_the_names_that_iceberg_gives_them(name: str) -> 
 )
 def test_files_have_the_locations_that_pyiceberg_gives_them(properties: dict[str, str]) -> None:
     iceberg_provider = load_location_provider("s3://lake/db/t", properties)
-    assert data_location("s3://lake/db/t", properties, "", "f.parquet") == iceberg_provider.new_data_location(
+    assert make_data_location("s3://lake/db/t", properties, "", "f.parquet") == iceberg_provider.new_data_location(
         "f.parquet"
     )
 
@@ -438,7 +438,7 @@ def test_files_have_the_locations_that_pyiceberg_gives_them(properties: dict[str
         def to_path(self) -> str:
             return "p=1"
 
-    assert data_location("s3://lake/db/t", properties, "p=1", "f.parquet") == iceberg_provider.new_data_location(
+    assert make_data_location("s3://lake/db/t", properties, "p=1", "f.parquet") == iceberg_provider.new_data_location(
         "f.parquet", Key()
     )
 
@@ -446,7 +446,7 @@ def test_files_have_the_locations_that_pyiceberg_gives_them(properties: dict[str
 def test_entropy_precedes_the_tables_name_in_a_shared_folder() -> None:
     """Iceberg's Java library does the same."""
     properties = {"write.object-storage.enabled": "true", "write.data.path": "s3://other/place"}
-    location = data_location("s3://lake/db/t", properties, "p=1", "f.parquet")
+    location = make_data_location("s3://lake/db/t", properties, "p=1", "f.parquet")
     assert location.startswith("s3://other/place/")
     assert location.endswith("/db/t/p=1/f.parquet")
 
@@ -461,7 +461,7 @@ def test_names_of_files_begin_with_their_bucket_number(tmp_path: Path) -> None:
 
 def test_rows_that_need_no_cast_are_checked_as_other_rows() -> None:
     schema = Schema((Field(1, "id", True, "long"), Field(2, "a b", False, "string")))
-    arrow = arrow_schema(schema)
+    arrow = build_arrow_schema(schema)
     ids, texts = pa.array([1, 2]), pa.array(["x", None], pa.large_string())
     conformed = conform(pa.RecordBatch.from_arrays([ids, texts], names=["id", "a b"]), schema, arrow)
     assert conformed.schema.equals(arrow, check_metadata=True)

@@ -18,7 +18,7 @@ from pyiceberg.typedef import Record
 
 from seamark.connector.arrow.casting import conform
 from seamark.connector.client.storage import Storage
-from seamark.connector.write.target import WriteTarget, target_of
+from seamark.connector.write.target import WriteTarget, create_target
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.partition import UNPARTITIONED, PartitionField, PartitionSpec
 from seamark.formats.iceberg.metadata.sort_order import UNSORTED, SortField, SortOrder
@@ -80,7 +80,7 @@ def build_metadata(
 
 
 def build_target(metadata: TableMetadata) -> WriteTarget:
-    return target_of(metadata, Storage())
+    return create_target(metadata, Storage())
 
 
 def to_pyiceberg_metadata(metadata: TableMetadata) -> TheirMetadata:

@@ -18,7 +18,7 @@ import pytest
 
 from seamark.connector.client.storage import Storage
 from seamark.connector.parquet.copy.source import SourceFile
-from seamark.connector.parquet.encryption.keys import EncryptionScheme, ParquetKeys, scheme_of
+from seamark.connector.parquet.encryption.keys import EncryptionScheme, ParquetKeys, find_scheme
 from seamark.connector.parquet.encryption.kms import MasterKeyFile
 from tests.connector.parquet.copied import merge
 from tests.engines.encryption.spark_files import CASES, MASTERS, ROWS
@@ -44,7 +44,7 @@ def _read_scheme(path: Path) -> EncryptionScheme | None:
             return None
         assert source.bloom(source.footer.groups[0], 1) is not None
         assert source.column_index(source.footer.groups[0], 0) is not None
-        return scheme_of(source.encryption, [leaf.path for leaf in source.leaves], range(3))
+        return find_scheme(source.encryption, [leaf.path for leaf in source.leaves], range(3))
 
 
 @pytest.mark.slow

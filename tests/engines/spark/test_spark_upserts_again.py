@@ -16,7 +16,7 @@ from pyspark.sql import Row as SparkRow
 from seamark.connector.arrow.casting import Unwritable
 from seamark.connector.client.commits import CommitClient
 from seamark.connector.spark.frames import upserts as upserting
-from seamark.connector.write.latest_rows import column_of
+from seamark.connector.write.latest_rows import read_column
 from seamark.connector.write.row_changes import Report
 from seamark.connector.write.upserts import COPY_ON_WRITE, MERGE_ON_READ, upsert
 from seamark.spark import write
@@ -112,7 +112,7 @@ def test_only_one_result_of_a_repeated_task_counts(rig: Rig, row_mode: str, monk
 
     def build_task_frame(df: DataFrame, work: Any) -> Any:
         input_table = df.toArrow()
-        places = work.distribution.assign_tasks([column_of(input_table, field) for field in work.distribution.fields])
+        places = work.distribution.assign_tasks([read_column(input_table, field) for field in work.distribution.fields])
         input_table = input_table.append_column("_seamark_task", pa.array(places))
         results = []
         for number in range(work.distribution.tasks):

@@ -12,9 +12,18 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from seamark.formats.iceberg.expressions.expression import Always, And, Bound, Expression, Op, Or, all_of, any_of
+from seamark.formats.iceberg.expressions.expression import (
+    Always,
+    And,
+    Bound,
+    Expression,
+    Op,
+    Or,
+    join_by_and,
+    join_by_or,
+)
 from seamark.formats.iceberg.metadata.partition import PartitionField, PartitionSpec
-from seamark.formats.iceberg.types.transforms import apply, result_type
+from seamark.formats.iceberg.types.transforms import apply, compute_result_type
 from seamark.formats.iceberg.types.values import Value
 
 Row = Mapping[int, Value | None]
@@ -95,7 +104,7 @@ def draw_predicate(draw: st.DrawFn, columns: Mapping[int, str], terms: bool = Tr
     column = draw(st.sampled_from(sorted(columns)))
     kind = columns[column]
     transform = draw(st.sampled_from(["identity", *(TRANSFORMS.get(kind, []) if terms else [])]))
-    result_kind = result_type(transform, kind)
+    result_kind = compute_result_type(transform, kind)
     ops = [op for op in Op if "nan" not in op and "starts" not in op]
     if result_kind == "string":
         ops += [Op.STARTS_WITH, Op.NOT_STARTS_WITH] * 2
@@ -122,9 +131,9 @@ def draw_expression(
 ) -> st.SearchStrategy[Expression]:
     return st.recursive(
         draw_predicate(columns, terms, values),
-        lambda children: st.tuples(st.sampled_from([all_of, any_of]), st.lists(children, min_size=2, max_size=3)).map(
-            lambda made: made[0](*made[1])
-        ),
+        lambda children: st.tuples(
+            st.sampled_from([join_by_and, join_by_or]), st.lists(children, min_size=2, max_size=3)
+        ).map(lambda made: made[0](*made[1])),
         max_leaves=5,
     )
 

@@ -16,7 +16,7 @@ import pyspark
 import pytest
 
 from seamark.formats.iceberg.expressions.binding import bind
-from seamark.formats.iceberg.expressions.expression_json import expression_json, parse_expression
+from seamark.formats.iceberg.expressions.expression_json import encode_expression, parse_expression
 from seamark.formats.iceberg.types.reading import read
 from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.runtime.errors import BadRequest
@@ -137,7 +137,7 @@ def java(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Java]:
 
 
 def bind_as_json(filter_json: Any) -> Any:
-    return expression_json(bind(parse_expression(filter_json), OURS, (OURS,), case_sensitive=True))
+    return encode_expression(bind(parse_expression(filter_json), OURS, (OURS,), case_sensitive=True))
 
 
 def normalize(kind: str, answer: Any) -> Any:

@@ -14,7 +14,7 @@ from pyiceberg.schema import Schema as TheirSchema
 from pyiceberg.types import NestedField, PrimitiveType
 
 from seamark.formats.iceberg.expressions.expression import FALSE, TRUE, And, Bound, Expression, Not, Op, Or, Unbound
-from seamark.formats.iceberg.expressions.expression_json import expression_json, parse_expression
+from seamark.formats.iceberg.expressions.expression_json import encode_expression, parse_expression
 from seamark.formats.iceberg.types.values import Value
 from seamark.formats.runtime.errors import BadRequest
 from tests.iceberg.test_values import KINDS, to_pyiceberg
@@ -161,7 +161,7 @@ def test_nodes_and_values_share_one_limit() -> None:
 
 
 def test_long_chain_is_written_as_a_shallow_tree() -> None:
-    written_expression_json = expression_json(Or((A,) * 5000))
+    written_expression_json = encode_expression(Or((A,) * 5000))
     depth, level = 0, [written_expression_json]
     while level:
         depth, level = depth + 1, [side for node in level if "left" in node for side in (node["left"], node["right"])]
@@ -223,10 +223,12 @@ def sort_in_lists(value: Any) -> Any:
 @given(trees)
 def test_pyiceberg_expressions_survive_a_round_trip(tree: iceberg.BooleanExpression) -> None:
     sent_json = json.loads(tree.model_dump_json(by_alias=True))
-    reparsed = iceberg.BooleanExpression.model_validate(expression_json(parse_expression(sent_json)))
+    reparsed = iceberg.BooleanExpression.model_validate(encode_expression(parse_expression(sent_json)))
     # A flattened chain is written as a balanced tree: the same predicates in the same order under the same junctions.
     parsed_again = parse_expression(json.loads(reparsed.model_dump_json(by_alias=True)))
-    assert sort_in_lists(expression_json(parsed_again)) == sort_in_lists(expression_json(parse_expression(sent_json)))
+    assert sort_in_lists(encode_expression(parsed_again)) == sort_in_lists(
+        encode_expression(parse_expression(sent_json))
+    )
     if not isinstance(tree, iceberg.And | iceberg.Or | iceberg.Not):
         assert reparsed == tree
 
@@ -245,12 +247,12 @@ def test_residuals_have_the_same_values_in_pyiceberg(case: tuple[str, list[Value
     # No bound predicate has NaN or an infinity.
     finite = [value for value in values if not isinstance(value, float) or isfinite(value)]
     for value in finite:
-        residual = expression_json(Bound(Op.LT_EQ, 1, "c", kind, "identity", kind, (value,)))
+        residual = encode_expression(Bound(Op.LT_EQ, 1, "c", kind, "identity", kind, (value,)))
         parsed = iceberg.BooleanExpression.model_validate(json.loads(json.dumps(residual)))
         if kind not in PYICEBERG_CANNOT_BIND:
             # PyIceberg keeps UUIDs as bytes in literals, and other values as in its conversions.
             assert read_bound_value(parsed, KINDS[kind][0]) == (value if kind == "uuid" else to_pyiceberg(kind, value))
-    residual = expression_json(Bound(Op.NOT_IN, 1, "c", kind, "identity", kind, tuple(finite)))
+    residual = encode_expression(Bound(Op.NOT_IN, 1, "c", kind, "identity", kind, tuple(finite)))
     parsed = iceberg.BooleanExpression.model_validate(residual)
     if len(set(finite)) > 1:
         assert isinstance(parsed, iceberg.NotIn)
@@ -286,7 +288,7 @@ def read_bound_value(read: iceberg.BooleanExpression, kind: PrimitiveType) -> An
     ],
 )
 def test_bound_predicates_are_written_with_typed_values(bound: Expression, written: Any) -> None:
-    assert expression_json(bound) == written
+    assert encode_expression(bound) == written
 
 
 @given(
@@ -309,4 +311,4 @@ def test_any_json_is_read_as_an_expression_or_is_a_bad_request(given_json: Any) 
         parsed = parse_expression(given_json)
     except BadRequest:
         return
-    assert parse_expression(expression_json(parsed)) == parsed
+    assert parse_expression(encode_expression(parsed)) == parsed

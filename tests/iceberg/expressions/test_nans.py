@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 
-from seamark.formats.iceberg.expressions.expression import Always, And, Bound, Expression, Op, Or, all_of, any_of
+from seamark.formats.iceberg.expressions.expression import (
+    Always,
+    And,
+    Bound,
+    Expression,
+    Op,
+    Or,
+    join_by_and,
+    join_by_or,
+)
 from seamark.formats.iceberg.expressions.residuals import add_nan, remove_nan
 
 GT, LT, OTHER = (
@@ -23,17 +32,17 @@ LONG = Bound(Op.GT, 3, "n", "long", "identity", "long", (3,))
 @pytest.mark.parametrize(
     ("expression", "expected"),
     [
-        (GT, any_of(GT, NAN)),
+        (GT, join_by_or(GT, NAN)),
         (LT, LT),
         (LONG, LONG),
-        (all_of(GT, LONG), all_of(any_of(GT, NAN), LONG)),
-        (all_of(GT, LT), all_of(GT, LT)),
-        (all_of(any_of(GT, NAN), LT), all_of(GT, LT)),
-        (all_of(any_of(GT, LONG), LT), all_of(any_of(GT, LONG), LT)),
-        (all_of(OTHER, LT), all_of(any_of(OTHER, OTHER_NAN), LT)),
-        (any_of(GT, NAN), any_of(GT, NAN)),
-        (any_of(NAN, GT, LONG), any_of(GT, LONG, NAN)),
-        (any_of(GT, OTHER), any_of(GT, OTHER, NAN, OTHER_NAN)),
+        (join_by_and(GT, LONG), join_by_and(join_by_or(GT, NAN), LONG)),
+        (join_by_and(GT, LT), join_by_and(GT, LT)),
+        (join_by_and(join_by_or(GT, NAN), LT), join_by_and(GT, LT)),
+        (join_by_and(join_by_or(GT, LONG), LT), join_by_and(join_by_or(GT, LONG), LT)),
+        (join_by_and(OTHER, LT), join_by_and(join_by_or(OTHER, OTHER_NAN), LT)),
+        (join_by_or(GT, NAN), join_by_or(GT, NAN)),
+        (join_by_or(NAN, GT, LONG), join_by_or(GT, LONG, NAN)),
+        (join_by_or(GT, OTHER), join_by_or(GT, OTHER, NAN, OTHER_NAN)),
     ],
 )
 def test_only_greater_than_comparisons_of_floats_get_a_nan_test(expression: Expression, expected: Expression) -> None:
@@ -60,7 +69,7 @@ def test_random_expressions_match_the_rows_that_spark_matches() -> None:
 def _draw_expression(rng: random.Random, depth: int) -> Expression:
     if depth and rng.random() < 0.6:
         children = [_draw_expression(rng, depth - 1) for _ in range(rng.randint(1, 3))]
-        return (all_of if rng.random() < 0.5 else any_of)(*children)
+        return (join_by_and if rng.random() < 0.5 else join_by_or)(*children)
     column, op = rng.randint(1, 2), rng.choice((Op.GT, Op.GT_EQ, Op.LT, Op.LT_EQ, Op.EQ, Op.NOT_EQ, Op.IS_NAN))
     values = () if op is Op.IS_NAN else (3.0,)
     return Bound(op, column, "xy"[column - 1], "double", "identity", "double", values)

@@ -10,9 +10,14 @@ from hypothesis import strategies as st
 
 from seamark.formats.iceberg.expressions.evaluation import may_match, must_match
 from seamark.formats.iceberg.expressions.expression import FALSE, TRUE, Always, And, Bound, Expression, Op, Or
-from seamark.formats.iceberg.expressions.projection import RANGES_MAX, project_inclusive, project_strict, source_ranges
+from seamark.formats.iceberg.expressions.projection import (
+    RANGES_MAX,
+    find_source_ranges,
+    project_inclusive,
+    project_strict,
+)
 from seamark.formats.iceberg.metadata.partition import PartitionField, PartitionSpec
-from seamark.formats.iceberg.types.transforms import apply, result_type
+from seamark.formats.iceberg.types.transforms import apply, compute_result_type
 from seamark.formats.iceberg.types.values import Value
 from tests.iceberg.expressions.predicates import (
     COLUMNS,
@@ -34,7 +39,7 @@ EXAMPLES = 200
 
 
 def build_predicate(op: Op, kind: str, *values: Value, transform: str = "identity") -> Bound:
-    return Bound(op, 1, "x", kind, transform, result_type(transform, kind), values)
+    return Bound(op, 1, "x", kind, transform, compute_result_type(transform, kind), values)
 
 
 def build_spec(*transforms: str) -> PartitionSpec:
@@ -162,7 +167,7 @@ def test_truncation_to_javas_maximum_int_decides_only_null(op: Op) -> None:
         == "p0 not-null"
     )
     assert (
-        format_expression(source_ranges(build_predicate(op, "int", 2, transform="truncate[2147483647]")))
+        format_expression(find_source_ranges(build_predicate(op, "int", 2, transform="truncate[2147483647]")))
         == "x not-null"
     )
 
@@ -249,7 +254,7 @@ def test_predicate_on_a_transform_is_rewritten_on_its_source(data: st.DataObject
     kind = data.draw(st.sampled_from(sorted(TRANSFORMS)))
     query = data.draw(draw_predicate({1: kind}).filter(lambda made: made.transform != "identity"))
     row = {1: data.draw(st.none() | draw_values_of(kind))}
-    ranges = source_ranges(query)
+    ranges = find_source_ranges(query)
     assert all(leaf.transform == "identity" and leaf.result == kind for leaf in list_leaves(ranges))
     expected = matches(query, row, order_like_python)
     if (kind, query.transform) in ORDERED:
@@ -274,8 +279,8 @@ def test_source_bounds_prune_as_much_as_javas_transformed_bounds(data: st.DataOb
     assume(first <= last)  # type: ignore[operator]
     assume(not is_wrapping(transform, kind))
     for nulls in (False, True):
-        if is_kept_by_bounds(source_ranges(query), lower, upper, nulls):
-            assert is_kept_by_java(query, first, last, nulls), format_expression(source_ranges(query))
+        if is_kept_by_bounds(find_source_ranges(query), lower, upper, nulls):
+            assert is_kept_by_java(query, first, last, nulls), format_expression(find_source_ranges(query))
 
 
 def is_wrapping(transform: str, kind: str) -> bool:
@@ -318,10 +323,10 @@ def is_kept_by_bounds(expression: Expression, lower: Any, upper: Any, nulls: boo
 
 def test_large_value_list_is_projected_to_one_range_or_nothing() -> None:
     days = tuple(range(0, 4 * RANGES_MAX, 2))
-    many_days = source_ranges(build_predicate(Op.IN, "timestamp", *days, transform="day"))
+    many_days = find_source_ranges(build_predicate(Op.IN, "timestamp", *days, transform="day"))
     assert format_expression(many_days) == f"(x gt-eq 0 and x lt {(days[-1] + 1) * DAY})"
-    assert source_ranges(build_predicate(Op.NOT_IN, "timestamp", *days, transform="day")) == TRUE
-    together = source_ranges(build_predicate(Op.IN, "timestamp", *range(1000), transform="day"))
+    assert find_source_ranges(build_predicate(Op.NOT_IN, "timestamp", *days, transform="day")) == TRUE
+    together = find_source_ranges(build_predicate(Op.IN, "timestamp", *range(1000), transform="day"))
     assert format_expression(together) == f"(x gt-eq 0 and x lt {1000 * DAY})"
 
 
@@ -346,7 +351,7 @@ def test_large_value_list_is_projected_to_one_range_or_nothing() -> None:
     ],
 )
 def test_transformed_predicate_becomes_ranges_of_its_source(condition: Bound, expected: str) -> None:
-    assert format_expression(source_ranges(condition)) == expected
+    assert format_expression(find_source_ranges(condition)) == expected
 
 
 def test_oracle_treats_null_as_not_equal_and_not_less() -> None:

@@ -21,7 +21,7 @@ import msgspec
 import pytest
 
 from seamark.formats.iceberg.expressions.binding import bind
-from seamark.formats.iceberg.expressions.expression_json import expression_json
+from seamark.formats.iceberg.expressions.expression_json import encode_expression
 from seamark.formats.iceberg.expressions.sql import parse_sql
 from seamark.formats.iceberg.types import schema as seamark_schema
 from seamark.formats.runtime.errors import BadRequest
@@ -309,7 +309,7 @@ def evaluate_sql(text: str, rows: list[Row]) -> tuple[set[int], tuple[str, ...]]
     """Return the numbers of the kept rows for a client for which NaN is above all numbers, and the parts not used."""
     parsed = parse_sql(text, BOUND_TO)
     bound = bind(parsed.expression, BOUND_TO, (), case_sensitive=True)
-    bound_json = expression_json(bound)
+    bound_json = encode_expression(bound)
     json.dumps(bound_json, allow_nan=False)
     return {number for number, row in enumerate(rows) if matches(bound_json, row, NAMES, SPARK_MEANING)}, parsed.unused
 
@@ -350,7 +350,7 @@ def parse_to_json(text: str) -> Any:
     """Return the expression of a fully used predicate as JSON."""
     parsed = parse_sql(text, BOUND_TO)
     assert parsed.unused == (), text
-    return expression_json(bind(parsed.expression, BOUND_TO, (), case_sensitive=True))
+    return encode_expression(bind(parsed.expression, BOUND_TO, (), case_sensitive=True))
 
 
 @pytest.mark.parametrize(
@@ -410,14 +410,14 @@ def test_transforms_are_read_in_the_syntax_of_spark_and_trino(text: str, transfo
 def test_predicates_that_engines_evaluate_differently_prune_nothing_and_are_reported(text: str) -> None:
     for condition in (text, f"NOT ({text})"):
         parsed = parse_sql(condition, BOUND_TO)
-        assert expression_json(parsed.expression) is True
+        assert encode_expression(parsed.expression) is True
         assert len(parsed.unused) == 1
 
 
 def test_only_the_unusable_part_of_a_conjunction_is_omitted() -> None:
     parsed = parse_sql("id = 1 AND abs(a) = 3 AND s LIKE 'a_c%'", BOUND_TO)
     assert parsed.unused == ("ABS(a) = 3", "s LIKE 'a_c%'")
-    assert expression_json(parsed.expression)["left"] == {"type": "eq", "term": "id", "value": "1"}
+    assert encode_expression(parsed.expression)["left"] == {"type": "eq", "term": "id", "value": "1"}
 
 
 def test_comparison_with_a_value_outside_floats_keeps_its_neighbours() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyiceberg.catalog.rest.scan_planning import RESTDataFile, RESTEqualityDeleteFile, RESTPositionDeleteFile
 
-from seamark.formats.iceberg.manifests.content_file import column_type, decode_content_file
+from seamark.formats.iceberg.manifests.content_file import decode_content_file, find_column_type
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.table_json import decode_table
 from seamark.formats.runtime.errors import BadRequest
@@ -332,7 +332,7 @@ def test_column_has_its_latest_type() -> None:
     old_schema = case.json()["schema"]
     widened_schema = {**old_schema, "schema-id": 1, "fields": [{**old_schema["fields"][0], "type": "long"}]}
     metadata = case.read(**{"schemas": [old_schema, widened_schema], "current-schema-id": 1})
-    assert [column_type(metadata, column) for column in (1, 2, 3)] == ["long", "int", None]
+    assert [find_column_type(metadata, column) for column in (1, 2, 3)] == ["long", "int", None]
 
 
 def test_file_of_an_unknown_spec_has_no_json() -> None:

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seamark.formats.iceberg.manifests.content_file import ContentFile
-from seamark.formats.iceberg.manifests.entry_avro import avro_name
+from seamark.formats.iceberg.manifests.entry_avro import convert_to_avro_name
 from seamark.formats.iceberg.manifests.manifest import (
     FieldSummary,
     ManifestFile,
@@ -28,7 +28,7 @@ from seamark.formats.iceberg.manifests.writer import (
     ManifestEntry,
     assign_first_row_ids,
     decode_listed,
-    entries_of,
+    read_live_entries,
     write_manifest,
     write_manifest_list,
 )
@@ -60,7 +60,7 @@ VERSIONS = st.sampled_from([1, 2, 3])
 
 
 def read_entries(data: bytes, manifest: ManifestFile, metadata: TableMetadata) -> list[ManifestEntry]:
-    return entries_of(decode_listed(data, manifest), manifest, metadata)
+    return read_live_entries(decode_listed(data, manifest), manifest, metadata)
 
 
 def write_and_read_list(case: Case, manifests: list[ManifestFile], next_row_id: int = 10_000) -> list[ManifestFile]:
@@ -569,4 +569,4 @@ def test_existing_entry_without_a_sequence_number_is_corrupt() -> None:
     ],
 )
 def test_field_names_are_made_valid_for_avro(name: str, avro: str) -> None:
-    assert avro_name(name) == avro
+    assert convert_to_avro_name(name) == avro

@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from seamark.formats.index.keys.keys import KeyRange, KeyRanges, key_of
+from seamark.formats.index.keys.keys import KeyRange, KeyRanges, make_key
 
 NAN = math.nan
 LONG_TEXT = "x" * 1023
@@ -141,7 +141,7 @@ class Predicate:
     def keys(self) -> KeyRanges:
         results = []
         for low, high, low_open, high_open in merge_ranges(self.ranges):
-            low_key, high_key = (None if end is None else key_of(end, self.kind) for end in (low, high))
+            low_key, high_key = (None if end is None else make_key(end, self.kind) for end in (low, high))
             results.append(KeyRange(low_key, high_key, low_open, high_open))
         return KeyRanges(self.kind, tuple(results), self.nulls, self.nans)
 

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from seamark.formats.index.keys.arrow_keys import keys_of
-from seamark.formats.index.keys.keys import KeyRange, KeyRanges, mask_of
+from seamark.formats.index.keys.arrow_keys import convert_to_keys
+from seamark.formats.index.keys.keys import KeyRange, KeyRanges, unpack_bits
 from seamark.formats.index.kinds import bitmap, postings
 from seamark.formats.index.kinds.bitmap import Bitmap, FileBitmap
 from seamark.formats.index.kinds.slices import EQUALITY, SLICES, slice_count
@@ -26,7 +26,7 @@ ROWS = (0, 1, 2, 63, 64, 65, 127, 200, 700)
 
 
 def build_file(kind: Kind, values: Sequence[Any]) -> FileBitmap:
-    return bitmap.build(keys_of(kind.arrow(values), get_kind(kind)))
+    return bitmap.build(convert_to_keys(kind.arrow(values), get_kind(kind)))
 
 
 def open_bitmap(entries: Sequence[FileBitmap]) -> Bitmap:
@@ -34,7 +34,7 @@ def open_bitmap(entries: Sequence[FileBitmap]) -> Bitmap:
 
 
 def build_of_longs(values: Sequence[int | None] | np.ndarray[Any, Any]) -> FileBitmap:
-    return bitmap.build(keys_of(pa.array(values, pa.int64()), "long"))
+    return bitmap.build(convert_to_keys(pa.array(values, pa.int64()), "long"))
 
 
 def encode_long(value: int) -> int:
@@ -52,7 +52,7 @@ def make_between(low: int | None, high: int | None) -> KeyRanges:
 
 
 def find_rows(index: Bitmap, file: int, ranges: KeyRanges, rows: int) -> list[int]:
-    return np.flatnonzero(mask_of(index.rows(file, ranges), rows)).tolist()
+    return np.flatnonzero(unpack_bits(index.rows(file, ranges), rows)).tolist()
 
 
 def check(index: Bitmap, kind: Kind, columns: Sequence[Sequence[Any]], rng: random.Random, times: int) -> None:
@@ -200,7 +200,7 @@ def test_every_method_to_rank_keys_finds_the_same_rows(values: np.ndarray[Any, n
 def test_only_bounds_longer_than_a_kibibyte_are_inexact() -> None:
     stem = LONG_TEXT + "a"
     values = ["short", stem, stem + "1", stem + "2", LONG_TEXT + "b", None]
-    index = open_bitmap([bitmap.build(keys_of(pa.array(values), "string"))])
+    index = open_bitmap([bitmap.build(convert_to_keys(pa.array(values), "string"))])
     for text, rows, exact in (
         ("short", [0], True),
         (stem, [1], True),
@@ -218,7 +218,7 @@ def test_only_bounds_longer_than_a_kibibyte_are_inexact() -> None:
 
 def test_prefix_predicates_are_ranges() -> None:
     values = ["Customer#1", "Customer#12", "Customer#2", "Supplier#1", None, "Cust"] * 30
-    index = open_bitmap([bitmap.build(keys_of(pa.array(values), "string"))] * 3)
+    index = open_bitmap([bitmap.build(convert_to_keys(pa.array(values), "string"))] * 3)
     ranges = KeyRanges("string", (KeyRange(b"Customer#1", b"Customer#2", False, True),))
     expected = [row for row, value in enumerate(values) if value and value.startswith("Customer#1")]
     assert find_rows(index, 1, ranges, len(values)) == expected
@@ -242,7 +242,7 @@ def test_index_is_not_probed_with_keys_of_another_form() -> None:
     with pytest.raises(ValueError, match="codes does not support keys of type string"):
         index.files_with(KeyRanges("string", (KeyRange(b"1", None),)))
     with pytest.raises(ValueError, match="8 bytes for some files"):
-        bitmap.encode([build_of_longs([1]), bitmap.build(keys_of(pa.array(["1"]), "string"))])
+        bitmap.encode([build_of_longs([1]), bitmap.build(convert_to_keys(pa.array(["1"]), "string"))])
 
 
 def test_file_mask_of_another_length_is_rejected() -> None:
@@ -252,9 +252,9 @@ def test_file_mask_of_another_length_is_rejected() -> None:
 
 def test_section_is_sufficient_for_the_rows_of_a_file() -> None:
     index = open_bitmap([build_of_longs([5, 6, 7]), build_of_longs([7, 8, 9, 9])])
-    start, length = index.section_range(1)
+    start, length = index.find_section_range(1)
     hidden = bytearray(index.memory)
-    first, first_length = index.section_range(0)
+    first, first_length = index.find_section_range(0)
     hidden[first : first + first_length] = bytes(first_length)
     assert find_rows(Bitmap(memoryview(hidden)), 1, build_ranges(9), 4) == [2, 3]
     assert start + length == len(index.memory)

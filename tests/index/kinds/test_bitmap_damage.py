@@ -14,7 +14,7 @@ import pyroaring
 import pytest
 
 from seamark.formats.index.kernels import _ordered
-from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.index.keys.arrow_keys import convert_to_keys
 from seamark.formats.index.keys.keys import KeyRange, KeyRanges
 from seamark.formats.index.keys.ranks import ROWS_MAX
 from seamark.formats.index.kinds import bitmap, bits, postings, slices
@@ -74,7 +74,7 @@ def case(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tup
         monkeypatch.setattr(postings, "UNSHARED_MAX_FRACTION", -1)
     rng = np.random.default_rng(11)
     arrays = draw_longs(rng) if kind == "long" else draw_strings(rng)
-    return b"".join(bitmap.encode([bitmap.build(keys_of(array, kind)) for array in arrays])), kind
+    return b"".join(bitmap.encode([bitmap.build(convert_to_keys(array, kind)) for array in arrays])), kind
 
 
 def test_flipped_byte_is_detected_or_harmless(case: tuple[bytes, str]) -> None:
@@ -129,8 +129,8 @@ def test_overwritten_random_bytes_are_detected_or_harmless(case: tuple[bytes, st
 
 
 def test_swapped_sections_are_rejected() -> None:
-    entries = [bitmap.build(keys_of(pa.array([1, 2, 3 + more], pa.int64()), "long")) for more in (0, 7)]
-    longer = bitmap.build(keys_of(pa.array([1, 2, 3, 3], pa.int64()), "long"))
+    entries = [bitmap.build(convert_to_keys(pa.array([1, 2, 3 + more], pa.int64()), "long")) for more in (0, 7)]
+    longer = bitmap.build(convert_to_keys(pa.array([1, 2, 3, 3], pa.int64()), "long"))
     assert len(longer.section) == len(entries[0].section)
     head, directory, files, first, _ = bitmap.encode([entries[0], longer])
     index = Bitmap(memoryview(b"".join((head, directory, files, longer.section, first))))
@@ -139,8 +139,8 @@ def test_swapped_sections_are_rejected() -> None:
 
 
 def test_damaged_section_is_not_merged() -> None:
-    blob = bytearray(b"".join(bitmap.encode([bitmap.build(keys_of(pa.array(range(999), pa.int64()), "long"))])))
-    start, length = Bitmap(memoryview(blob)).section_range(0)
+    blob = bytearray(b"".join(bitmap.encode([bitmap.build(convert_to_keys(pa.array(range(999), pa.int64()), "long"))])))
+    start, length = Bitmap(memoryview(blob)).find_section_range(0)
     blob[start + length - 20] ^= 1
     with pytest.raises(ValueError, match="does not match its checksum"):
         bitmap.merge([(Bitmap(memoryview(blob)), np.array([True]))])
@@ -228,7 +228,7 @@ def test_runs_of_many_rows_are_expanded_in_steps() -> None:
 
 def test_small_section_is_not_decoded_to_gigabytes() -> None:
     rows = ROWS_MAX
-    words = pa.Codec("zstd", 1).compress(bytes(8 * bits.words_of(rows)), asbytes=True)
+    words = pa.Codec("zstd", 1).compress(bytes(8 * bits.count_words(rows)), asbytes=True)
     numbers = Piece(Coding.FLAT, _ordered.pack_numbers(np.arange(1 << 12, dtype=np.uint64)).data)
     none = Piece(Coding.ZEROS, b"")
     pieces = [numbers, none, none, *[Piece(Coding.ZSTD, words)] * 12]
@@ -241,11 +241,11 @@ def test_small_section_is_not_decoded_to_gigabytes() -> None:
 
 def test_slices_too_large_to_read_compressed_are_stored_flat(monkeypatch: pytest.MonkeyPatch) -> None:
     values = pa.array(np.arange(70_000) // 30, pa.int64())
-    packed = bitmap.build(keys_of(values, "long"))
+    packed = bitmap.build(convert_to_keys(values, "long"))
     monkeypatch.setattr(slices, "DECODED_MAX_BYTES", 10_000)
     with pytest.raises(ValueError, match="the limit is 10,000"):
         Section(memoryview(packed.section)).decode_slices()
-    flat = bitmap.build(keys_of(values, "long"))
+    flat = bitmap.build(convert_to_keys(values, "long"))
     blobs = [b"".join(bitmap.encode([item])) for item in (packed, flat)]
     assert list_answers(blobs[1], "long")
     monkeypatch.undo()

@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seamark.formats.index.kernels import _bloom
-from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.index.keys.arrow_keys import convert_to_keys
 from seamark.formats.index.keys.hashing import hash_key
-from seamark.formats.index.keys.keys import Keys, key_of
+from seamark.formats.index.keys.keys import Keys, make_key
 from seamark.formats.index.kinds.bloom import (
     FIXED_SIZE,
     Bloom,
@@ -27,8 +27,8 @@ from seamark.formats.index.kinds.bloom import (
     encode,
     filter_bits,
     hash_count,
-    header_size,
     merge,
+    read_header_size,
 )
 from tests.index.kinds.test_keys import COLUMNS, build_array, is_nan
 from tests.seeds import examples
@@ -39,11 +39,11 @@ def encode_blob(entries: list[FileBloom]) -> bytes:
 
 
 def build_long_keys(values: Any) -> Keys:
-    return keys_of(pa.array(np.asarray(values, dtype=np.int64)), "long")
+    return convert_to_keys(pa.array(np.asarray(values, dtype=np.int64)), "long")
 
 
 def hash_value(value: Any, kind: str = "long") -> Any:
-    return np.array([hash_key(key_of(value, kind), 0)], dtype=np.uint64)
+    return np.array([hash_key(make_key(value, kind), 0)], dtype=np.uint64)
 
 
 def slice_ranges(blob: bytes, ranges: list[tuple[int, int]]) -> list[bytes]:
@@ -52,9 +52,9 @@ def slice_ranges(blob: bytes, ranges: list[tuple[int, int]]) -> list[bytes]:
 
 def probe_remotely(blob: bytes, hashes: Any) -> Any:
     """Return an answer from the header and the bytes that a remote probe requests."""
-    header = blob[: header_size(blob[:FIXED_SIZE])]
+    header = blob[: read_header_size(blob[:FIXED_SIZE])]
     bloom = Bloom(header, len(blob))
-    return bloom.probe_bytes(hashes, slice_ranges(blob, bloom.byte_ranges(hashes)))
+    return bloom.probe_bytes(hashes, slice_ranges(blob, bloom.list_byte_ranges(hashes)))
 
 
 def draw_files(seed: int, sizes: list[int]) -> list[Any]:
@@ -68,7 +68,7 @@ def draw_files(seed: int, sizes: list[int]) -> list[Any]:
 @settings(max_examples=examples(40))
 def test_file_that_has_a_value_is_never_pruned(kind: str, data: st.DataObject) -> None:
     files = data.draw(st.lists(st.lists(st.one_of(st.none(), COLUMNS[kind][1]), max_size=60), min_size=1, max_size=6))
-    blob = encode_blob([build(keys_of(build_array(kind, values), kind)) for values in files])
+    blob = encode_blob([build(convert_to_keys(build_array(kind, values), kind)) for values in files])
     bloom = Bloom(blob)
     bloom.verify()
     assert bloom.files == len(files)
@@ -82,7 +82,7 @@ def test_file_that_has_a_value_is_never_pruned(kind: str, data: st.DataObject) -
 
 def test_zeros_of_both_signs_huge_strings_and_files_without_a_key() -> None:
     floats = encode_blob(
-        [build(keys_of(pa.array([value]), "double")) for value in (-0.0, 0.0, math.nan, None, math.inf)]
+        [build(convert_to_keys(pa.array([value]), "double")) for value in (-0.0, 0.0, math.nan, None, math.inf)]
     )
     for value, number in ((-0.0, 0), (0.0, 1), (math.inf, 4)):
         answers = Bloom(floats).probe(hash_value(value, "double"))
@@ -90,7 +90,7 @@ def test_zeros_of_both_signs_huge_strings_and_files_without_a_key() -> None:
         assert answers[2:4].tolist() == [0, 0]
     huge_text, wide_text = "x" * 2_000_000, "𝕏 é\0" * 50_000
     columns = [pa.array([huge_text]), pa.array([wide_text, None]), pa.array([], pa.string()), pa.nulls(3)]
-    texts = Bloom(encode_blob([build(keys_of(column, "string")) for column in columns]))
+    texts = Bloom(encode_blob([build(convert_to_keys(column, "string")) for column in columns]))
     assert texts.probe(hash_value(huge_text, "string")).tolist() == [1, 0, 0, 0]
     assert texts.probe(hash_value(wide_text, "string")).tolist() == [0, 1, 0, 0]
 
@@ -214,7 +214,7 @@ def test_reader_of_the_documented_format_finds_the_bits_of_each_file(count: int,
 
 def test_format_equals_that_of_earlier_versions() -> None:
     texts = [["a", "ß", ""], [], [str(i) for i in range(5_000)], [None, "a"], *[[str(i)] for i in range(200)]]
-    blob = encode_blob([build(keys_of(pa.array(text, pa.string()), "string")) for text in texts])
+    blob = encode_blob([build(convert_to_keys(pa.array(text, pa.string()), "string")) for text in texts])
     assert (len(blob), xxhash.xxh64_hexdigest(blob)) == GOLDEN
 
 
@@ -290,7 +290,7 @@ def test_remote_probe_reads_at_most_k_small_ranges_for_each_group() -> None:
     blob = encode_blob([build(build_long_keys(values)) for values in files])
     bloom = Bloom(blob)
     for value in files[0][:40].tolist():
-        ranges = bloom.byte_ranges(hash_value(value))
+        ranges = bloom.list_byte_ranges(hash_value(value))
         assert len(ranges) <= 2 * 7
         assert sum(length for _, length in ranges) <= 2 * 7 * (4096 + 4)
         assert ranges == sorted(ranges)
@@ -299,7 +299,7 @@ def test_remote_probe_reads_at_most_k_small_ranges_for_each_group() -> None:
 def test_bytes_from_another_position_are_rejected() -> None:
     blob = encode_blob([build(build_long_keys(values)) for values in draw_files(2, [1_000] * 300)])
     bloom, hashes = Bloom(blob), hash_value(5)
-    parts = slice_ranges(blob, bloom.byte_ranges(hashes))
+    parts = slice_ranges(blob, bloom.list_byte_ranges(hashes))
     parts[0], parts[1] = parts[1], parts[0]
     with pytest.raises(ValueError, match="checksum"):
         bloom.probe_bytes(hashes, parts)
@@ -335,7 +335,7 @@ def check_same_or_error(damaged_blob: bytes, hashes: list[Any], answers: Any) ->
 def test_flipped_bit_is_an_error_or_changes_no_answer(undamaged_index: tuple[bytes, list[Any], Any]) -> None:
     blob, hashes, answers = undamaged_index
     rng = np.random.default_rng(11)
-    places = [*range(header_size(blob) + 8), *rng.integers(0, len(blob), 600).tolist(), len(blob) - 1]
+    places = [*range(read_header_size(blob) + 8), *rng.integers(0, len(blob), 600).tolist(), len(blob) - 1]
     damage_reports = 0
     for place in places:
         damaged_bytes = bytearray(blob)
@@ -343,10 +343,10 @@ def test_flipped_bit_is_an_error_or_changes_no_answer(undamaged_index: tuple[byt
         hash_indexes = rng.permutation(len(hashes))[:5].tolist()
         some_hashes, expected = [hashes[i] for i in hash_indexes], [answers[i] for i in hash_indexes]
         damage_reports += check_same_or_error(bytes(damaged_bytes), some_hashes, expected) > 0
-        if place >= header_size(blob):
+        if place >= read_header_size(blob):
             with pytest.raises(ValueError, match="checksum"):
                 Bloom(bytes(damaged_bytes)).verify()
-    assert damage_reports > header_size(blob)
+    assert damage_reports > read_header_size(blob)
 
 
 def test_blob_that_is_too_short_or_too_long_is_rejected(undamaged_index: tuple[bytes, list[Any], Any]) -> None:
@@ -372,7 +372,7 @@ def test_wrong_header_with_a_valid_checksum_is_rejected_or_harmless(
 ) -> None:
     # A malicious writer computes valid checksums, so no header may make the kernels read outside their memory.
     blob, hashes, _ = undamaged_index
-    head = header_size(blob)
+    head = read_header_size(blob)
     rng = np.random.default_rng(13)
     refused_count = 0
     for _ in range(2_000):

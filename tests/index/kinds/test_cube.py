@@ -18,7 +18,7 @@ from seamark.formats.iceberg.types.schema import Field, Schema, StructType
 from seamark.formats.index.definitions import IndexDefinition, define, of_id
 from seamark.formats.index.keys.measures import parse_measure
 from seamark.formats.index.kinds.arrow_sizes import count_decoded_bytes, find_batches
-from seamark.formats.index.kinds.cube import CUBE, CubeEntries, SumOverflow, combine_groups, entry_schema
+from seamark.formats.index.kinds.cube import CUBE, CubeEntries, SumOverflow, build_entry_schema, combine_groups
 from seamark.formats.runtime.errors import BadRequest
 
 SCHEMA = Schema(
@@ -99,7 +99,7 @@ def test_entry_has_the_aggregates_that_duckdb_computes(dimensions: list[str]) ->
     definition = define_cube(dimensions, measures)
     rows = draw_rows(len(dimensions))
     entry = build(definition, rows)
-    assert entry.schema == entry_schema(definition.terms, definition.measures)
+    assert entry.schema == build_entry_schema(definition.terms, definition.measures)
     keys = [
         f"CAST(date_trunc('{term.transform}', {term.name}) AS {'DATE' if term.source == 'date' else 'TIMESTAMP'})"
         if term.transform != "identity"
@@ -404,7 +404,7 @@ def test_values_of_every_type_are_grouped(kind: str) -> None:
     groups = pa.Table.from_batches([entry, entry])
     functions = {"m0": "count", "m1": "count", **({"m2": "min", "m3": "max"} if is_compared else {})}
     combined = combine_groups(groups, functions)
-    assert combined.schema == entry.schema == entry_schema(definition.terms, definition.measures)
+    assert combined.schema == entry.schema == build_entry_schema(definition.terms, definition.measures)
     assert [row["m0"] for row in combined.to_pylist()] == [2, 2]
     nulls = {1: pa.chunked_array([pa.nulls(2)])}
     assert CUBE.build_aggregates(definition.terms, definition.measures, nulls, definition.parameters).num_rows == 1

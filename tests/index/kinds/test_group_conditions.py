@@ -12,8 +12,8 @@ import pytest
 from seamark.formats.iceberg.expressions import arrow_filters
 from seamark.formats.iceberg.expressions.arrow_filters import evaluate_filter, to_literals
 from seamark.formats.iceberg.expressions.binding import bind
-from seamark.formats.iceberg.expressions.expression import FALSE, TRUE, Bound, Or, predicates_of
-from seamark.formats.iceberg.expressions.expression_json import expression_json, parse_expression
+from seamark.formats.iceberg.expressions.expression import FALSE, TRUE, Bound, Or, collect_predicates
+from seamark.formats.iceberg.expressions.expression_json import encode_expression, parse_expression
 from seamark.formats.iceberg.expressions.sql import parse_sql
 from seamark.formats.iceberg.types.schema import Field, Schema
 from seamark.formats.index.keys.group_conditions import make_group_schema, rename_condition, to_group_condition
@@ -77,7 +77,7 @@ def test_groups_with_a_needed_row_meet_the_condition() -> None:
         where = bind(parse_sql(text, COLUMNS).expression, COLUMNS, (), case_sensitive=True)
         condition = to_group_condition(where, terms)
         # A client sends the condition as JSON.
-        expression = parse_expression(expression_json(condition))
+        expression = parse_expression(encode_expression(condition))
         assert bind(expression, make_group_schema(terms), (), case_sensitive=True) == condition, (seed, text)
 
         def group_selected(selected: pa.Table, terms: Any = terms) -> pa.Table:
@@ -105,7 +105,7 @@ def test_condition_on_a_dimension_table_selects_by_its_attributes() -> None:
         parse_sql("name = 'a' AND (n = 1 OR price > 1.0)", COLUMNS).expression, COLUMNS, (), case_sensitive=True
     )
     condition = rename_condition(where, lambda predicate: {"name": 2, "n": 0, "price": 1}.get(predicate.name))
-    assert [(one.name, one.column_id) for one in predicates_of(condition)] == [("d2", 3)], (
+    assert [(one.name, one.column_id) for one in collect_predicates(condition)] == [("d2", 3)], (
         "only the engine compares NaN"
     )
     assert rename_condition(where, lambda _: None) == TRUE
@@ -125,7 +125,7 @@ def test_filter_transforms_the_values_of_a_column_once(monkeypatch: pytest.Monke
         parse_sql("year(day) = 2026 OR year(day) = 2024", COLUMNS).expression, COLUMNS, (), case_sensitive=True
     )
     days = pa.array([date(2026, 1, 1), date(2025, 1, 1), date(2024, 1, 1)])
-    predicates = predicates_of(where)
+    predicates = collect_predicates(where)
     assert {one.transform for one in predicates} == {"year"}
     assert evaluate_filter(Or(tuple(predicates) * 2), {2: days}, 3).tolist() == [True, False, True]
     assert transformed == ["date"]

@@ -12,9 +12,9 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seamark.formats.index.keys.arrow_keys import keys_of
-from seamark.formats.index.keys.hashing import compute_checksum, file_ids, hash_key, hash_keys, hash_rows
-from seamark.formats.index.keys.keys import Keys, key_of
+from seamark.formats.index.keys.arrow_keys import convert_to_keys
+from seamark.formats.index.keys.hashing import compute_checksum, compute_file_ids, hash_key, hash_keys, hash_rows
+from seamark.formats.index.keys.keys import Keys, make_key
 from tests.seeds import examples
 
 SEEDS = st.sampled_from([0, 1, 2**32 - 1, 2**64 - 1])
@@ -61,9 +61,9 @@ def test_codes_hash_as_their_eight_bytes(codes: list[int], seed: int) -> None:
 @given(texts=st.lists(st.text(max_size=80), max_size=30), seed=SEEDS, skipped=st.integers(0, 5))
 @settings(max_examples=examples(100))
 def test_strings_hash_as_their_bytes_and_as_the_key_of_the_literal(texts: list[str], seed: int, skipped: int) -> None:
-    hashes = hash_keys(keys_of(pa.array(texts, pa.string()).slice(skipped), "string"), seed).tolist()
+    hashes = hash_keys(convert_to_keys(pa.array(texts, pa.string()).slice(skipped), "string"), seed).tolist()
     assert hashes == [xxhash.xxh64_intdigest(text.encode(), seed) for text in texts[skipped:]]
-    assert hashes == [hash_key(key_of(text, "string"), seed) for text in texts[skipped:]]
+    assert hashes == [hash_key(make_key(text, "string"), seed) for text in texts[skipped:]]
 
 
 def encode_row(kinds: list[str], row: tuple[Any, ...]) -> bytes:
@@ -75,7 +75,7 @@ def encode_row(kinds: list[str], row: tuple[Any, ...]) -> bytes:
         elif value != value:
             spelt += b"\xfe\xff\xff\xff"
         else:
-            key = key_of(value, kind)
+            key = make_key(value, kind)
             data = struct.pack("<Q", key) if isinstance(key, int) else key
             spelt += struct.pack("<I", len(data)) + data
     return spelt
@@ -96,7 +96,9 @@ def encode_row(kinds: list[str], row: tuple[Any, ...]) -> bytes:
 @settings(max_examples=examples(150))
 def test_composite_keys_hash_lengths_and_bytes_alternately(rows: list[Any], columns: list[int], seed: int) -> None:
     kinds, types = ["int", "string", "double"], [pa.int32(), pa.string(), pa.float64()]
-    parts = [keys_of(pa.array([row[at] for row in rows], types[at], from_pandas=False), kinds[at]) for at in columns]
+    parts = [
+        convert_to_keys(pa.array([row[at] for row in rows], types[at], from_pandas=False), kinds[at]) for at in columns
+    ]
     expected = [
         xxhash.xxh64_intdigest(encode_row([kinds[at] for at in columns], tuple(row[at] for at in columns)), seed)
         for row in rows
@@ -108,11 +110,11 @@ def test_composite_keys_hash_lengths_and_bytes_alternately(rows: list[Any], colu
 @settings(max_examples=examples(100))
 def test_key_of_one_column_without_nulls_hashes_its_length_and_code(values: list[int], seed: int) -> None:
     expected = [xxhash.xxh64_intdigest(encode_row(["long"], (value,)), seed) for value in values]
-    assert hash_rows([keys_of(pa.array(values, pa.int64()), "long")], seed).tolist() == expected
+    assert hash_rows([convert_to_keys(pa.array(values, pa.int64()), "long")], seed).tolist() == expected
 
 
 def test_columns_of_a_composite_key_need_the_same_rows() -> None:
-    keys, other = keys_of(pa.array([1, 2]), "long"), keys_of(pa.array([1]), "long")
+    keys, other = convert_to_keys(pa.array([1, 2]), "long"), convert_to_keys(pa.array([1]), "long")
     with pytest.raises(ValueError, match=r"\[1, 2\] rows"):
         hash_rows([keys, other], 0)
 
@@ -137,11 +139,11 @@ def test_file_identity_depends_on_path_size_and_records(files: list[tuple[str, i
         for path, size, records in files
     ]
     paths, sizes, records = ([file[at] for file in files] for at in range(3))
-    ids = file_ids(paths, np.array(sizes, dtype=np.uint64), np.array(records, dtype=np.uint64))
+    ids = compute_file_ids(paths, np.array(sizes, dtype=np.uint64), np.array(records, dtype=np.uint64))
     assert ids.shape == (len(files), 2)
     assert [tuple(row) for row in ids.tolist()] == expected
 
 
 def test_files_without_a_size_are_rejected() -> None:
     with pytest.raises(ValueError, match="2 paths have 1 sizes"):
-        file_ids(["a", "b"], [1], [1, 2])
+        compute_file_ids(["a", "b"], [1], [1, 2])

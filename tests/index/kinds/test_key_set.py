@@ -14,20 +14,20 @@ import pytest
 
 from seamark.formats.index.kernels._rows import any_row
 from seamark.formats.index.keys import key_set
-from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.index.keys.arrow_keys import convert_to_keys
 from seamark.formats.index.keys.key_set import KeySet, KeySpan
-from seamark.formats.index.keys.keys import mask_of
+from seamark.formats.index.keys.keys import unpack_bits
 from seamark.formats.index.keys.ranks import Distinct, rank_keys
 from seamark.formats.index.kinds import bitmap
 from tests.seeds import quick
 
 
 def build_key_set(values: list[Any], kind: str, arrow: pa.DataType) -> KeySet:
-    return KeySet(kind, rank_keys(keys_of(pa.array(values, arrow), kind))[0])
+    return KeySet(kind, rank_keys(convert_to_keys(pa.array(values, arrow), kind))[0])
 
 
 def open_bitmap(files: list[list[Any]], kind: str, arrow: pa.DataType) -> bitmap.Bitmap:
-    entries = [bitmap.build(keys_of(pa.array(values, arrow), kind)) for values in files]
+    entries = [bitmap.build(convert_to_keys(pa.array(values, arrow), kind)) for values in files]
     return bitmap.Bitmap(memoryview(b"".join(bytes(part) for part in bitmap.encode(entries))))
 
 
@@ -51,12 +51,12 @@ def test_bitmap_index_finds_files_and_rows_by_many_keys(seed: int, monkeypatch: 
     assert index.files_with_keys(keys).tolist() == [int(any(value in expected for value in values)) for values in files]
     assert not index.has_only(keys) or all(value in expected for values in files for value in values)
     for number, values in enumerate(files):
-        row_mask = mask_of(index.rows_with_keys(number, keys), len(values)).tolist()
+        row_mask = unpack_bits(index.find_rows_with_keys(number, keys), len(values)).tolist()
         assert row_mask == [value in expected for value in values]
         among = rng.choices([True, False], k=len(values))
-        bits = keys_of(pa.array([1 if item else None for item in among], pa.int64()), "long").valid
+        bits = convert_to_keys(pa.array([1 if item else None for item in among], pa.int64()), "long").valid
         if bits is not None:
-            row_mask = mask_of(index.rows_with_keys(number, keys, bits), len(values)).tolist()
+            row_mask = unpack_bits(index.find_rows_with_keys(number, keys, bits), len(values)).tolist()
             assert row_mask == [value in expected and there for value, there in zip(values, among, strict=True)]
 
 
@@ -116,17 +116,17 @@ def test_parts_that_do_not_fit_together_are_rejected() -> None:
 
 def test_keys_of_another_type_represent_the_same_values() -> None:
     longs = build_key_set([-(2**40), -5, 7, 2**31 - 1, 2**31], "long", pa.int64())
-    ints = longs.of_kind("int")
+    ints = longs.convert_to_kind("int")
     assert [ints.at(place) - (1 << 63) for place in range(len(ints))] == [-5, 7, 2**31 - 1]  # type: ignore[operator]
-    assert ints.of_kind("long").digest == build_key_set([-5, 7, 2**31 - 1], "long", pa.int64()).digest
+    assert ints.convert_to_kind("long").digest == build_key_set([-5, 7, 2**31 - 1], "long", pa.int64()).digest
     short = build_key_set([-3, 0, 12], "decimal(9, 2)", pa.decimal128(9, 2))
-    wide_set = short.of_kind("decimal(30, 2)")
+    wide_set = short.convert_to_kind("decimal(30, 2)")
     assert wide_set.digest == build_key_set([-3, 0, 12], "decimal(30, 2)", pa.decimal128(30, 2)).digest
-    assert wide_set.of_kind("decimal(9, 2)").digest == short.digest
-    beyond = build_key_set([10**25, 4], "decimal(30, 2)", pa.decimal128(30, 2)).of_kind("decimal(9, 2)")
+    assert wide_set.convert_to_kind("decimal(9, 2)").digest == short.digest
+    beyond = build_key_set([10**25, 4], "decimal(30, 2)", pa.decimal128(30, 2)).convert_to_kind("decimal(9, 2)")
     assert len(beyond) == 1
     assert (
-        wide_set.of_kind("decimal(20, 2)").digest
+        wide_set.convert_to_kind("decimal(20, 2)").digest
         == build_key_set([-3, 0, 12], "decimal(20, 2)", pa.decimal128(20, 2)).digest
     )
 
@@ -134,7 +134,7 @@ def test_keys_of_another_type_represent_the_same_values() -> None:
 def test_digests_differ_by_type_and_by_every_key() -> None:
     keys = build_key_set([1, 2, 300], "long", pa.int64())
     assert keys.digest == build_key_set([300, 2, 1, 1], "long", pa.int64()).digest
-    assert len({keys.digest, keys.of_kind("int").digest, build_key_set([1, 2], "long", pa.int64()).digest}) == 3
+    assert len({keys.digest, keys.convert_to_kind("int").digest, build_key_set([1, 2], "long", pa.int64()).digest}) == 3
 
 
 def test_keys_too_long_to_be_distinguished_are_rejected() -> None:

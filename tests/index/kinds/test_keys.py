@@ -16,17 +16,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.index.keys.arrow_keys import convert_to_keys
 from seamark.formats.index.keys.keys import (
     CODE_MAX,
     Key,
     KeyRange,
     KeyRanges,
     Keys,
-    bits_of,
     has_codes,
-    key_of,
-    mask_of,
+    make_key,
+    pack_mask,
+    unpack_bits,
 )
 from tests.seeds import examples
 
@@ -89,8 +89,8 @@ def check(keys: Keys, kind: str, values: list[Any]) -> None:
     """Check the keys of these values, and the promises of `Keys` about nulls and NaNs."""
     rows = len(values)
     assert (keys.kind, keys.rows) == (kind, rows)
-    valid = [True] * rows if keys.valid is None else mask_of(keys.valid, rows).tolist()
-    nan = [False] * rows if keys.nan is None else mask_of(keys.nan, rows).tolist()
+    valid = [True] * rows if keys.valid is None else unpack_bits(keys.valid, rows).tolist()
+    nan = [False] * rows if keys.nan is None else unpack_bits(keys.nan, rows).tolist()
     assert valid == [value is not None for value in values]
     assert nan == [is_nan(value) for value in values]
     for bits in (keys.valid, keys.nan):
@@ -150,7 +150,7 @@ def test_keys_equal_the_values_of_each_row_in_every_layout(kind: str, data: st.D
     values = data.draw(st.lists(st.one_of(st.none(), COLUMNS[kind][1]), max_size=150))
     for name, array in list_layouts(build_array(kind, values)).items():
         try:
-            check(keys_of(array, kind), kind, values)
+            check(convert_to_keys(array, kind), kind, values)
         except AssertionError as error:
             raise AssertionError(name) from error
 
@@ -161,7 +161,7 @@ def test_keys_equal_the_values_of_each_row_in_every_layout(kind: str, data: st.D
 def test_literal_has_the_key_of_the_column_value_and_keeps_its_order(kind: str, data: st.DataObject) -> None:
     values = COLUMNS[kind][1].filter(lambda value: not is_nan(value))
     first, other = data.draw(values), data.draw(values)
-    keys: list[Any] = [key_of(first, kind), key_of(other, kind)]
+    keys: list[Any] = [make_key(first, kind), make_key(other, kind)]
     assert keys == [compute_documented_key(kind, first), compute_documented_key(kind, other)]
     if first != other:
         # Code points of strings have the order of their UTF-8.
@@ -169,7 +169,7 @@ def test_literal_has_the_key_of_the_column_value_and_keeps_its_order(kind: str, 
 
 
 def test_zeros_of_both_signs_have_adjacent_keys() -> None:
-    minus, plus = key_of(-0.0, "double"), key_of(0.0, "float")
+    minus, plus = make_key(-0.0, "double"), make_key(0.0, "float")
     assert isinstance(minus, int)
     assert plus == minus + 1
     assert KeyRanges("double", (KeyRange(minus, plus),)).points == (minus, plus)
@@ -179,27 +179,31 @@ def test_bytes_under_a_null_are_ignored() -> None:
     # In Arrow a null may have arbitrary bytes.
     offsets, heap = pa.py_buffer(np.array([0, 2, 4, 6], dtype=np.int32)), pa.py_buffer(b"aabbcc")
     array = pa.Array.from_buffers(pa.string(), 3, [pa.py_buffer(b"\x05"), offsets, heap])
-    check(keys_of(array, "string"), "string", ["aa", None, "cc"])
+    check(convert_to_keys(array, "string"), "string", ["aa", None, "cc"])
     numbers = pa.Array.from_buffers(pa.int64(), 3, [pa.py_buffer(b"\x05"), pa.py_buffer(np.arange(5, 8))])
-    check(keys_of(numbers, "long"), "long", [5, None, 7])
+    check(convert_to_keys(numbers, "long"), "long", [5, None, 7])
     fixed = pa.Array.from_buffers(pa.binary(2), 3, [pa.py_buffer(b"\x05"), heap])
-    check(keys_of(fixed, "fixed[2]"), "fixed[2]", [b"aa", None, b"cc"])
+    check(convert_to_keys(fixed, "fixed[2]"), "fixed[2]", [b"aa", None, b"cc"])
 
 
 @pytest.mark.parametrize("kind", [*COLUMNS, "unknown"])
 def test_column_of_only_nulls_has_no_type_of_its_own(kind: str) -> None:
-    check(keys_of(pa.nulls(70), kind), kind, [None] * 70)
-    check(keys_of(pa.chunked_array([], pa.null()), kind), kind, [])
+    check(convert_to_keys(pa.nulls(70), kind), kind, [None] * 70)
+    check(convert_to_keys(pa.chunked_array([], pa.null()), kind), kind, [])
 
 
 def test_values_from_before_a_promotion_have_the_keys_of_the_wider_type() -> None:
-    check(keys_of(pa.array([-5, 7], pa.int32()), "long"), "long", [-5, 7])
-    check(keys_of(pa.array([0.1, math.nan], pa.float32()), "double"), "double", [float(np.float32(0.1)), math.nan])
-    check(keys_of(pa.array([Decimal("-1.50")], pa.decimal32(5, 2)), "decimal(9, 2)"), "decimal(9, 2)", [-150])
-    check(keys_of(pa.array([Decimal("1e-10")], pa.decimal64(15, 10)), "decimal(38, 10)"), "decimal(38, 10)", [1])
+    check(convert_to_keys(pa.array([-5, 7], pa.int32()), "long"), "long", [-5, 7])
+    check(
+        convert_to_keys(pa.array([0.1, math.nan], pa.float32()), "double"), "double", [float(np.float32(0.1)), math.nan]
+    )
+    check(convert_to_keys(pa.array([Decimal("-1.50")], pa.decimal32(5, 2)), "decimal(9, 2)"), "decimal(9, 2)", [-150])
+    check(
+        convert_to_keys(pa.array([Decimal("1e-10")], pa.decimal64(15, 10)), "decimal(38, 10)"), "decimal(38, 10)", [1]
+    )
     days = pa.array([datetime.date(1969, 12, 31)])
-    check(keys_of(days, "timestamp"), "timestamp", [-86_400_000_000])
-    check(keys_of(days.cast(pa.date64()), "date"), "date", [-1])
+    check(convert_to_keys(days, "timestamp"), "timestamp", [-86_400_000_000])
+    check(convert_to_keys(days.cast(pa.date64()), "date"), "date", [-1])
 
 
 @pytest.mark.parametrize(("unit", "factor"), [("s", 1_000_000), ("ms", 1_000), ("us", 1), ("ns", 0.001)])
@@ -207,24 +211,24 @@ def test_timestamps_of_any_unit_are_converted_to_the_unit_of_the_column(unit: st
     array = pa.array([-1_000, None, 5_000], pa.int64()).view(pa.timestamp(unit, "Europe/Paris"))
     counts = [-1_000 * factor, None, 5_000 * factor]
     integer_counts = [None if count is None else int(count) for count in counts]
-    check(keys_of(array, "timestamptz"), "timestamptz", integer_counts)
+    check(convert_to_keys(array, "timestamptz"), "timestamptz", integer_counts)
     if unit == "ns":
-        check(keys_of(array, "timestamptz_ns"), "timestamptz_ns", [-1_000, None, 5_000])
+        check(convert_to_keys(array, "timestamptz_ns"), "timestamptz_ns", [-1_000, None, 5_000])
         return
     with pytest.raises(ValueError, match="does not have values of type timestamptz_ns"):
-        keys_of(array, "timestamptz_ns")
+        convert_to_keys(array, "timestamptz_ns")
 
 
 def test_uuids_of_the_extension_type_are_their_bytes() -> None:
     uuid = UUID(int=2**100 + 7)
-    check(keys_of(pa.array([uuid.bytes, None], pa.uuid()), "uuid"), "uuid", [uuid.bytes, None])
+    check(convert_to_keys(pa.array([uuid.bytes, None], pa.uuid()), "uuid"), "uuid", [uuid.bytes, None])
 
 
 def test_huge_strings_and_runs_are_read() -> None:
     values = ["x" * 3_000_000, "", "é" * 100_000]
-    check(keys_of(pa.array(values), "string"), "string", values)
+    check(convert_to_keys(pa.array(values), "string"), "string", values)
     runs = pa.RunEndEncodedArray.from_arrays(pa.array([3, 5], pa.int32()), pa.array([7, 8], pa.int64()))
-    check(keys_of(runs, "long"), "long", [7, 7, 7, 8, 8])
+    check(convert_to_keys(runs, "long"), "long", [7, 7, 7, 8, 8])
 
 
 @pytest.mark.parametrize(
@@ -255,16 +259,16 @@ def test_huge_strings_and_runs_are_read() -> None:
 )
 def test_column_with_values_of_another_type_is_rejected(array: pa.Array, kind: str) -> None:
     with pytest.raises(ValueError, match="type"):
-        keys_of(array, kind)
+        convert_to_keys(array, kind)
 
 
 def test_invalid_bytes_under_a_null_are_accepted() -> None:
     wide_array = pa.Array.from_buffers(pa.float64(), 2, [pa.py_buffer(b"\x02"), pa.py_buffer(np.array([0.1, 0.5]))])
-    check(keys_of(wide_array, "float"), "float", [None, 0.5])
+    check(convert_to_keys(wide_array, "float"), "float", [None, 0.5])
     array = pa.Array.from_buffers(
         pa.timestamp("ns"), 2, [pa.py_buffer(b"\x02"), pa.py_buffer(np.array([1_001, 5_000], dtype=np.int64))]
     )
-    check(keys_of(array, "timestamp"), "timestamp", [None, 5])
+    check(convert_to_keys(array, "timestamp"), "timestamp", [None, 5])
 
 
 @pytest.mark.parametrize(
@@ -284,16 +288,16 @@ def test_invalid_bytes_under_a_null_are_accepted() -> None:
 )
 def test_literal_without_a_key_is_rejected(value: Any, kind: str) -> None:
     with pytest.raises(ValueError, match=r"NaN has no key|is not a value of type"):
-        key_of(value, kind)
+        make_key(value, kind)
 
 
 def test_bit_and_mask_conversions_are_inverse() -> None:
     for rows in (0, 1, 63, 64, 65, 1000):
         mask = np.random.default_rng(rows).random(rows) < 0.5
-        bits = bits_of(mask)
+        bits = pack_mask(mask)
         assert len(bits) == math.ceil(rows / 64)
         assert [bool(int(bits[row // 64]) >> (row % 64) & 1) for row in range(rows)] == mask.tolist()
-        assert mask_of(bits, rows).tolist() == mask.tolist()
+        assert unpack_bits(bits, rows).tolist() == mask.tolist()
 
 
 SMALL_CODES = st.one_of(st.integers(0, 12), st.integers(CODE_MAX - 3, CODE_MAX))

@@ -23,10 +23,10 @@ from seamark.formats.index.packing import (
     Longs,
     Packed,
     PackedColumn,
-    form_of,
-    key_of,
-    source_of,
-    value_of,
+    decode_value,
+    encode_key,
+    get_form,
+    get_source_code,
 )
 from tests.seeds import examples
 
@@ -72,7 +72,7 @@ def pack_spans(
     kind: str, heap: bytes | bytearray, spans: Spans, *, absent_low: bool
 ) -> tuple[PackedColumn, Packed] | None:
     packer = Packer(to_byte_array(heap), len(spans.starts))
-    number = packer.bounds(source_of(kind), spans.starts, spans.lengths, absent_low=absent_low)
+    number = packer.bounds(get_source_code(kind), spans.starts, spans.lengths, absent_low=absent_low)
     memory = np.frombuffer(packer.pack(), dtype=np.uint8)
     packed_span = packer.packed(number)
     if packed_span is None:
@@ -97,11 +97,11 @@ def test_every_value_and_gap_survives_packing(kind: str, data: st.DataObject) ->
     if column is None or packed_span is None:
         assert all(value is None for value in values)
         return
-    form = form_of(kind)
+    form = get_form(kind)
     assert form is not None
     for row, value in enumerate(values):
         key = column.key(row)
-        decoded_value = None if key is None else value_of(form, kind, key)
+        decoded_value = None if key is None else decode_value(form, kind, key)
         assert decoded_value == value
         if isinstance(value, float) and isinstance(decoded_value, float):
             assert math.copysign(1, decoded_value) == math.copysign(1, value)
@@ -113,9 +113,9 @@ def test_every_value_and_gap_survives_packing(kind: str, data: st.DataObject) ->
 @given(data=st.data())
 def test_keys_have_the_order_of_their_values(kind: str, data: st.DataObject) -> None:
     first, other = data.draw(VALUES[kind]), data.draw(VALUES[kind])
-    form = form_of(kind)
+    form = get_form(kind)
     assert form is not None
-    left, right = key_of(form, kind, first), key_of(form, kind, other)
+    left, right = encode_key(form, kind, first), encode_key(form, kind, other)
     if kind == "string":
         assert isinstance(first, str)
         assert isinstance(other, str)
@@ -197,7 +197,7 @@ def test_nan_is_not_used_as_a_bound() -> None:
 
 
 def test_types_without_an_order_have_no_packed_form() -> None:
-    assert [form_of(kind) for kind in ("variant", "geometry", "geography", "unknown", "struct")] == [None] * 5
+    assert [get_form(kind) for kind in ("variant", "geometry", "geography", "unknown", "struct")] == [None] * 5
 
 
 def test_decimal_too_long_for_its_type_is_dropped() -> None:
@@ -214,8 +214,8 @@ def test_decimal_may_repeat_its_sign_bytes() -> None:
 def test_literal_outside_the_decimals_is_outside_all_packed_decimals(literal: int) -> None:
     """Truncation can produce decimals beyond their precision, so such literals are bound."""
     kind = "decimal(38, 0)"
-    edges = [key_of(Form.STRINGS, kind, edge) for edge in (-(10**38) + 1, 10**38 - 1)]
-    key = key_of(Form.STRINGS, kind, literal)
+    edges = [encode_key(Form.STRINGS, kind, edge) for edge in (-(10**38) + 1, 10**38 - 1)]
+    key = encode_key(Form.STRINGS, kind, literal)
     assert isinstance(key, bytes)
     assert len(key) == 16
     assert all((key > edge) == (literal > 0) and key != edge for edge in edges)  # type: ignore[operator]
@@ -327,7 +327,7 @@ def test_manifest_of_columns_survives_packing(data: st.DataObject) -> None:
     packer = Packer(to_byte_array(heap), rows)
     record_count = packer.longs(np.array(records, dtype=np.int64), absent_low=True)
     numbers = [
-        packer.column(source_of(kind), counts, lower, upper, record_count)  # type: ignore[arg-type]
+        packer.column(get_source_code(kind), counts, lower, upper, record_count)  # type: ignore[arg-type]
         for kind, counts, (lower, upper) in zip(kinds, given_counts, given_bounds, strict=True)
     ]
     memory = np.frombuffer(packer.pack(), dtype=np.uint8)
@@ -335,14 +335,14 @@ def test_manifest_of_columns_survives_packing(data: st.DataObject) -> None:
     for kind, (counts, sides), number in zip(kinds, results, numbers, strict=True):
         lower, upper, packed_counts, *known_entry = packer.entry(number)
         for fields, side in zip((lower, upper), sides, strict=True):
-            form = form_of(kind)
+            form = get_form(kind)
             if form is None or fields is None:
                 assert fields is None
                 assert form is None or all(value is None for value in side)
                 continue
             column = PackedColumn(memory, Packed(*fields), rows)
             keys = [column.key(row) for row in range(rows)]
-            assert [None if key is None else value_of(form, kind, key) for key in keys] == side
+            assert [None if key is None else decode_value(form, kind, key) for key in keys] == side
         real = [[None if count is not None and count < 0 else count for count in item] for item in counts]
         for fields, packed_count in zip(packed_counts, real, strict=True):
             if fields is None:
@@ -372,9 +372,9 @@ def test_incompatible_columns_are_rejected() -> None:
     with pytest.raises(ValueError, match="a row of its own"):
         packer.column(0, empty_key, (rows, values[:1], lengths[:1]), None)
     with pytest.raises(ValueError, match="a start and a length"):
-        packer.bounds(source_of("string"), values, lengths[:1], absent_low=True)
+        packer.bounds(get_source_code("string"), values, lengths[:1], absent_low=True)
     with pytest.raises(ValueError, match="each row"):
-        packer.bounds(source_of("string"), values[:1], lengths[:1], absent_low=True)
+        packer.bounds(get_source_code("string"), values[:1], lengths[:1], absent_low=True)
     with pytest.raises(ValueError, match="each value"):
         packer.longs(values, np.ones(1, dtype=np.uint8), absent_low=True)
     with pytest.raises(ValueError, match="no such job"):

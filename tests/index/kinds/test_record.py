@@ -21,9 +21,9 @@ import pyarrow as pa
 import pytest
 
 from seamark.formats.index.kernels._record import row_hash, sorted_run
-from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.index.keys.arrow_keys import convert_to_keys
 from seamark.formats.index.keys.hashing import compute_checksum, hash_rows
-from seamark.formats.index.keys.keys import Keys, key_of
+from seamark.formats.index.keys.keys import Keys, make_key
 from seamark.formats.index.kinds.record import Fences, FileRecords, RecordBlob, build, encode, merge
 from tests.seeds import quick
 
@@ -70,7 +70,8 @@ class Lake:
     def keys(self, rows: Rows) -> list[Keys]:
         columns = [[row[at] for row in rows] for at in range(len(self.kinds))]
         return [
-            keys_of(pa.array(column, DRAWS[kind][0]), kind) for kind, column in zip(self.kinds, columns, strict=True)
+            convert_to_keys(pa.array(column, DRAWS[kind][0]), kind)
+            for kind, column in zip(self.kinds, columns, strict=True)
         ]
 
     def record(self, files: Iterable[int]) -> RecordBlob:
@@ -118,7 +119,7 @@ def look_up_remotely(record: RecordBlob, hi: Any, lo: Any) -> tuple[Any, Any, An
     blob = encode_blob(record)
     tail = blob[-Fences.directory_bytes(blob[-64:], len(blob)) :]
     fences = Fences(tail, len(blob))
-    pages = [blob[offset : offset + length] for offset, length in fences.page_ranges(hi, lo)]
+    pages = [blob[offset : offset + length] for offset, length in fences.list_page_ranges(hi, lo)]
     return fences.lookup_bytes(hi, lo, pages)
 
 
@@ -217,13 +218,13 @@ def draw_uniform_hashes(rows: int, seed: int = 0) -> tuple[Any, Any]:
 def test_remote_lookup_reads_one_or_two_pages() -> None:
     hi, lo = draw_uniform_hashes(100_000)
     record = open_record(encode([FileRecords(sorted_run(hi, lo))]))
-    reads = [record.fences.page_ranges(hi[at : at + 1], lo[at : at + 1]) for at in range(0, len(hi), 50)]
+    reads = [record.fences.list_page_ranges(hi[at : at + 1], lo[at : at + 1]) for at in range(0, len(hi), 50)]
     assert {len(read) for read in reads} == {1}
     assert {read[0][1] for read in reads} == {PAGE, 2 * PAGE}
     assert sum(read[0][1] for read in reads) < 1.02 * PAGE * len(reads)
     absent_hashes, _ = draw_uniform_hashes(1000, seed=1)
-    assert {len(record.fences.page_ranges(item, item)) for item in absent_hashes.reshape(-1, 1)} == {1}
-    all_ranges = record.fences.page_ranges(hi, lo)
+    assert {len(record.fences.list_page_ranges(item, item)) for item in absent_hashes.reshape(-1, 1)} == {1}
+    all_ranges = record.fences.list_page_ranges(hi, lo)
     assert all_ranges == [(0, len(record.memory))]
 
 
@@ -234,7 +235,7 @@ def test_entry_takes_little_more_than_24_bytes() -> None:
 def test_index_without_entries_finds_no_file() -> None:
     for record in (
         open_record(encode([])),
-        open_record(encode([build([keys_of(pa.array([], pa.int64()), "long")])] * 3)),
+        open_record(encode([build([convert_to_keys(pa.array([], pa.int64()), "long")])] * 3)),
     ):
         assert (record.count, record.find(1, 2), matches(record.lookup(*draw_uniform_hashes(5)))) == (0, [], [])
         assert matches(look_up_remotely(record, *draw_uniform_hashes(5))) == []
@@ -360,7 +361,7 @@ def test_damaged_page_affects_only_its_lookups_and_is_never_merged() -> None:
             record.find(int(hi[damaged_row]), int(lo[damaged_row]))
     with pytest.raises(ValueError, match="page 2 does not match its checksum"):
         b"".join(merge([(record, np.ones(1, bool))]))
-    spans = [bytes(blob[at : at + size]) for at, size in record.fences.page_ranges(hi, lo)]
+    spans = [bytes(blob[at : at + size]) for at, size in record.fences.list_page_ranges(hi, lo)]
     with pytest.raises(ValueError, match="page 2 does not match"):
         record.fences.lookup_bytes(hi, lo, spans)
 
@@ -435,9 +436,9 @@ def test_bytes_of_a_record_blob_never_change() -> None:
     If this test fails, raise the version of the format. Do not adapt the test.
     """
     text = [f"key {number % 300}" if number % 7 else None for number in range(1000)]
-    columns = [keys_of(pa.array(range(1000), pa.int64()), "long"), keys_of(pa.array(text), "string")]
-    other_keys = [keys_of(pa.array([5], pa.int64()), "long"), keys_of(pa.array(["key 5"]), "string")]
+    columns = [convert_to_keys(pa.array(range(1000), pa.int64()), "long"), convert_to_keys(pa.array(text), "string")]
+    other_keys = [convert_to_keys(pa.array([5], pa.int64()), "long"), convert_to_keys(pa.array(["key 5"]), "string")]
     blob = b"".join(encode([build(columns), build(other_keys)]))
     record = RecordBlob(memoryview(blob))
-    assert record.find(*row_hash([key_of(5, "long"), b"key 5"])) == [(0, 5), (1, 0)]
+    assert record.find(*row_hash([make_key(5, "long"), b"key 5"])) == [(0, 5), (1, 0)]
     assert hashlib.sha256(blob).hexdigest() == "33368500a56fbe0fe7148d3228b69d579b4846c96f0ac980121e0ea71f96b701"

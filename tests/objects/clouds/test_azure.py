@@ -13,7 +13,7 @@ import pytest
 from seamark.connector.client.storage import use_keys
 from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.errors import BadRequest, ConfigError, RetryLater, StorageError
-from seamark.formats.storage.locations import normalize_location, parse_location, spellings
+from seamark.formats.storage.locations import list_spellings, normalize_location, parse_location
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.objects.warehouse import Warehouse
@@ -103,7 +103,7 @@ def test_spellings_of_one_azure_location_are_equal() -> None:
     ):
         assert parse_location(text) == normalized
         assert normalize_location(text).rstrip("/") == str(normalized)
-    assert "wasbs://data@account.blob.core.windows.net/lake/t" in spellings(str(normalized))
+    assert "wasbs://data@account.blob.core.windows.net/lake/t" in list_spellings(str(normalized))
     assert parse_location("abfss://data@account.dfs.core.windows.net/A") != parse_location(
         "abfss://data@account.dfs.core.windows.net/a"
     )

@@ -28,12 +28,12 @@ from seamark.formats.runtime.clock import SimulatedClock, SystemClock
 from seamark.formats.runtime.errors import ConfigError, RetryLater, StorageError
 from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.objects.clouds import azure_sas
-from seamark.metaserver.objects.clouds.azure_sas import SasIssuer, expiry_ms
+from seamark.metaserver.objects.clouds.azure_sas import SasIssuer, compute_expiry_ms
 from seamark.metaserver.objects.clouds.azure_storage import AzureStorage
 from seamark.metaserver.objects.clouds.gcs_access import check_key, restrict_token
 from seamark.metaserver.objects.clouds.gcs_storage import GoogleStorage
 from seamark.metaserver.objects.clouds.issued_keys import IssuedKeys, KeyCache
-from seamark.metaserver.objects.storages import access_stamp, keys_stamp
+from seamark.metaserver.objects.storages import access_stamp, compute_keys_stamp
 from seamark.metaserver.settings.settings import Settings
 from tests.services.authority import Authority
 from tests.services.clouds.azurite import ACCOUNT_KEY, HOST, run_azurite
@@ -90,21 +90,23 @@ def test_user_delegation_sas_of_azure_is_signed_with_the_key_that_azure_issued(
 
 async def test_clients_get_a_sas_unless_they_ask_for_something_else() -> None:
     storage, settings = AzureStorage(SimulatedClock(1)), Settings(azure_account_key=ACCOUNT_KEY)
-    config, credentials = await storage.client_access(settings, TABLE, delegation=None, sign_path="s")
+    config, credentials = await storage.grant_client_access(settings, TABLE, delegation=None, sign_path="s")
     assert (config, credentials) == ({"adls.account-name": "account"}, [])
     settings = Settings(azure_account_key=ACCOUNT_KEY, azure_client_access="sas")
-    config, credentials = await storage.client_access(
+    config, credentials = await storage.grant_client_access(
         settings, TABLE, delegation="remote-signing", sign_path="s", refresh_path="v1/credentials"
     )
     assert (config, credentials) == ({"adls.account-name": "account"}, [])
-    config, credentials = await storage.client_access(
+    config, credentials = await storage.grant_client_access(
         settings, TABLE, delegation="vended-credentials", sign_path="s", refresh_path="v1/credentials"
     )
     assert credentials == [{"prefix": f"{TABLE}/", "config": config}]
     assert config["adls.refresh-credentials-endpoint"] == "v1/credentials"
     assert _parse(config["adls.sas-token"])["sp"] == "rl"
     assert ACCOUNT_KEY not in json.dumps(config)
-    again, _ = await storage.client_access(settings, TABLE, delegation=None, sign_path="s", may_write=lambda: True)
+    again, _ = await storage.grant_client_access(
+        settings, TABLE, delegation=None, sign_path="s", may_write=lambda: True
+    )
     assert _parse(again["adls.sas-token"])["sp"] == "racwdl"
 
 
@@ -143,16 +145,16 @@ async def test_concurrent_answers_share_one_request_for_keys() -> None:
 
 def test_end_of_a_sas_is_equal_within_half_of_its_lifetime() -> None:
     settings = Settings(cloud_keys_s=3600)
-    assert {expiry_ms(settings, now_ms) for now_ms in (0, 1, 1_799_999)} == {3_600_000}
-    assert expiry_ms(settings, 1_800_000) == 5_400_000
+    assert {compute_expiry_ms(settings, now_ms) for now_ms in (0, 1, 1_799_999)} == {3_600_000}
+    assert compute_expiry_ms(settings, 1_800_000) == 5_400_000
 
 
 def test_client_loads_a_table_again_before_its_keys_end() -> None:
-    assert keys_stamp(Settings(), 0) == ""
+    assert compute_keys_stamp(Settings(), 0) == ""
     sas = Settings(azure_client_access="sas", cloud_keys_s=3600)
-    assert keys_stamp(sas, 0) == keys_stamp(sas, 1_799_999) != keys_stamp(sas, 1_800_000)
+    assert compute_keys_stamp(sas, 0) == compute_keys_stamp(sas, 1_799_999) != compute_keys_stamp(sas, 1_800_000)
     token = Settings(gcs_client_access="token")
-    assert keys_stamp(token, 0) == keys_stamp(token, 59_999) != keys_stamp(token, 60_000)
+    assert compute_keys_stamp(token, 0) == compute_keys_stamp(token, 59_999) != compute_keys_stamp(token, 60_000)
 
 
 @pytest.mark.parametrize("settings", [Settings(azure_client_access="sas"), Settings(gcs_client_access="token")])
@@ -207,15 +209,17 @@ def test_token_of_google_is_restricted_to_the_folder_of_the_table(monkeypatch: p
 async def test_tokens_of_google_are_reused_for_a_table_and_a_right(monkeypatch: pytest.MonkeyPatch) -> None:
     with _run_google() as google:
         settings, storage = google.settings(monkeypatch), GoogleStorage()
-        config, credentials = await storage.client_access(
+        config, credentials = await storage.grant_client_access(
             settings, GOOGLE_TABLE, delegation=None, sign_path="s", refresh_path="v1/credentials"
         )
         assert credentials == [{"prefix": f"{GOOGLE_TABLE}/", "config": config}]
         assert config["gcs.oauth2.refresh-credentials-endpoint"] == "v1/credentials"
         count = len(google.requests)
-        await storage.client_access(settings, GOOGLE_TABLE, delegation=None, sign_path="s")
+        await storage.grant_client_access(settings, GOOGLE_TABLE, delegation=None, sign_path="s")
         assert len(google.requests) == count
-        await storage.client_access(settings, GOOGLE_TABLE, delegation=None, sign_path="s", may_write=lambda: True)
+        await storage.grant_client_access(
+            settings, GOOGLE_TABLE, delegation=None, sign_path="s", may_write=lambda: True
+        )
         assert len(google.requests) > count
 
 

@@ -77,7 +77,7 @@ def sts() -> Iterator[Sts]:
 
 async def test_clients_get_keys_of_a_session_that_is_limited_to_the_table(sts: Sts) -> None:
     storage, settings = S3Storage(), sts.settings()
-    config, credentials = await storage.client_access(
+    config, credentials = await storage.grant_client_access(
         settings, TABLE, delegation=None, sign_path="s", refresh_path="v1/credentials"
     )
     assert credentials == [{"prefix": "s3://lake/wh/db/t-1/", "config": config}]
@@ -98,12 +98,12 @@ async def test_clients_get_keys_of_a_session_that_is_limited_to_the_table(sts: S
             "Condition": {"StringLike": {"s3:prefix": "wh/db/t-1/*"}},
         },
     ]
-    await storage.client_access(settings, TABLE, delegation="vended-credentials", sign_path="s")
+    await storage.grant_client_access(settings, TABLE, delegation="vended-credentials", sign_path="s")
     assert len(sts.requests) == 1
-    await storage.client_access(settings, TABLE, delegation=None, sign_path="s", may_write=lambda: True)
+    await storage.grant_client_access(settings, TABLE, delegation=None, sign_path="s", may_write=lambda: True)
     written = json.loads(sts.requests[-1]["Policy"])["Statement"][0]["Action"]
     assert {"s3:GetObject", "s3:PutObject", "s3:DeleteObject"} < set(written)
-    config, credentials = await storage.client_access(settings, TABLE, delegation="remote-signing", sign_path="s")
+    config, credentials = await storage.grant_client_access(settings, TABLE, delegation="remote-signing", sign_path="s")
     assert not credentials
     assert "s3.access-key-id" not in config
 

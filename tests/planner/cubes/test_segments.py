@@ -22,7 +22,7 @@ from seamark.formats.iceberg.types.schema import Field, Schema
 from seamark.formats.index.definitions import IndexDefinition
 from seamark.formats.index.keys.measures import parse_measure
 from seamark.formats.index.keys.terms import resolve
-from seamark.formats.index.kinds.cube import CUBE, entry_schema
+from seamark.formats.index.kinds.cube import CUBE, build_entry_schema
 from seamark.metaserver.planner.cubes import segments as segments_module
 from seamark.metaserver.planner.cubes.file_tree import FileGroup, FileTree
 from seamark.metaserver.planner.cubes.segments import Segments, SegmentTooLarge
@@ -60,7 +60,7 @@ class Lake:
 
     def add(self, location: str, numbers: Sequence[int], *, amount: int = 1, damaged: bool = False) -> None:
         """Register an index file with the entries of data files."""
-        schema = entry_schema(DEFINITION.terms, DEFINITION.measures)
+        schema = build_entry_schema(DEFINITION.terms, DEFINITION.measures)
         batches = []
         for number in numbers:
             sums = build_groups(number, amount=amount)

@@ -12,9 +12,9 @@ from weakref import ref
 import numpy as np
 import pytest
 
-from seamark.formats.index.keys.hashing import file_ids
+from seamark.formats.index.keys.hashing import compute_file_ids
 from seamark.metaserver.planner.indexes import coverage
-from seamark.metaserver.planner.indexes.coverage import FileIds, Words, file_ids_of
+from seamark.metaserver.planner.indexes.coverage import FileIds, Words, compute_view_file_ids
 from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.planner.scan.request import ScanRequest
 from seamark.metaserver.planner.view.view import TableView
@@ -33,7 +33,7 @@ async def planner(tmp_path: Path) -> AsyncIterator[Planner]:
 
 def build_ids(files: Sequence[ContentFile]) -> Words:
     """Call the function that index builders call, once for each file, and return the identities."""
-    actual_file_ids = [file_ids([file.path], [file.size], [file.record_count]) for file in files]
+    actual_file_ids = [compute_file_ids([file.path], [file.size], [file.record_count]) for file in files]
     return np.concatenate([np.empty((0, 2), dtype=np.uint64), *actual_file_ids])
 
 
@@ -62,7 +62,7 @@ async def test_each_file_of_a_random_table_is_found_by_its_identity(tmp_path: Pa
 async def test_file_listed_twice_is_described_at_both_positions(tmp_path: Path, planner: Planner) -> None:
     table = Table(tmp_path / "t")
     table.commit(1, [table.manifest("a", [1, 2]), table.manifest("b", [2, 3])])
-    ids = file_ids_of(await planner.view(table.metadata, ScanRequest()))
+    ids = compute_view_file_ids(await planner.view(table.metadata, ScanRequest()))
     query_ids = build_ids([table.file(2, 0), table.file(9, 0)])
     assert ids.are_covered_by(query_ids).tolist() == [False, True, True, False]
     assert ids.find(query_ids).tolist() in ([1, -1], [2, -1])
@@ -75,9 +75,9 @@ async def test_file_without_a_record_count_has_no_identity(
     uncounted = replace(table.file(1, 0), record_count=-1)
     monkeypatch.setattr(table, "file", lambda number, day: uncounted if number == 1 else Table.file(table, number, day))
     table.commit(1, [table.manifest("a", [1, 2])])
-    ids = file_ids_of(await planner.view(table.metadata, ScanRequest()))
+    ids = compute_view_file_ids(await planner.view(table.metadata, ScanRequest()))
     assert ids.identified.tolist() == [False, True]
-    wrapped = file_ids([uncounted.path], [uncounted.size], np.array([2**64 - 1], dtype=np.uint64))
+    wrapped = compute_file_ids([uncounted.path], [uncounted.size], np.array([2**64 - 1], dtype=np.uint64))
     assert not ids.are_covered_by(wrapped).any()
 
 
@@ -108,13 +108,13 @@ async def test_snapshots_share_identities_of_shared_manifests_until_they_are_rel
     table.commit(1, [first])
     table.commit(2, [table.manifest("b", range(5, 8), snapshot_id=2), first])
     view = await planner.view(table.metadata, ScanRequest(snapshot_id=1))
-    ids = file_ids_of(view)
-    assert file_ids_of(view) is ids
+    ids = compute_view_file_ids(view)
+    assert compute_view_file_ids(view) is ids
     assert ids.size_bytes == 5 * 24
-    file_ids_of(await planner.view(table.metadata, ScanRequest(snapshot_id=2)))
+    compute_view_file_ids(await planner.view(table.metadata, ScanRequest(snapshot_id=2)))
     assert results == [5, 3]
     plain_view = TableView(view.manifests, view.blocks)
-    removed_ref = ref(file_ids_of(plain_view))
+    removed_ref = ref(compute_view_file_ids(plain_view))
     del plain_view
     gc.collect()
     assert removed_ref() is None

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from seamark.formats.iceberg.expressions.expression import predicates_of
+from seamark.formats.iceberg.expressions.expression import collect_predicates
 from seamark.formats.iceberg.expressions.expression_json import parse_expression
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.table_json import decode_table
@@ -151,7 +151,7 @@ def list_predicates(projected: IndexProjection | None) -> list[tuple[str, str, t
     assert projected is not None
     results = [
         (projected.by_field[predicate.column_id].name, predicate.op.value, predicate.values)
-        for predicate in predicates_of(projected.expression)
+        for predicate in collect_predicates(projected.expression)
     ]
     composite = [
         (definition.name, item.op.value, item.values) for definition, listing in projected.composite for item in listing

@@ -32,7 +32,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace as replace_struct
 
-from seamark.formats.iceberg.expressions.expression import And, Bound, Or, predicates_of
+from seamark.formats.iceberg.expressions.expression import And, Bound, Or, collect_predicates
 from seamark.formats.iceberg.expressions.expression_json import parse_expression
 from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.index.files import remote as cold
@@ -309,7 +309,7 @@ async def _judge_exactly(planning: Planning, indexed: IndexedLake, count: int, c
         bound = BoundScan.bind(indexed.metadata, request).bound
         request = replace_struct(request, nan_above=nan_above)
         scan = await planning.planner.bind_and_plan(indexed.metadata, request, entry)
-        request_count = len(predicates_of(bound))
+        request_count = len(collect_predicates(bound))
         if isinstance(bound, Bound | And | Or) and request_count != sum(
             1 + ("left" in item) for item in random_condition
         ):

@@ -14,9 +14,9 @@ from seamark.formats.iceberg.expressions.expression import Always, And, Bound, E
 from seamark.metaserver.planner.joins.dimension_columns import FileColumn
 from seamark.metaserver.planner.joins.ranges import (
     LimitedColumn,
+    compute_spans,
     has_ranges,
     make_range_condition,
-    spans_of_rows,
     to_key_sets,
 )
 
@@ -57,7 +57,7 @@ def is_met(condition: Expression, value: float) -> bool:
 def test_range_of_special_floats_has_each_value_that_an_engine_finds(operators: tuple[str, ...]) -> None:
     for limits in itertools.product(SPECIAL, repeat=len(operators)):
         columns = [FileColumn.from_array(pa.chunked_array([pa.array([limit])]), "double").codes for limit in limits]
-        spans = spans_of_rows([(*column, "double") for column in columns], operators, "double")
+        spans = compute_spans([(*column, "double") for column in columns], operators, "double")
         condition = make_range_condition(LimitedColumn(1, "x", "double"), *to_key_sets(*spans, "double"))
         for value in SPECIAL:
             is_found = all(compare(value, op, limit) for op, limit in zip(operators, limits, strict=True))

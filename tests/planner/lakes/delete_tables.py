@@ -74,4 +74,4 @@ def build_specs() -> list[PartitionSpec]:
 
 def read_positions(view: TableView) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Return the positions of all files of the view, in order."""
-    return np.concatenate([np.empty(0, dtype=np.int64), *map(view.entry_ids_of, range(len(view.blocks)))])
+    return np.concatenate([np.empty(0, dtype=np.int64), *map(view.list_block_entry_ids, range(len(view.blocks)))])

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from seamark.connector.client.storage import Storage
 from seamark.connector.index.files import DataFile as ListedFile
-from seamark.connector.index.files import encode_index_file, keys_of_term
+from seamark.connector.index.files import compute_term_keys, encode_index_file
 from seamark.connector.index.merges import merge_index_files
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.table_json import decode_table
@@ -175,11 +175,11 @@ def build_keys(lake: Lake, file: DataFile, term: Term, *, as_written: bool) -> K
     if column.id not in file.written:
         if column.default is not None:
             return None
-        return keys_of_term(term, pa.chunked_array([pa.nulls(file.record_count)]))
+        return compute_term_keys(term, pa.chunked_array([pa.nulls(file.record_count)]))
     kind = lake.schemas[file.schema_id].columns()[column.id].kind
     values = [row[column.id] for row in file.rows]
     try:
-        return keys_of_term(term, pa.chunked_array([build_array(kind if as_written else term.source, values)]))
+        return compute_term_keys(term, pa.chunked_array([build_array(kind if as_written else term.source, values)]))
     except ValueError:  # The transform has no result for this value.
         return None
 
@@ -365,7 +365,7 @@ def _build_entries_of_replaced_files(
             size, records = (
                 (index_entry.size_bytes + 1, index_entry.records) if rng.random() < 0.5 else (index_entry.size_bytes, 0)
             )
-            empty = [keys_of_term(term, pa.chunked_array([pa.nulls(records)])) for term in definition.terms]
+            empty = [compute_term_keys(term, pa.chunked_array([pa.nulls(records)])) for term in definition.terms]
             results.append((ListedFile(index_entry.path, size, records), build_part(definition, empty)))
     return results
 
@@ -476,7 +476,7 @@ class IndexedTable:
         entries = []
         for number in numbers:
             columns = self.columns(number)
-            keys = [keys_of_term(term, pa.chunked_array([columns[term.column_id]])) for term in definition.terms]
+            keys = [compute_term_keys(term, pa.chunked_array([columns[term.column_id]])) for term in definition.terms]
             file = self.table.file(number, 0)
             entries.append((ListedFile(file.path, file.size, file.record_count), build_part(definition, keys)))
         self.written += 1

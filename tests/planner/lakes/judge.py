@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from seamark.formats.iceberg.expressions.expression import FALSE
-from seamark.formats.iceberg.expressions.expression_json import expression_json, parse_expression
+from seamark.formats.iceberg.expressions.expression_json import encode_expression, parse_expression
 from seamark.formats.iceberg.expressions.residuals import make_bindable
 from seamark.formats.iceberg.metadata.table_json import decode_table
 from seamark.formats.runtime.clock import SystemClock
@@ -91,10 +91,10 @@ async def plan_with_seamark(planner: Planner, case: Case, entry: Entry | None = 
         residual = scan.residual(row)
         if residual == FALSE:
             continue  # This filter is not answered.
-        plan[path] = Task(deletes, expression_json(residual))
+        plan[path] = Task(deletes, encode_expression(residual))
         # A residual that cannot be bound by name is omitted: the client uses the filter (REST spec, `FileScanTask`).
         is_named = make_bindable(residual, metadata.current_schema) == residual
-        report[path] = Task(deletes, expression_json(residual) if is_named else None)
+        report[path] = Task(deletes, encode_expression(residual) if is_named else None)
     try:
         parsed_answer = _parse_answer(scan)
     except NotAcceptable:

@@ -48,7 +48,7 @@ def find_block_file(folder: Path) -> Path:
 def read_columns(data: bytes) -> tuple[int, list[Packed]]:
     """Return (offset of the arrays in the file, the columns that have arrays)."""
     block = Block(data[HEADER_BYTES:])
-    packed = {item.start: item for item in block._all_packed() if item.size}
+    packed = {item.start: item for item in block._iter_packed() if item.size}
     return len(data) - len(block._arrays), list(packed.values())
 
 

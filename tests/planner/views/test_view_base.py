@@ -128,7 +128,7 @@ def test_columns_reused_from_another_view_equal_those_of_a_new_view(round_number
         listing = [build_manifest() for _ in range(3)]
         choices = rng.choices([*view.manifests, *listing], k=6)
         of_manifest = {id(manifest): block for manifest, block in zip(view.manifests, view.blocks, strict=True)}
-        assert view.blocks_of(choices) == [of_manifest.get(id(choice)) for choice in choices], f"seed {seed}"
+        assert view.find_blocks(choices) == [of_manifest.get(id(choice)) for choice in choices], f"seed {seed}"
         base = view if rng.random() < 0.8 else None
         for _ in range(rng.randrange(1, 4)):
             change = rng.random()

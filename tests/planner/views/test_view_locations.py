@@ -12,7 +12,7 @@ from typing import Any
 
 from seamark.formats.iceberg.manifests.manifest import ManifestFile, decode_manifest
 from seamark.formats.runtime.errors import BadRequest, Forbidden
-from seamark.formats.storage.locations import location_key, parse_location
+from seamark.formats.storage.locations import make_location_key, parse_location
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.encoding import encode_block
 from seamark.metaserver.objects.warehouse import Warehouse
@@ -67,7 +67,7 @@ def is_rejected(claims: Claims, paths: Sequence[str]) -> bool:
     for path in paths:
         folder = path.rpartition("/")[0]
         try:
-            key = location_key(parse_location(folder))
+            key = make_location_key(parse_location(folder))
         except BadRequest:
             if "/.." in folder or "%2" in folder:
                 return True
@@ -101,10 +101,10 @@ def make_manifest(name: str, rng: random.Random, content: int, odd: float) -> tu
 
 
 def draw_claims(rng: random.Random) -> list[Claim]:
-    claims = [Claim(location_key(parse_location(TABLE)), OWN, False)]
+    claims = [Claim(make_location_key(parse_location(TABLE)), OWN, False)]
     for place in rng.sample(FOLDERS, rng.randrange(1, 4)):
         uuid = rng.choice([OWN, OTHER, OTHER])
-        claims.append(Claim(location_key(parse_location(f"file:///{place}")), uuid, False, uuid == OWN))
+        claims.append(Claim(make_location_key(parse_location(f"file:///{place}")), uuid, False, uuid == OWN))
     return claims
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import msgspec
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.formats.protocol.wire import from_base64url, to_base64url
-from seamark.formats.runtime.decoding import from_msgpack
+from seamark.formats.protocol.wire import decode_base64url, to_base64url
+from seamark.formats.runtime.decoding import convert_msgpack
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.api.http.describe import Parameter
 
@@ -49,8 +49,8 @@ def read_token(text: str, checksum: int, metadata: TableMetadata) -> tuple[int |
         BadRequest: The token belongs to another request, or the snapshot has expired.
     """
     try:
-        packed = from_base64url(text)
-        token = from_msgpack(packed, _Token)
+        packed = decode_base64url(text)
+        token = convert_msgpack(packed, _Token)
     except (ValueError, msgspec.DecodeError):
         token = None
     if (

@@ -29,7 +29,7 @@ from seamark.connector.jobs.failures import format_error_line
 from seamark.connector.jobs.file_merges import drop_columns, merge_files
 from seamark.connector.jobs.statistics import compute_statistics
 from seamark.connector.parquet.copy.source import SourceFile
-from seamark.connector.parquet.encryption.keys import KEY_FILE, KMS_CLASS, EnvironmentKeys, keys_of_table
+from seamark.connector.parquet.encryption.keys import KEY_FILE, KMS_CLASS, EnvironmentKeys, read_table_keys
 from seamark.connector.parquet.encryption.kms import KeyUnavailable
 from seamark.connector.read.read_plan import plan_read
 from seamark.connector.read.scans import TaskReader, scan
@@ -219,7 +219,7 @@ def test_copied_file_of_another_namespace_is_not_decrypted(
     for path in encrypted_files:
         shutil.copy(stolen, path)
     opened_table = open_table(client, "mine.t", At(ref=MAIN))
-    reader = TaskReader(plan_read(opened_table, None, TRUE), opened_table.storage, keys=keys_of_table("mine.t"))
+    reader = TaskReader(plan_read(opened_table, None, TRUE), opened_table.storage, keys=read_table_keys("mine.t"))
     for task in plan(client, opened_table):
         with pytest.raises(Unreadable, match="the master key 'kf' is not for tables of the namespace mine"):
             list(reader.read(task))
@@ -243,7 +243,7 @@ def test_master_key_is_usable_only_in_the_namespaces_that_the_key_file_names(
     monkeypatch.setenv(KEY_FILE, str(path))
 
     def read_usable_text(*table: str) -> str:
-        keys = keys_of_table(table)
+        keys = read_table_keys(table)
         assert keys is not None
         text = ""
         for master in "abc":

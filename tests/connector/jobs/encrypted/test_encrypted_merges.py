@@ -18,7 +18,7 @@ from seamark.connector.client.values import At
 from seamark.connector.jobs.file_merges import drop_columns, merge_files
 from seamark.connector.jobs.statements import MergeFiles, StatementJob
 from seamark.connector.parquet.copy.source import SourceFile
-from seamark.connector.parquet.encryption.keys import KEY_FILE, KMS_CLASS, keys_of_environment
+from seamark.connector.parquet.encryption.keys import KEY_FILE, KMS_CLASS, read_environment_keys
 from seamark.connector.read.lineage import NAMES
 from seamark.connector.read.read_plan import plan_read
 from seamark.connector.read.scans import TaskReader, scan
@@ -179,7 +179,7 @@ def test_scan_reads_encrypted_files_only_with_explicit_keys(
     append(client, "db.t", input_rows)
     for path in list_paths(client):
         encrypt(path, CONFIGURATIONS[2])
-    actual = scan(client, "db.t", ["id", "payload"], "part = 1 AND id < 100", keys=keys_of_environment())
+    actual = scan(client, "db.t", ["id", "payload"], "part = 1 AND id < 100", keys=read_environment_keys())
     expected = [
         {"id": row["id"], "payload": row["payload"]} for row in input_rows.slice(0, 100).to_pylist() if row["part"]
     ]
