@@ -70,7 +70,7 @@ ENCODERS: dict[str, Callable[[Rows], bytes]] = {"JSON": _encode_json, "Arrow": _
 
 async def run(folder: Path, *, quick: bool = False) -> Report:
     messages = QUICK_MESSAGES if quick else MESSAGES
-    report = Report("streams_topics", "How fast does a server take rows from its input topic?")
+    report = Report("streams_topics", "How fast does a server take rows from its input topic?", peer="none")
     with kafka_broker(folder / "broker") as kafka:
         settings = {"SEAMARK_STREAM_LOG": f"kafka://{kafka.address}/{kafka.create_prefix()}"}
         with Seamark(folder / "home", env=settings) as server:
