@@ -503,7 +503,7 @@ async def gateway(components: ServerComponents) -> AsyncIterator[None]:
     settings = components.settings
     serving = importlib.import_module("seamark.metaserver.gateway.serving")  # Servers without a gateway do not need it.
     with contextlib.closing(bind(settings, shared=settings.workers > 1, port=settings.gateway_port)) as sock:
-        async with serving.serving_gateway(components, sock, limits_of(settings), _tls_of(components)):
+        async with serving.serve_gateway(components, sock, limits_of(settings), _tls_of(components)):
             yield
 
 

@@ -72,7 +72,7 @@ class FilesTable:
     """Data files in the order of the kind's blob.
 
     Attributes:
-        ids: uint64[n, 2], the ids of the files (`hashing.file_ids`).
+        ids: uint64[n, 2], the ids of the files (`hashing.compute_file_ids`).
         records: uint64[n], the row counts.
         sizes: uint64[n], the sizes in bytes.
 

@@ -29,7 +29,7 @@ _FILES_LIMIT_BYTES = 1 << 30
 class IndexFileSummary(NamedTuple):
     header: IndexHeader
     ids: npt.NDArray[np.uint64]
-    """uint64[n, 2]: the ids of the data files (`hashing.file_ids`)."""
+    """uint64[n, 2]: the ids of the data files (`hashing.compute_file_ids`)."""
 
 
 class IndexReader:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 Ids = npt.NDArray[np.uint64]
-"""uint64[files, 2]: the identities of data files (`hashing.file_ids`)."""
+"""uint64[files, 2]: the identities of data files (`hashing.compute_file_ids`)."""
 
 GROUP_BITS = 5
 """A group has 32 members on average: a group of a higher level has groups as members."""
