@@ -1,9 +1,10 @@
 """Coverage: the files of a view for which an index has entries.
 
-A file's identity is a hash of path, size and record count (`hashing.compute_file_ids`), so an entry is valid for every snapshot
-that contains the file. The identities in index files are matched with the identities of the view's files. The latter
-are computed once per block, which snapshots share, and sorted once per view. They are kept as long as the block and the
-view. Plans and lookups share a view's coverage. If a view lists a file twice, only one of its positions is matched.
+A file's identity is a hash of path, size and record count (`hashing.compute_file_ids`), so an entry is valid for every
+snapshot that contains the file. The identities in index files are matched with the identities of the view's files. The
+latter are computed once per block, which snapshots share, and sorted once per view. They are kept as long as the block
+and the view. Plans and lookups share a view's coverage. If a view lists a file twice, only one of its positions is
+matched.
 
 A file without a known size or record count (Spark writes -1 for imported Avro files) has no identity, so no index
 covers it.

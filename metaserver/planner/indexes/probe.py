@@ -1,9 +1,9 @@
 """Prunes by indexes: removes files for which bloom filters, bitmaps or record keys prove that no row matches.
 
-A file is removed only if an index that covers the file (by its identity, `hashing.compute_file_ids`) proves that no row matches
-for any client (`semantics.py`). Files without an index stay. All files stay if an index is damaged, if it has keys of
-another type, or if the time budget is exhausted. Indexes ignore deletes, because deletes only reduce the matching rows.
-`index_predicates.py` decides which index evaluates which predicate.
+A file is removed only if an index that covers the file (by its identity, `hashing.compute_file_ids`) proves that no row
+matches for any client (`semantics.py`). Files without an index stay. All files stay if an index is damaged, if it has
+keys of another type, or if the time budget is exhausted. Indexes ignore deletes, because deletes only reduce the
+matching rows. `index_predicates.py` decides which index evaluates which predicate.
 
 Bitmaps identify the matching rows of a file. If each predicate of a conjunction matches some row of a file, but no row
 matches all of them, the file is removed. This step is last, and checks each of the remaining files.
