@@ -121,7 +121,7 @@ def conform(batch: pa.RecordBatch, schema: Schema, arrow: pa.Schema) -> pa.Recor
     Args:
         batch: The rows.
         schema: The schema of the table.
-        arrow: The result of `arrow_schema(schema)`.
+        arrow: The result of `build_arrow_schema(schema)`.
 
     Raises:
         Unwritable: The rows cannot be written.

@@ -502,7 +502,7 @@ class SeamarkClient:
 
         Args:
             columns: The columns of the entries of the cube.
-            files: The ids of the files (`file_ids`), 16 bytes each.
+            files: The ids of the files (`compute_file_ids`), 16 bytes each.
             filter: A condition on groups (`group_conditions.py`). The server leaves out other groups.
 
         Returns:

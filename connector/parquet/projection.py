@@ -35,7 +35,7 @@ class FileProjection:
         """Match the fields with the columns of the file.
 
         Args:
-            file: The columns of the file, with field ids (`with_mapped_ids`).
+            file: The columns of the file, with field ids (`apply_name_mapping`).
             partition: The values of identity partition fields, by column id.
 
         Raises:

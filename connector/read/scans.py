@@ -129,7 +129,7 @@ def scan(
 
     Args:
         where: The predicate, as SQL or as the JSON of an Iceberg expression.
-        keys: The keys of encrypted Parquet files, for example from `keys_of_environment()`. If None, reading an
+        keys: The keys of encrypted Parquet files, for example from `read_environment_keys()`. If None, reading an
             encrypted file raises Unreadable.
         after: Tokens of rows that the scan has to include (`StreamTableWriter.token`), unless `at` selects a snapshot.
             If the server does not have them in time, the scan raises Unavailable.

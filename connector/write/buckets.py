@@ -1,6 +1,6 @@
 """Reports the sizes of bucket partitions, recommends a number of buckets, and doubles the number.
 
-    bucket_sizes(client, "db.t")            sizes for each bucket field of the current partition spec
+    compute_bucket_sizes(client, "db.t")            sizes for each bucket field of the current partition spec
     resize(client, "db.t", buckets=16)      replaces bucket[8](id) by bucket[16](id) in the partition spec
 
 A resize changes only the partition spec. It rewrites no file and blocks no writer: later writes use the new spec, and a

@@ -114,7 +114,7 @@ def upsert(
         strategy: The way to locate rows (`row_locations.STRATEGIES`). By default, `locate` chooses it. The strategy
             `equality` locates no rows: the change is always merge-on-read, `columns` and `precombine` are not
             supported, and the report contains only files, attempts, snapshot and `duplicate`.
-        file_keys: The keys of encrypted Parquet files, for example from `keys_of_environment()`. If None, encrypted
+        file_keys: The keys of encrypted Parquet files, for example from `read_environment_keys()`. If None, encrypted
             files are refused.
 
     Raises:

@@ -51,7 +51,7 @@ def build_storage_config(
 ) -> tuple[dict[str, str], list[dict[str, object]]]:
     """Return the config and the storage credentials of a table on S3.
 
-    The arguments are the same as in `ServerStorage.client_access`.
+    The arguments are the same as in `ServerStorage.grant_client_access`.
     """
     config = store_address(settings)
     mechanism = access_mechanism(settings, delegation)

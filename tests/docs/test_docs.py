@@ -42,7 +42,7 @@ NOT_SETTINGS = {
     *("drop_table", "purge_table", "remove_orphan_files", "expire_snapshots", "rewrite_data_files"),  # engines
     *("compute_table_stats", "total_record_count"),
     "overwrite_partitions",  # seamark.connector.write.appends
-    *("merge_files", "keys_of_environment"),  # seamark.spark.write, seamark.connector.parquet.encryption.keys
+    *("merge_files", "read_environment_keys"),  # seamark.spark.write, seamark.connector.parquet.encryption.keys
     "file_keys",  # seamark.connector.write.upserts
     *("file_path", "delete_files"),  # seamark.connector.client.row_answers
     *("add_files", "current_user", "current_date"),  # PyIceberg, Trino

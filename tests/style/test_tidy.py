@@ -40,7 +40,7 @@ def find_breaches(source: str, file: str) -> Iterator[str]:
                 if isinstance(inner, ast.Import | ast.ImportFrom):
                     yield f"{file}:{inner.lineno}: an import inside a function hides a cycle; mend the layer"
         if file != TYPES_OWNER and isinstance(node, ast.Call) and _is_type_examination(node):
-            yield f"{where}: a type is examined without a lock; take from_json, from_msgpack or from_values"
+            yield f"{where}: a type is examined without a lock; take convert_json, convert_msgpack or convert_values"
         if file not in CLOCK_OWNERS and not file.startswith(CLIENT_ROOMS):
             if isinstance(node, ast.Import) and any(alias.name in ("random", "secrets") for alias in node.names):
                 yield f"{where}: randomness comes from the Clock, so that a simulation replays"

@@ -41,7 +41,7 @@ class Client:
         )
         return EngineTable(encode_table(metadata), metadata.location, {})
 
-jobs.effective_properties = lambda client, table: {
+jobs.read_effective_properties = lambda client, table: {
     "seamark.clustering.joins": '{"j": {"table": "db.joined", "on": {"id": "id"}}}'
 }
 scratch = f"{folder}/scratch"

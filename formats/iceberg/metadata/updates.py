@@ -290,7 +290,7 @@ def apply_updates(
 ) -> TableMetadata:
     """Return the metadata after all updates, in order, or `base` itself if they change nothing.
 
-    The caller maintains the metadata log (`with_previous_file`).
+    The caller maintains the metadata log (`add_previous_file`).
 
     Args:
         base: The table's metadata. None builds a new table, as the last step of a staged create.

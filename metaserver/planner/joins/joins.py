@@ -287,7 +287,7 @@ def _make_period_condition(pair: Pair, transform: str, keys: KeySet) -> Expressi
 
 
 def is_comparable(kind: str, other: str) -> bool:
-    """Return whether equal values of the two types have equal keys after `KeySet.of_kind` converts them to one type."""
+    """Return whether equal values of the two types have equal keys after `KeySet.convert_to_kind`."""
     names = get_base_name(kind), get_base_name(other)
     if not all(is_primitive(primitive) and has_keys(primitive) for primitive in (kind, other)) or {
         "unknown",

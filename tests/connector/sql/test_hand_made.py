@@ -195,7 +195,7 @@ def test_statements_return_the_rows_of_plain_duckdb_with_and_without_plans(
             left_out += sum(table.considered_files - table.files for table in result.explanation.tables)
             rows = count_rows(result.to_arrow())
             assert rows == answer_query(connection, text), text
-            with patch.object(reads, "scans_of", lambda *_, **__: ()):
+            with patch.object(reads, "collect_scans", lambda *_, **__: ()):
                 assert count_rows(whole_session.sql(text).to_arrow()) == rows, text
     assert left_out > 10
 

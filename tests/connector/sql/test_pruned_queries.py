@@ -48,7 +48,7 @@ def check(url: str, seed: int, queries: int) -> Counter[str]:
             counts["files left out"] += sum(table.considered_files - table.files for table in pruned.explanation.tables)
             counts["joins"] += sum(len(table.joins) for table in pruned.explanation.tables)
             rows = count_rows(pruned)
-            with patch.object(reads, "scans_of", lambda *_, **__: ()):
+            with patch.object(reads, "collect_scans", lambda *_, **__: ()):
                 original_rows = whole_session.sql(text)
                 assert all(table.files == table.considered_files for table in original_rows.explanation.tables)
                 assert rows == count_rows(original_rows), f"seed {seed}, query {number}: {text}"

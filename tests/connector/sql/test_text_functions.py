@@ -58,7 +58,7 @@ def list_ids(result: SqlResult) -> list[int]:
 
 def read_whole(url: str, query: str) -> Counter[str]:
     """Return the rows of a query whose plans leave out no file."""
-    with patch.object(reads, "scans_of", lambda *_, **__: ()), SqlSession(url) as session:
+    with patch.object(reads, "collect_scans", lambda *_, **__: ()), SqlSession(url) as session:
         return count_rows(session.sql(query))
 
 
