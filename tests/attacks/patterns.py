@@ -33,6 +33,10 @@ VARIABLES: dict[str, dict[str, Any]] = {
     "connector/spark/query/name_positions.py": {"alternatives": "first|second"},
     "formats/index/keys/case_folding.py": {"spans": ("\u0378-\u0379", "\ud800-\udfff")},
     "connector/trino/rewriter.py": {"self": SimpleNamespace(_catalogs=("iceberg", "seamark"))},
+    "metaserver/access/certificates/rules.py": {
+        "pieces": ["spiffe://", "(?P<a>[^/]+)", "/", "(?P<b>[^/]+)"],
+        "kind": "uri",
+    },
     "metaserver/settings/sources.py": {"metadata": {"pattern": "[a-z0-9-]{1,40}"}},
 }
 """Examples for the variables of functions that expressions of a file use."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -63,7 +64,9 @@ def test_credentials_of_the_longest_prefix_win_and_are_in_no_repr(monkeypatch: p
         b'{"prefix":"s3://lake/db/t/data/","config":{"s3.access-key-id":"deeper"}}]}'
     )
     client = SeamarkClient("http://127.0.0.1:9")
-    monkeypatch.setattr(client, "_request", lambda method, path, *_, **__: b"{}" if path == "/v1/config" else answer)
+    response = SimpleNamespace(status=200, data=answer, headers={})
+    monkeypatch.setattr(client, "_request", lambda *_, **__: b"{}")
+    monkeypatch.setattr(client, "_send", lambda *_, **__: response)
     loaded_table = client.load_table("db.t")
     assert loaded_table.storage == {
         "s3.endpoint": "http://s3",

@@ -402,7 +402,7 @@ async def test_standing_rights_of_a_certificate_follow_its_grants(store: Pointer
     clock, table = SystemClock(), Securable(("db",), "table", "t")
     rights = StandingRights(store, clock, settings)
     name = f"cert:{SPIFFE}"
-    assert await rights.why_lost(name, "loadTable", table) == "its rights were withdrawn"
+    assert await rights.why_lost(name, "loadTable", table) == "the rights were withdrawn"
     await store.transact([SaveGrant(Grant(name, "reader"))])
     assert await rights.why_lost(name, "loadTable", table) is None
     without = StandingRights(store, clock, Settings(auth="token"))

@@ -117,7 +117,7 @@ def read_query(number: int) -> str:
 
 
 def test_join_that_is_not_requested_has_a_reason() -> None:
-    large = "it is not 4 times smaller"
+    large = "the table is not 4 times smaller"
     no_condition = "neither it nor a smaller table that it is joined with has a condition"
 
     def list_reasons(**reasons: str) -> list[str]:

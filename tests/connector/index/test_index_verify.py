@@ -87,13 +87,13 @@ def swap_blobs(first: Path, other: Path) -> None:
         Storage().write(path.as_uri(), parts)
 
 
-def test_verify_reports_correct_index_files_as_right(client: IndexClient) -> None:
+def test_verify_reports_correct_index_files_as_valid(client: IndexClient) -> None:
     code, text = run_index_command(client.url, "verify", "db.t", "--sample", "9")
     assert code == 0, text
     for name in COLUMNS:
-        message = f"Index {name}: 3 index files, 6 of 6 data files, 120 rows counted, 120 in the data files; right"
+        message = f"Index {name}: 3 index files, 6 of 6 data files, 120 rows counted, 120 in the data files; valid"
         assert message in text
-    assert len(re.findall(r"│ right +│", text)) == 9
+    assert len(re.findall(r"│ valid +│", text)) == 9
     assert [index.health for index in client.indexes("db.t")] == ["ok"] * 3
 
 
@@ -131,7 +131,7 @@ def test_damaged_index_file_is_quarantined_and_built_again(client: IndexClient, 
     code, text = run_index_command(client.url, "verify", "db.t", kind, "--dry-run")
     assert (code, read_states(client, kind)) == (1, before), text
     code, text = run_index_command(client.url, "verify", "db.t", kind)
-    assert (code, "wrong: quarantined" in text, path.name in text) == (1, True, True), text
+    assert (code, "invalid: quarantined" in text, path.name in text) == (1, True, True), text
     assert "1 of 1 indexes are not correct" in text
     assert read_states(client, kind) == before | {path.name: "quarantined"}
     assert client.index("db.t", kind).lag_files == 2
@@ -171,7 +171,7 @@ def test_index_file_that_cannot_be_read_is_reported_but_not_quarantined(
 
     monkeypatch.setattr(Storage, "read", fail)
     code, text = run_index_command(client.url, "verify", "db.t", "bloom")
-    assert (code, "the network is down" in text, "wrong here: live" in text) == (1, True, True), text
+    assert (code, "the network is down" in text, "valid on the" in text and "(live)" in text) == (1, True, True), text
     assert set(read_states(client, "bloom").values()) == {"live"}
 
 
@@ -196,7 +196,7 @@ def test_index_file_of_a_newer_version_is_reported_but_not_quarantined(
     path.unlink()
     Storage().write(path.as_uri(), parts)
     code, text = run_index_command(client.url, "verify", "db.t", "bloom")
-    assert (code, "version 99" in text, "of a newer version" in text) == (1, True, True), text
+    assert (code, "version 99" in text, "newer format version" in text) == (1, True, True), text
     assert read_states(client, "bloom")[path.name] == "live"
 
 
@@ -312,4 +312,4 @@ def test_reader_can_verify_without_reporting(client: IndexClient, monkeypatch: p
     list_index_paths(client, "bloom")[0].unlink()
     assert "may not" in run_index_command(client.url, "verify", "db.t", "bloom")[1]
     code, text = run_index_command(client.url, "verify", "db.t", "bloom", "--dry-run")
-    assert (code, "wrong" in text, "may not" in text) == (1, True, False), text
+    assert (code, "invalid" in text, "may not" in text) == (1, True, False), text

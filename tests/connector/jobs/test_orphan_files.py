@@ -320,7 +320,7 @@ def test_refused_removal_names_the_reason(client: IndexClient, server: ServerThr
         for properties, message in (
             ({"seamark.orphan-files.min-age-ms": "soon"}, "min-age-ms .* 'soon'"),
             ({"seamark.orphan-files.min-age-ms": "1000"}, "is 1000; it must be at least 86400000"),
-            ({"gc.enabled": "false"}, "gc.enabled is false"),
+            ({"gc.enabled": "false"}, "gc.enabled of the table is false"),
         ):
             with table.transaction() as transaction:
                 transaction.set_properties(properties)

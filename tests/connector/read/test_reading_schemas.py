@@ -252,5 +252,5 @@ def test_column_that_cannot_be_converted_is_refused_by_name(
     schema = seamark_schema.Schema((seamark_schema.Field(2, "now", False, kind),), 0)
     metadata = create_new_table(schema, PartitionSpec(0, ()), tmp_path)
     file = {"file-path": f"file://{path}", "file-format": "parquet", "record-count": 1, "spec-id": 0, "partition": []}
-    with pytest.raises(Unreadable, match=f"the column for now .*{expected}"):
+    with pytest.raises(Unreadable, match=f"column for now .*{expected}"):
         list(TaskReader(ReadPlan(metadata, schema, ("now",)), Storage()).read(ScanTask(file, ())))

@@ -264,7 +264,7 @@ def test_impossible_schema_is_rejected_with_the_field(schema: Any, message: str)
 
 def test_schema_nested_too_deeply_is_rejected() -> None:
     schema = '{"type":"array","items":' * 100_000 + '"int"' + "}" * 100_000
-    with pytest.raises(Corrupt, match="the-file: its Avro schema is not JSON"):
+    with pytest.raises(Corrupt, match="the-file: the Avro schema is not JSON"):
         decode_manifest(files.build_container(SCHEMA, [], metadata={"avro.schema": schema}), "the-file")
 
 
