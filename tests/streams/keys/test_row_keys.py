@@ -20,7 +20,7 @@ from seamark.formats.iceberg.metadata.updates import apply_updates, read_updates
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.log.port import Batch
 from seamark.metaserver.streams.incoming.prepared_rows import RowPreparation
-from seamark.metaserver.streams.keys import KEY, identify_key, key_of
+from seamark.metaserver.streams.keys import KEY, AcceptedKeys, identify_key, key_of
 from seamark.metaserver.streams.row_files import ImportedRowFiles, RowSlice
 from tests.seeds import examples, first_seed
 
@@ -219,3 +219,16 @@ def test_delete_does_not_hide_a_missing_value_of_another_row() -> None:
         BadRequest, match=r"column value is required, but 1 of its values are null; the first is in row 1"
     ):
         preparation.prepare_json([{"a-b": 2, "_op": "delete"}, {"a-b": 1}])
+
+
+def test_append_with_another_key_of_the_same_millisecond_is_not_accepted() -> None:
+    earlier = create_table("a-b")
+    update = read_updates([{"action": "set-properties", "updates": {KEY: "1x"}}])
+    later = apply_updates(earlier, update, now_ms=earlier.last_updated_ms)
+    assert later.last_updated_ms == earlier.last_updated_ms
+    accepted = AcceptedKeys()
+    assert accepted.accept("t", "first", earlier)
+    assert not accepted.accept("t", "second", later)
+    accepted.replace("t", "second", later)  # The caller has loaded the table: this metadata is current.
+    assert accepted.accept("t", "second", later)
+    assert not accepted.accept("t", "first", earlier)
