@@ -225,6 +225,30 @@ class _FailingConsumer:
         return messages
 
 
+class _LateConsumer:
+    """A consumer whose first message is an error of an earlier assignment, which the client library permits."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self._consumer = Consumer(settings)
+        error = KafkaError(KafkaError.OFFSET_OUT_OF_RANGE)
+        self._late = [SimpleNamespace(error=lambda: error, topic=lambda: "another", partition=lambda: 0)]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._consumer, name)
+
+    def poll(self, timeout_s: float) -> Any:
+        is_reader = threading.current_thread().name.startswith("kafka-read")
+        return self._late.pop() if is_reader and self._late else self._consumer.poll(timeout_s)
+
+
+async def test_an_error_of_another_topic_does_not_end_a_read(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "Consumer", _LateConsumer)
+    address = KafkaAddress(servers=kafka.address, prefix=kafka.create_prefix())
+    async with open_kafka_log(address, SystemClock(), KafkaLimits()) as log:
+        await log.append({A: build_batch("a")})
+        assert await read_texts(log, A) == ["a"]
+
+
 async def test_the_journal_is_read_without_a_gap_after_unexpected_errors(
     kafka: Kafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
