@@ -82,6 +82,9 @@ class AcceptedKeys:
     def accept(self, uuid: str, location: str, metadata: TableMetadata) -> bool:
         """Remember the key of rows, and return whether no row with another key was accepted for later metadata.
 
+        Of two metadata with the same time, this process cannot say which is later. So the second is not accepted if it
+        has another key.
+
         Args:
             uuid: The table.
             location: The location of the metadata.
@@ -91,10 +94,14 @@ class AcceptedKeys:
         if newest is not None and newest.location == location:
             return True
         accepted = _AcceptedKey(location, metadata.last_updated_ms, identify_key(metadata))
-        if newest is None or accepted.updated_ms >= newest.updated_ms:
+        if newest is None or accepted.updated_ms > newest.updated_ms:
             self._newest[uuid] = accepted
             return True
         return accepted.key == newest.key
+
+    def replace(self, uuid: str, location: str, metadata: TableMetadata) -> None:
+        """Remember the key of rows whose metadata are current, also if they are not later than others."""
+        self._newest[uuid] = _AcceptedKey(location, metadata.last_updated_ms, identify_key(metadata))
 
     def forget(self, uuid: str) -> None:
         self._newest.pop(uuid, None)

@@ -271,7 +271,8 @@ class Streams:
             current, _ = await self.stream_tables.load(entry.uuid)
             if current.metadata_location != entry.metadata_location:
                 raise RetryLater("The key of the stream table has changed; send the rows again")
-            self._accepted_keys.forget(entry.uuid)  # The table was replaced by older metadata.
+            # The table was replaced by older metadata, or by metadata of the same millisecond.
+            self._accepted_keys.replace(entry.uuid, entry.metadata_location, loaded.metadata)
 
     async def find_last_sequence(self, producer: ProducerKey) -> int | None:
         """Return the number of the producer's last append, if it is later than the number in `producer`."""

@@ -37,9 +37,9 @@ def build_group(*requests: Request, time_ms: int = 1) -> JournalGroup:
     return JournalGroup(VERSION, "writer", 0, time_ms, requests)
 
 
-def build_append(record: int, *, rows: int = 1, shard: Shard = A) -> AppendRequest:
-    """Return an append without a producer. Its rows are in the Kafka record `record`."""
-    return AppendRequest((RowsEntry(shard.stream, shard.number, rows, 10, 0, (record,)),))
+def build_append(*records: int, rows: int = 1, shard: Shard = A) -> AppendRequest:
+    """Return an append without a producer. Its rows are in the Kafka records `records`."""
+    return AppendRequest((RowsEntry(shard.stream, shard.number, rows, 10, 0, records),))
 
 
 def encode_state(state: JournalState) -> bytes:
@@ -159,6 +159,22 @@ def test_an_append_whose_rows_are_deleted_is_refused() -> None:
     assert isinstance(refused_groups, LogUnavailable)
     assert isinstance(accepted, Acknowledgement)
     assert accepted.positions[0].offset == 1
+
+
+def test_retention_keeps_all_records_of_a_batch_with_a_piece_that_was_written_again() -> None:
+    state = JournalState()
+    # Kafka did not say where it stored the first piece of the second batch, which is at 3 and at 5.
+    state.apply(build_group(build_append(2, 1), build_append(5, 4)))
+    state.apply(build_group(ReleaseRequest((("t", 0, 1),))))
+    (start,) = state.choose_starts(oldest_ms=1 << 60, batches_max=9, bytes_max=1 << 30)
+    assert (start.offset, start.record) == (1, 4)
+    assert state.apply(build_group(TrimRequest((ShardStart("t", 0, 1, 9),), HOUR_MS))) == [None]
+    assert state.get_first_records() == {A: 4}
+    state.apply(build_group(ReleaseRequest((("t", 0, 2),))))
+    (start,) = state.choose_starts(oldest_ms=1 << 60, batches_max=9, bytes_max=1 << 30)
+    assert (start.offset, start.record) == (2, 6)
+    (refused,) = state.apply(build_group(build_append(7, 3)))
+    assert isinstance(refused, LogUnavailable)
 
 
 def test_retention_removes_the_oldest_released_batches_first() -> None:

@@ -113,18 +113,22 @@ async def test_a_batch_larger_than_a_record_of_kafka_is_read_back(kafka: Kafka) 
 
 
 class _ForgetfulProducer:
-    """A producer whose cluster stores records, and does not say where it stored the first ones."""
+    """A producer whose cluster stores records, and does not say where it stored the first ones.
 
-    def __init__(self, settings: dict[str, Any], *, forgotten: int) -> None:
+    Smaller records than `size_bytes_min` are not forgotten.
+    """
+
+    def __init__(self, settings: dict[str, Any], *, forgotten: int, size_bytes_min: int = 0) -> None:
         self._producer = Producer(settings)
         self._forgotten = forgotten
+        self._size_bytes_min = size_bytes_min
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._producer, name)
 
     def produce_batch(self, topic: str, messages: list[dict[str, Any]], partition: int) -> int:
         for message in messages:
-            if self._forgotten:
+            if self._forgotten and len(message["value"]) >= self._size_bytes_min:
                 self._forgotten -= 1
                 message["callback"] = partial(_answer_without_offset, message["callback"])
         return self._producer.produce_batch(topic, messages, partition=partition)
@@ -149,6 +153,22 @@ async def test_rows_are_written_again_when_kafka_does_not_say_where_they_are(
         first, second = await log.read(A, 0, limit_bytes=LIMIT_BYTES)
         assert (first.batch, second.batch.payload) == (large, b"next")
         assert log.watermarks([A, B]) == {A: 4, B: 1}
+
+
+async def test_retention_keeps_a_large_batch_of_which_a_piece_is_written_again(
+    kafka: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "Producer", partial(_ForgetfulProducer, forgotten=1, size_bytes_min=10_000))
+    address = KafkaAddress(servers=kafka.address, prefix=kafka.create_prefix())
+    large = Batch(3, bytes(range(256)) * 10_000, b"\0\1\2")
+    async with open_kafka_log(address, SystemClock(), KafkaLimits(batches_max=0)) as log:
+        await log.append({A: build_batch("released")})
+        await log.append({A: large})
+        await log.release({A: 1})
+        await log.trim()
+        assert log.shards()[A].start == 1
+        (record,) = await log.read(A, 1, limit_bytes=LIMIT_BYTES)
+        assert record.batch == large
 
 
 async def test_an_append_fails_when_kafka_never_says_where_its_rows_are(
@@ -203,6 +223,30 @@ class _FailingConsumer:
             type(self).failures -= 1
             raise MemoryError
         return messages
+
+
+class _LateConsumer:
+    """A consumer whose first message is an error of an earlier assignment, which the client library permits."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self._consumer = Consumer(settings)
+        error = KafkaError(KafkaError.OFFSET_OUT_OF_RANGE)
+        self._late = [SimpleNamespace(error=lambda: error, topic=lambda: "another", partition=lambda: 0)]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._consumer, name)
+
+    def poll(self, timeout_s: float) -> Any:
+        is_reader = threading.current_thread().name.startswith("kafka-read")
+        return self._late.pop() if is_reader and self._late else self._consumer.poll(timeout_s)
+
+
+async def test_an_error_of_another_topic_does_not_end_a_read(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "Consumer", _LateConsumer)
+    address = KafkaAddress(servers=kafka.address, prefix=kafka.create_prefix())
+    async with open_kafka_log(address, SystemClock(), KafkaLimits()) as log:
+        await log.append({A: build_batch("a")})
+        assert await read_texts(log, A) == ["a"]
 
 
 async def test_the_journal_is_read_without_a_gap_after_unexpected_errors(

@@ -420,12 +420,15 @@ class KafkaBroker:
         while len(values) < len(wanted):
             message = consumer.poll(_POLL_S)
             for each in [] if message is None else [message, *consumer.consume(_FOLLOWED_MAX, 0)]:
+                # A message of an earlier assignment may still arrive. An error of the client has no topic.
+                if each.topic() not in (topic, None) or each.partition() not in (partition, None):
+                    continue
                 if (error := each.error()) is not None:
                     if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
                         raise OffsetOutOfRange(f"The topic {topic} no longer has the record {min(wanted)}")
                     if not error.retriable() and error.code() != KafkaError._ALL_BROKERS_DOWN:
                         raise KafkaException(error)
-                elif (each.topic(), each.partition()) == (topic, partition) and (offset := _offset_of(each)) in wanted:
+                elif (offset := _offset_of(each)) in wanted:
                     values[offset] = each.value() or b""
             if self._clock.monotonic() > deadline_s or self._is_closing.is_set():
                 raise LogUnavailable(f"Kafka did not answer a read of the topic {topic} within {_TIMEOUT_S:g} s")

@@ -28,7 +28,8 @@ class RowsEntry(msgspec.Struct, frozen=True, array_like=True):
     """One batch of an append, whose bytes are in the partition of its shard.
 
     Attributes:
-        records: Kafka's offsets of the records that have the bytes, one after the other.
+        records: Kafka's offsets of the records that have the bytes, one after the other. They need not ascend: a piece
+            may be written again after the pieces that follow it (`KafkaBroker.write`).
     """
 
     stream: str

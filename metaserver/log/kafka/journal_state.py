@@ -94,7 +94,7 @@ class JournalState:
         if answer.duplicate:
             return answer
         for each in request.batches:
-            if each.records[0] < self._first_records.get(each.shard, 0):
+            if min(each.records) < self._first_records.get(each.shard, 0):
                 # The replica was paused between its writes, and retention has deleted the rows meanwhile.
                 raise LogUnavailable("The rows were removed before they were appended; send them again")
         for entry in group.entries:
@@ -151,7 +151,7 @@ class JournalState:
             summary.size_bytes -= sum(batch.size_bytes for batch in batches[:count])
             del batches[:count]
             # The replica that wrote the request did not know batches that came into the journal before the request.
-            record = min((batch.records[0] for batch in batches), default=start.record)
+            record = min((min(batch.records) for batch in batches), default=start.record)
             self._first_records[shard] = max(min(record, start.record), self._first_records.get(shard, 0))
         self.trimmed_ms = now_ms
         self.state.keep_ms = request.keep_ms
@@ -193,7 +193,7 @@ class JournalState:
         batches = self._batches[shard]
         removed, remaining = batches[:count], batches[count:]
         # Batches of several replicas are in the journal in another order than in the partition.
-        record = min((batch.records[0] for batch in remaining), default=max(b.records[-1] for b in removed) + 1)
+        record = min((min(batch.records) for batch in remaining), default=max(max(b.records) for b in removed) + 1)
         return ShardStart(shard.stream, shard.number, removed[-1].end, record)
 
     def summarize(self) -> Head:

@@ -292,10 +292,12 @@ def _map(value: Any, key: Callable[[Any], Any], item: Callable[[Any], Any]) -> l
     if set(entries) == {"keys", "values"} and all(isinstance(part, list) for part in entries.values()):
         pairs = zip(entries["keys"], entries["values"], strict=True)
     converted = [(key(entry_key), item(entry_value)) for entry_key, entry_value in pairs]
-    texts = [repr(entry_key) for entry_key, _ in converted]  # A key may be a struct, which has no hash.
-    if len(set(texts)) < len(texts):
-        repeated = next(text for place, text in enumerate(texts) if text in texts[:place])
-        raise ValueError(f"the map has the key {repeated[:_SHOWN_CHARACTERS]} twice")
+    texts: set[str] = set()
+    for entry_key, _ in converted:
+        text = repr(entry_key)  # A key may be a struct, which has no hash.
+        if text in texts:
+            raise ValueError(f"the map has the key {text[:_SHOWN_CHARACTERS]} twice")
+        texts.add(text)
     return converted
 
 

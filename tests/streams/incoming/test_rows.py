@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -45,3 +46,11 @@ def test_map_with_a_key_twice_is_refused(entries: dict[str, Any]) -> None:
     with pytest.raises(BadRequest, match=r"Row 0, column a: .*the map has the key 1 twice"):
         convert(kind, entries)
     assert convert(kind, {"1": "a", "2": "b"}) == [[(1, "a"), (2, "b")]]
+
+
+def test_repeated_key_of_a_large_map_is_found_in_linear_time() -> None:
+    entries = {"keys": [*range(16_000), 15_999], "values": [None] * 16_001}
+    start_s = time.process_time()
+    with pytest.raises(BadRequest, match="the map has the key 15999 twice"):
+        convert(MapType(2, "int", 3, "string", False), entries)
+    assert time.process_time() - start_s < 1  # A comparison of each key with all others takes several seconds.
