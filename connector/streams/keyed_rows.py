@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from seamark.connector.arrow.arrays import Longs, Mask
 from seamark.connector.arrow.casting import Unwritable, get_arrow_type
@@ -163,6 +164,34 @@ def read_key_columns(fields: Sequence[Field], rows: pa.RecordBatch | pa.Table, s
     return arrays
 
 
+def _read_earlier_columns(fields: Sequence[Field], rows: UnpackedRows) -> list[pa.Array]:
+    """Return key columns as `read_key_columns` does, with null for each value that does not fit the type.
+
+    Such a value is in no row that has the key.
+    """
+    try:
+        return read_key_columns(fields, rows.rows, rows.schema)
+    except Unwritable:
+        columns = []
+        for key_field in fields:
+            column = find_column(rows.rows, key_field.id)
+            if column is not None:
+                column = _remove_unfit(column, get_arrow_type(str(key_field.type), key_field.name))
+                columns.append(_cast_key(column, key_field))
+            else:
+                columns += read_key_columns([key_field], rows.rows, rows.schema)
+        return columns
+
+
+def _remove_unfit(column: pa.Array, target: pa.DataType) -> pa.Array:
+    """Return a column with null for the dates and times that a type of timestamps cannot hold."""
+    if not (pa.types.is_timestamp(target) and (pa.types.is_date(column.type) or pa.types.is_timestamp(column.type))):
+        return column
+    # A value beyond the range becomes another value, which differs when it is cast back.
+    restored = column.cast(target, safe=False).cast(column.type, safe=False)
+    return pc.if_else(pc.equal(restored, column), column, pa.scalar(None, column.type))
+
+
 def _repeat_default(key_field: Field, rows: int) -> pa.Array:
     kind = str(key_field.type)
     if key_field.initial_default is None:
@@ -222,6 +251,9 @@ def select_rows(groups: Sequence[Sequence[UnpackedRows]], metadata: TableMetadat
     Args:
         groups: The rows by the key that they state (`group_by_key`).
         metadata: The table's metadata.
+
+    Raises:
+        Unwritable: Rows with one key have values that do not fit the widest type of a key column.
     """
     rows = [each for group in groups for each in group]
     stays = np.zeros(sum(each.rows.num_rows for each in rows), dtype=np.bool_)
@@ -235,7 +267,7 @@ def select_rows(groups: Sequence[Sequence[UnpackedRows]], metadata: TableMetadat
         stays[start:end] = kinds != DELETE
         if group[0].key:
             fields = _hash_fields(group[0].key, rows[: before + len(group)], metadata)
-            columns = _concatenate_columns(fields, group)
+            columns = _concatenate(read_key_columns(fields, each.rows, each.schema) for each in group)
             complete = are_complete(columns)
             keyed = np.flatnonzero(complete)
             keyed_columns = [column.take(pa.array(keyed)) for column in columns]
@@ -248,16 +280,15 @@ def select_rows(groups: Sequence[Sequence[UnpackedRows]], metadata: TableMetadat
             distinct = BatchKeys(fields, [column.take(chosen) for column in keyed_columns])
             hashes = all_hashes.take(latest)
             if start:
-                earlier = _concatenate_columns(fields, rows[:before])
+                earlier = _concatenate(_read_earlier_columns(fields, each) for each in rows[:before])
                 stays[:start] &= ~((distinct.match(earlier) >= 0) & are_complete(earlier))
             keys.append(distinct)
         start, before = end, before + len(group)
     return LatestRows(tuple(keys), fields, hashes, stays)
 
 
-def _concatenate_columns(fields: Sequence[Field], rows: Sequence[UnpackedRows]) -> list[pa.Array]:
-    columns = [read_key_columns(fields, each.rows, each.schema) for each in rows]
-    return [pa.concat_arrays(column) for column in zip(*columns, strict=True)]
+def _concatenate(batches: Iterable[Sequence[pa.Array]]) -> list[pa.Array]:
+    return [pa.concat_arrays(column) for column in zip(*batches, strict=True)]
 
 
 def _hash_fields(key: RowKey, rows: Sequence[UnpackedRows], metadata: TableMetadata) -> tuple[Field, ...]:

@@ -211,7 +211,10 @@ def encode_keyed_rows(
     groups = group_by_key(unpacked, key_of_names(metadata.current_schema, key))
     if folder is not None and len(groups) > 1:
         raise ValueError("the rows of a fresh file have several keys")
-    latest = select_rows(groups, metadata)
+    try:
+        latest = select_rows(groups, metadata)
+    except Unwritable as error:
+        raise BadRequest(f"The rows that later rows replace cannot be found: {error}") from None
     by_schema: dict[int, list[pa.RecordBatch]] = {}
     start = 0
     for each in (each for group in groups for each in group):

@@ -212,6 +212,24 @@ def test_column_that_was_dropped_is_still_the_key_of_its_rows() -> None:
     assert encode(log, dropped) == ["b.1"]
 
 
+def test_dates_beyond_the_range_of_a_promoted_key_are_not_replaced() -> None:
+    metadata = create_table("day")
+    date_schema = metadata.current_schema_id
+    log = Log(1)
+    log.begin_group(metadata)
+    days = ("9999-12-31", "2026-01-02", "2026-01-03")
+    log.append(metadata, 0, [{DAY: day, VALUE: day} for day in days], 3 * [False])
+    promoted = change_fields(metadata, DAY, type="timestamp_ns")
+    log.begin_group(promoted)
+    log.append(promoted, 1, [{DAY: "2026-01-02T00:00:00", VALUE: "new"}], [False])
+    assert encode(log, promoted) == ["2026-01-03", "9999-12-31", "new"]
+    restored = change_table(promoted, {"action": "set-current-schema", "schema-id": date_schema})
+    log.begin_group(restored)
+    log.append(restored, 2, [{DAY: "9999-12-31", VALUE: "again"}], [False])
+    with pytest.raises(BadRequest, match="later rows replace cannot be found: column day is timestamp_ns"):
+        encode(log, restored)
+
+
 def test_delete_does_not_hide_a_missing_value_of_another_row() -> None:
     preparation = RowPreparation(create_table("a-b"), FILES, 1)
     assert preparation.prepare_json([{"a-b": 1, "value": "x"}, {"a-b": 2, "_op": "delete"}]).row_count == 2
