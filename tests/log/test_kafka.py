@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, Producer
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
@@ -259,6 +259,32 @@ async def test_the_journal_is_read_without_a_gap_after_unexpected_errors(
             await log.append({A: build_batch(str(number))})
         assert not _FailingConsumer.failures
         assert await read_texts(log, A) == ["0", "1", "2", "3", "4"]
+
+
+class _ElectingConsumer:
+    """A consumer of a cluster that has not yet chosen a leader for a new partition."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self._consumer = Consumer(settings)
+        self._refusals = 2
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._consumer, name)
+
+    def get_watermark_offsets(self, place: Any, **options: Any) -> tuple[int, int]:
+        if self._refusals:
+            self._refusals -= 1
+            raise KafkaException(KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION))
+        offsets: tuple[int, int] = self._consumer.get_watermark_offsets(place, **options)
+        return offsets
+
+
+async def test_a_log_opens_while_its_new_journal_has_no_leader(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "Consumer", _ElectingConsumer)
+    address = KafkaAddress(servers=kafka.address, prefix=kafka.create_prefix())
+    async with open_kafka_log(address, SystemClock(), KafkaLimits()) as log:
+        await log.append({A: build_batch("row")})
+        assert await read_texts(log, A) == ["row"]
 
 
 async def test_a_topic_from_which_kafka_removes_rows_is_refused(kafka: Kafka) -> None:

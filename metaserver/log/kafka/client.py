@@ -56,6 +56,7 @@ _UNKNOWN_OFFSET = -1
 _REWRITES_MAX = 2
 """The maximum number of times that a record with an unknown offset is written again."""
 _NO_TOPIC = {KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION, KafkaError.UNKNOWN_TOPIC_OR_PART}
+_NO_LEADER = {KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE}
 T = TypeVar("T")
 _log = structlog.get_logger("seamark.log")
 
@@ -435,10 +436,21 @@ class KafkaBroker:
         return values
 
     async def journal_range(self) -> JournalRange:
+        return JournalRange(*await self._run(self._read_journal_range))
+
+    def _read_journal_range(self) -> tuple[int, int]:
+        """Return the range of the journal's offsets. A partition that was created just now may have no leader yet."""
         place = TopicPartition(self._address.journal, 0)
-        return JournalRange(
-            *await self._run(partial(self._ranges.get_watermark_offsets, place, timeout=_TIMEOUT_S, cached=False))
-        )
+        deadline_s = self._clock.monotonic() + _TIMEOUT_S
+        while True:
+            try:
+                start, end = self._ranges.get_watermark_offsets(place, timeout=_TIMEOUT_S, cached=False)
+            except KafkaException as error:
+                has_no_leader = error.args[0].code() in _NO_LEADER
+                if not has_no_leader or self._clock.monotonic() > deadline_s or self._is_closing.wait(0.05):
+                    raise
+            else:
+                return start, end
 
     def follow_journal(self, start: int, listener: JournalListener) -> None:
         self._following = threading.Thread(
