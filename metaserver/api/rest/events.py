@@ -11,13 +11,15 @@ the table is dropped.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
 
-from seamark.formats.protocol.wire import decode_json
+from seamark.formats.iceberg.metadata.table_json import encode_table
+from seamark.formats.iceberg.views.view import encode_view
 from seamark.formats.runtime.decoding import convert_json
 from seamark.formats.runtime.errors import BadRequest, SeamarkError
 from seamark.metaserver.access.rights.decisions import Securable
@@ -254,13 +256,22 @@ class _EventPage:
         location = self._locations[instant.uuid] = instant.metadata_location
         if location is None or (base_location is None and operation_type.startswith("update-")):
             return []
-        documents = self._call.components.catalog.documents
         try:
-            new = decode_json(await documents.raw(location), location)
-            base = None if base_location is None else decode_json(await documents.raw(base_location), base_location)
+            new = await self._read_document(location, instant.kind)
+            base = None if base_location is None else await self._read_document(base_location, instant.kind)
         except SeamarkError:
             return []
-        return list_table_updates(base, new) if instant.kind is EntryKind.TABLE else list_view_updates(base, new)
+        compare = list_table_updates if instant.kind is EntryKind.TABLE else list_view_updates
+        return await asyncio.to_thread(compare, base, new)
+
+    async def _read_document(self, location: str, kind: EntryKind) -> dict[str, Any]:
+        """Return the metadata in a file as `loadTable` and `loadView` show them, and do not cache them."""
+        documents = self._call.components.catalog.documents
+        if kind is EntryKind.TABLE:
+            table = await documents.peek(location)
+            return await asyncio.to_thread(lambda: _decode(encode_table(table)))
+        view = await documents.peek_view(location)
+        return await asyncio.to_thread(lambda: _decode(encode_view(view)))
 
     async def _find_base(self, instant: Instant) -> str | None:
         """Return the metadata file of an entry before an instant, or None if no instant has it."""
@@ -273,6 +284,10 @@ class _EventPage:
             if len(earlier) < _BATCH:
                 return None
             where = msgspec.structs.replace(where, since=earlier[-1].position)
+
+
+def _decode(document: bytes) -> dict[str, Any]:
+    return msgspec.json.decode(document, type=dict[str, Any])
 
 
 def _moves_pointer(instant: Instant) -> bool:

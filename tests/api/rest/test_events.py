@@ -165,6 +165,18 @@ async def test_updates_of_events_lead_to_the_metadata_of_the_table(tmp_path: Pat
         ]
 
 
+async def test_updates_of_compressed_metadata_are_complete(tmp_path: Path) -> None:
+    async with running(tmp_path) as server:
+        gzip = {"write.metadata.compression-codec": "gzip"}
+        body = {"name": "t", "schema": {"type": "struct", "schema-id": 0, "fields": FIELDS}, "properties": gzip}
+        table = await send(server, "POST", "/v1/namespaces/db/tables", body)
+        assert table["metadata-location"].endswith(".gz.metadata.json")
+        await set_property(server, "t", "1")
+        created, updated = [event["operation"]["updates"] for event in await read_all(server)]
+        assert [update["action"] for update in created][:2] == ["assign-uuid", "upgrade-format-version"]
+        assert updated == [{"action": "set-properties", "updates": {"p": "1"}}]
+
+
 async def test_changes_of_names_are_events_and_jobs_are_none(tmp_path: Path) -> None:
     async with running(tmp_path) as server:
         table = await create(server, "t")
