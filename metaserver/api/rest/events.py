@@ -17,11 +17,12 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
+import structlog
 
 from seamark.formats.iceberg.metadata.table_json import encode_table
 from seamark.formats.iceberg.views.view import encode_view
 from seamark.formats.runtime.decoding import convert_json
-from seamark.formats.runtime.errors import BadRequest, SeamarkError
+from seamark.formats.runtime.errors import BadRequest, Corrupt, Forbidden, NotFound, TooLarge
 from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
@@ -34,9 +35,12 @@ PAGE_SIZE = 100
 INSTANTS_MAX = 20_000
 """The number of instants that a request reads. A page that ends there may be empty although there are more events."""
 _BATCH = 500
+_UNREADABLE = (NotFound, Corrupt, Forbidden, TooLarge, BadRequest)
+"""The errors of a metadata file that is deleted, damaged, overwritten, too large, or outside the allowed locations."""
 _OBJECT_TYPES = ("namespace", "table", "view")
 _POINTER_ACTIONS = ("create", "commit", "register", "undrop")
 """The actions whose instants name the metadata file that the entry has afterwards."""
+_log = structlog.get_logger("seamark.events")
 
 
 class QueryEventsRequest(msgspec.Struct, frozen=True, rename="kebab"):
@@ -244,7 +248,10 @@ class _EventPage:
         return CatalogEvent(instant.position, request_id, count, _find_time_ms(instant), actor, operation)
 
     async def _list_updates(self, instant: Instant, operation_type: str) -> list[dict[str, Any]]:
-        """Return the updates of a change; none if a metadata file is deleted.
+        """Return the updates of a change; none if a metadata file is deleted or damaged.
+
+        Other errors, such as those of a storage that is unavailable, end the request without a token, so that the
+        client repeats it. An error of one damaged file must not end it, because no client could read past the event.
 
         The file before the change is that of the instant before. A page rarely needs a read to find it.
         """
@@ -259,7 +266,8 @@ class _EventPage:
         try:
             new = await self._read_document(location, instant.kind)
             base = None if base_location is None else await self._read_document(base_location, instant.kind)
-        except SeamarkError:
+        except _UNREADABLE as error:
+            _log.warning("an event has no updates", instant=instant.id, error=error.message)
             return []
         compare = list_table_updates if instant.kind is EntryKind.TABLE else list_view_updates
         return await asyncio.to_thread(compare, base, new)

@@ -8,6 +8,7 @@ import asyncio
 import random
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import jsonschema
 import pyarrow as pa
@@ -19,6 +20,7 @@ from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 from pyiceberg.table.update import TableUpdate, update_table_metadata
 from pyiceberg.types import StringType
 
+from seamark.formats.runtime.errors import Corrupt, Forbidden, NotFound, RetryLater, StorageError
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.operations import SaveGrant
@@ -175,6 +177,32 @@ async def test_updates_of_compressed_metadata_are_complete(tmp_path: Path) -> No
         created, updated = [event["operation"]["updates"] for event in await read_all(server)]
         assert [update["action"] for update in created][:2] == ["assign-uuid", "upgrade-format-version"]
         assert updated == [{"action": "set-properties", "updates": {"p": "1"}}]
+
+
+async def test_unavailable_storage_fails_the_request_and_a_damaged_file_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path) as server:
+        await create(server, "t")
+        documents = server.components.catalog.documents
+        for error, status in (
+            (RetryLater("the storage is away"), 503),
+            (StorageError("the storage refuses the keys"), StorageError.code),
+            (NotFound("deleted"), 200),
+            (Forbidden("overwritten"), 200),
+            (Corrupt("damaged"), 200),
+        ):
+            with monkeypatch.context() as patch:
+                patch.setattr(documents, "peek", AsyncMock(side_effect=error))
+                async with server.http.post(f"{server.url}/v1/events", json={}) as answer:
+                    page = await answer.json()
+                    assert answer.status == status, page
+            if status == 200:
+                assert [event["operation"]["updates"] for event in page["events"]] == [[]]
+            else:
+                assert "continuation-token" not in page
+        (event,) = await read_all(server)
+        assert event["operation"]["updates"]
 
 
 async def test_changes_of_names_are_events_and_jobs_are_none(tmp_path: Path) -> None:
