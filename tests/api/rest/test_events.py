@@ -22,6 +22,7 @@ from pyiceberg.types import StringType
 
 from seamark.formats.runtime.errors import Corrupt, Forbidden, NotFound, RetryLater, StorageError
 from seamark.metaserver.access.tokens import create_token
+from seamark.metaserver.api.rest import events as endpoint
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.operations import SaveGrant
 from tests.api.rest.standard import SPEC, read_specification
@@ -203,6 +204,35 @@ async def test_unavailable_storage_fails_the_request_and_a_damaged_file_does_not
                 assert "continuation-token" not in page
         (event,) = await read_all(server)
         assert event["operation"]["updates"]
+
+
+async def test_page_ends_at_its_bytes_and_all_pages_have_all_events(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path) as server:
+        await create(server, "t")
+        for step in range(5):
+            await set_property(server, "t", str(step) * 3000)
+        complete = await query(server)
+        assert len(complete["events"]) == 6
+        for limit, size_bytes in (("UPDATES_BYTES_MAX", 6000), ("DOCUMENT_BYTES_MAX", 12_000)):
+            with monkeypatch.context() as patch:
+                patch.setattr(endpoint, limit, size_bytes)
+                page = await query(server)
+                assert 1 < len(page["events"]) < 6, limit
+                assert await read_all(server, page_size=100) == complete["events"]
+
+
+async def test_long_list_of_names_is_searched_once_for_each_name(tmp_path: Path) -> None:
+    async with running(tmp_path) as server:
+        await create(server, "t")
+        names = [[f"x{place}"] for place in range(endpoint.NAMES_MAX - 1)]
+        assert summarize(await read_all(server, catalog_objects_by_name=[*names, ["db"]])) == [("create-table", "db.t")]
+        assert summarize(await read_all(server, catalog_objects_by_name=[[]])) == [("create-table", "db.t")]
+        body = {"catalog-objects-by-name": [*names, ["db"], ["db", "t"]]}
+        async with server.http.post(f"{server.url}/v1/events", json=body) as answer:
+            assert answer.status == 400
+            assert "at most 10000" in await answer.text()
 
 
 async def test_changes_of_names_are_events_and_jobs_are_none(tmp_path: Path) -> None:
