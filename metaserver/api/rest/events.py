@@ -154,6 +154,8 @@ class _EventPage:
         """The metadata file of each entry, by UUID, after the instants that were read."""
         self._latest: tuple[str, dict[str, Any]] | None = None
         """The location and the content of the last file that was read. The next change of the entry begins with it."""
+        self._rights: dict[Securable, bool] = {}
+        """Whether the caller may see an object, for the objects that were checked."""
         self._updates_bytes = 0
         self._document_bytes = 0
 
@@ -208,24 +210,39 @@ class _EventPage:
         for start in range(0, len(uuids), FOUND_TABLES_MAX):
             for entry in await self._store.find_entries(uuids[start : start + FOUND_TABLES_MAX]):
                 live.setdefault(entry.uuid, []).append(Securable(entry.namespace, entry.kind.value, entry.name))
+        presents = [live.get(instant.uuid) or [Securable(instant.namespace)] for instant in candidates]
+        await self._check_rights(
+            [
+                *itertools.chain.from_iterable(presents),
+                *(_find_source(instant) for instant in candidates),
+                *(target for instant in candidates if (target := _find_target(instant))),
+            ]
+        )
         operations = {}
-        for instant in candidates:
-            operation = await self._make_operation(instant, live.get(instant.uuid, []))
+        for instant, present in zip(candidates, presents, strict=True):
+            operation = self._make_operation(instant, present)
             if operation is not None:
                 operations[instant.position] = operation
         return operations
 
-    async def _make_operation(self, instant: Instant, live: Sequence[Securable]) -> dict[str, Any] | None:
+    async def _check_rights(self, securables: Sequence[Securable]) -> None:
+        """Decide all rights of a batch at once, because each decision may ask the database or an external service."""
+        unchecked = [securable for securable in dict.fromkeys(securables) if securable not in self._rights]
+        if not unchecked:
+            return
+        allowed = frozenset(await self._call.select(unchecked, lambda securable: securable))
+        self._rights.update((securable, securable in allowed) for securable in unchecked)
+
+    def _make_operation(self, instant: Instant, presents: Sequence[Securable]) -> dict[str, Any] | None:
         """Return the operation of an instant as the caller may see it, or None.
 
         A rename from or to a name that the caller may not see is the end or the beginning of the table for it.
         """
         operation_type = _find_type(instant)
-        source = Securable(instant.namespace, instant.kind.value, instant.name)
-        presents = live or [Securable(instant.namespace)]
-        if not all([await self._call.may(present) for present in presents]):
+        source = _find_source(instant)
+        if not all(self._rights[present] for present in presents):
             return None
-        sees_source = await self._call.may(source)
+        sees_source = self._rights[source]
         kind = instant.kind.value
         if instant.action != "rename":
             if not sees_source:
@@ -235,7 +252,7 @@ class _EventPage:
                 operation["purge"] = bool(instant.summary.get("purge", False))
             return {**operation, f"{kind}-uuid": instant.uuid}
         target = _find_target(instant)
-        sees_target = target is not None and await self._call.may(target)
+        sees_target = target is not None and self._rights[target]
         if sees_source and sees_target and target is not None:
             ends = {"source": _identify(source), "destination": _identify(target)}
             return {"operation-type": f"rename-{kind}", **ends, f"{kind}-uuid": instant.uuid}
@@ -350,10 +367,15 @@ def _find_type(instant: Instant) -> str | None:
     return f"{instant.action}-{kind}" if instant.action in ("create", "rename") else None
 
 
+def _find_source(instant: Instant) -> Securable:
+    """Return the name that the entry has before the change."""
+    return Securable(instant.namespace, instant.kind.value, instant.name)
+
+
 def _find_target(instant: Instant) -> Securable | None:
     """Return the new name of a renamed entry. Instants of earlier versions lack it."""
     levels: Sequence[str] | None = instant.summary.get("to-namespace")
-    if levels is None:
+    if levels is None or instant.action != "rename":
         return None
     namespace: NamespacePath = tuple(levels)
     return Securable(namespace, instant.kind.value, str(instant.summary["to"])[len(".".join(namespace)) + 1 :])

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
@@ -21,6 +22,9 @@ from pyiceberg.table.update import TableUpdate, update_table_metadata
 from pyiceberg.types import StringType
 
 from seamark.formats.runtime.errors import Corrupt, Forbidden, NotFound, RetryLater, StorageError
+from seamark.metaserver.access.authorizer import Authorizer
+from seamark.metaserver.access.principal import Principal
+from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.api.rest import events as endpoint
 from seamark.metaserver.store.model import Grant
@@ -31,6 +35,8 @@ from tests.server.rig import RunningServer, running
 
 DRAFT = SPEC.parent / "events-draft.yaml"
 UPDATES = TypeAdapter(tuple[TableUpdate, ...])
+ISSUER = {"oidc_issuer": "https://issuer.invalid", "oidc_audience": "seamark"}
+"""A server without tokens starts with it."""
 FIELDS = [{"id": 1, "name": "id", "type": "long", "required": False}]
 
 
@@ -318,8 +324,7 @@ async def test_events_of_one_transaction_share_their_request(tmp_path: Path) -> 
 
 
 async def test_caller_receives_only_events_of_what_it_may_browse(tmp_path: Path) -> None:
-    issuer = {"oidc_issuer": "https://issuer.invalid", "oidc_audience": "seamark"}  # A server starts with it.
-    async with running(tmp_path, auth="token+oidc", **issuer) as server:
+    async with running(tmp_path, auth="token+oidc", **ISSUER) as server:
         store, clock = server.components.store, server.components.clock
         root = await create_token(store, clock, "root", None, [Grant("root", "admin")])
         one = await create_token(store, clock, "one", None, [])
@@ -354,3 +359,32 @@ async def test_caller_receives_only_events_of_what_it_may_browse(tmp_path: Path)
             f"{server.url}/v1/events", json={}, headers={"Authorization": f"Bearer {nothing}"}
         ) as answer:
             assert answer.status == 403
+
+
+async def test_rights_of_a_page_are_decided_together_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(tmp_path, auth="token+oidc", **ISSUER) as server:
+        store, clock = server.components.store, server.components.clock
+        root = await create_token(store, clock, "root", None, [Grant("root", "admin")])
+        reader = await create_token(store, clock, "reader", None, [Grant("reader", "browse", ("db",), "table", "t0")])
+        for name in ("t0", "t1", "t2"):
+            await create(server, name, root)
+            await set_property(server, name, "1", root)
+        decided: list[Securable] = []
+        batches_count = 0
+        authorizer = type(server.components.authorizer)
+        decide_each = authorizer.allows_each
+
+        async def record_batch(
+            self: Authorizer, principal: Principal, operation: str, securables: Sequence[Securable]
+        ) -> list[bool]:
+            nonlocal batches_count
+            batches_count += 1
+            decided.extend(securables)
+            return await decide_each(self, principal, operation, securables)
+
+        monkeypatch.setattr(authorizer, "allows_each", record_batch)
+        monkeypatch.setattr(authorizer, "allows", AsyncMock(side_effect=AssertionError("asked for one object")))
+        page = await query(server, reader)
+        assert summarize(page["events"]) == [("create-table", "db.t0"), ("update-table", "db.t0")]
+        assert batches_count == 1
+        assert sorted(decided) == [Securable(("db",), "table", name) for name in ("t0", "t1", "t2")]
