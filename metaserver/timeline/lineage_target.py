@@ -10,7 +10,7 @@ import structlog
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.protocol.wire import encode_json
-from seamark.formats.runtime.errors import SeamarkError
+from seamark.formats.runtime.errors import RetryLater, SeamarkError
 from seamark.metaserver.settings.settings import redact_url
 from seamark.metaserver.store.model import EntryKind, Instant
 from seamark.metaserver.store.port import PointerStore
@@ -64,7 +64,12 @@ class LineageTarget:
                 await self._post(encode_json(run_event), event.instant)
 
     async def _find_metadata(self, instant: Instant) -> TableMetadata | None:
-        """Return the metadata of the table of an instant, or None if the table or its metadata file is gone."""
+        """Return the metadata of the table of an instant, or None if the table or its metadata file is gone or damaged.
+
+        Raises:
+            NotDelivered: The storage or the database does not answer. An event without metadata would have another
+                dataset, so it is sent later.
+        """
         try:
             location = instant.metadata_location
             if location is None:
@@ -73,6 +78,8 @@ class LineageTarget:
                     return None
                 location = entry.metadata_location
             return await self._load_metadata(location)
+        except RetryLater as error:
+            raise NotDelivered(f"the metadata cannot be read: {error.message}") from None
         except SeamarkError as error:
             _log.warning("a lineage event has no schema", instant=instant.id, error=error.message)
             return None
