@@ -348,7 +348,7 @@ class _EventPage:
 
 
 def _decode(document: bytes) -> tuple[int, dict[str, Any]]:
-    return len(document), msgspec.json.decode(document, type=dict[str, Any])
+    return len(document), msgspec.json.decode(document)
 
 
 def _moves_pointer(instant: Instant) -> bool:
