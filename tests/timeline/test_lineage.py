@@ -24,7 +24,7 @@ from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.errors import NotFound, RetryLater
 from seamark.metaserver.store.model import InstantState
 from seamark.metaserver.store.port import PointerStore
-from seamark.metaserver.timeline import delivery
+from seamark.metaserver.timeline import delivery, lineage_target
 from seamark.metaserver.timeline.delivery import NotDelivered
 from seamark.metaserver.timeline.events import Event
 from seamark.metaserver.timeline.lineage import CatalogName, name_location
@@ -182,6 +182,28 @@ async def test_event_is_sent_later_if_the_metadata_cannot_be_read_now(receiver: 
     assert receiver.events == []
     await send_job(receiver, AsyncMock(side_effect=NotFound("deleted")))
     assert [event["outputs"][0]["name"] for event in receiver.events] == ["db.t", "db.t"]
+
+
+async def test_event_that_is_too_large_is_sent_without_columns_and_then_skipped(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = AsyncMock(return_value=build_table(columns_count=100))
+    receiver.answers = [413, 204, 413, 413]  # The START is sent again. The COMPLETE is refused twice.
+    await send_job(receiver, load)
+    (start,) = receiver.events
+    validate(start)
+    assert start["eventType"] == "START"
+    for dataset in (*start["inputs"], *start["outputs"]):
+        assert dataset["name"] == "/lake/t"
+        assert sorted(dataset["facets"]) == ["catalog", "symlinks"]
+    # A body above the limit is not sent with columns at all.
+    receiver.events.clear()
+    monkeypatch.setattr(lineage_target, "BODY_BYTES_MAX", 20_000)
+    await send_job(receiver, load)
+    assert [sorted(event["outputs"][0]["facets"]) for event in receiver.events] == [["catalog", "symlinks"]] * 2
+    receiver.events.clear()
+    await send_job(receiver, AsyncMock(return_value=build_table(columns_count=3)))
+    assert ["columnLineage" in event["outputs"][0]["facets"] for event in receiver.events] == [True, True]
 
 
 async def test_imported_table_is_the_output_of_a_run(tmp_path: Path, receiver: Receiver) -> None:
