@@ -116,7 +116,8 @@ class Documents:
         cached = self._cache.get(("view", location))
         if isinstance(cached, ViewMetadata):
             return cached
-        return _drop_client_properties(decode_view(await self._read_json(location), location))
+        data = await self._read_json(location)
+        return await asyncio.to_thread(lambda: _drop_client_properties(decode_view(data, location)))
 
     async def read_stored_properties(self, location: str) -> dict[str, str]:
         """Return all properties in the metadata file, including those that clients do not see.
