@@ -111,6 +111,14 @@ class Documents:
         self._cache.put(("view", location), metadata, measure_object_bytes(metadata))
         return metadata
 
+    async def peek_view(self, location: str) -> ViewMetadata:
+        """Return the metadata of a view like `view`, but do not cache them."""
+        cached = self._cache.get(("view", location))
+        if isinstance(cached, ViewMetadata):
+            return cached
+        data = await self._read_json(location)
+        return await asyncio.to_thread(lambda: _drop_client_properties(decode_view(data, location)))
+
     async def read_stored_properties(self, location: str) -> dict[str, str]:
         """Return all properties in the metadata file, including those that clients do not see.
 

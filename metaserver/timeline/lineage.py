@@ -36,6 +36,8 @@ _VERSIONS = {
 IMPORT = "register"
 """The action of imported and registered tables."""
 _JOB_TYPES = {MAINTENANCE: "MAINTENANCE", INDEXING: "INDEX", IMPORT: "IMPORT"}
+_SIDES = ("inputs", "outputs")
+_COLUMN_FACETS = ("schema", "columnLineage")
 _ENDS = {InstantState.COMPLETED: "COMPLETE", InstantState.ROLLED_BACK: "FAIL"}
 
 
@@ -125,6 +127,16 @@ def _make_dataset(instant: Instant, metadata: TableMetadata | None, catalog: Cat
         facets["version"] = _facet("DatasetVersionDatasetFacet", datasetVersion=str(snapshot_id))
     namespace, path = name_location(metadata.location)
     return {"namespace": namespace, "name": path, "facets": facets}
+
+
+def remove_columns(event: dict[str, Any]) -> dict[str, Any]:
+    """Return an event without the facets that have an entry for each column of the table."""
+    return {**event, **{side: [_remove_column_facets(dataset) for dataset in event[side]] for side in _SIDES}}
+
+
+def _remove_column_facets(dataset: dict[str, Any]) -> dict[str, Any]:
+    facets = {name: facet for name, facet in dataset["facets"].items() if name not in _COLUMN_FACETS}
+    return {**dataset, "facets": facets}
 
 
 def name_location(location: str) -> tuple[str, str]:

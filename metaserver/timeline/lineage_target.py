@@ -10,16 +10,19 @@ import structlog
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.protocol.wire import encode_json
-from seamark.formats.runtime.errors import SeamarkError
+from seamark.formats.runtime.errors import RetryLater, SeamarkError
 from seamark.metaserver.settings.settings import redact_url
 from seamark.metaserver.store.model import EntryKind, Instant
 from seamark.metaserver.store.port import PointerStore
 from seamark.metaserver.timeline.delivery import SEND_TIMEOUT_S, NotDelivered
 from seamark.metaserver.timeline.events import Event
-from seamark.metaserver.timeline.lineage import CatalogName, list_run_events
+from seamark.metaserver.timeline.lineage import CatalogName, list_run_events, remove_columns
 
 LoadMetadata = Callable[[str], Awaitable[TableMetadata]]
-_REFUSED = (400, 422)
+BODY_BYTES_MAX = 4 << 20
+"""The size of a body with the columns of the table. A larger event is sent without them."""
+_REFUSED = (400, 413, 422)
+_TOO_LARGE = 413
 _log = structlog.get_logger("seamark.lineage")
 
 
@@ -55,16 +58,24 @@ class LineageTarget:
 
         Raises:
             NotDelivered: The receiver does not answer 2xx. An event that the receiver refuses as invalid is skipped.
+                One that is too large is sent without columns first.
         """
         for event in events:
             if not list_run_events(event.instant, None, self._catalog):
                 continue
             metadata = await self._find_metadata(event.instant)
             for run_event in list_run_events(event.instant, metadata, self._catalog):
-                await self._post(encode_json(run_event), event.instant)
+                body = encode_json(run_event)
+                if len(body) > BODY_BYTES_MAX or await self._post(body, event.instant) == _TOO_LARGE:
+                    await self._post(encode_json(remove_columns(run_event)), event.instant)
 
     async def _find_metadata(self, instant: Instant) -> TableMetadata | None:
-        """Return the metadata of the table of an instant, or None if the table or its metadata file is gone."""
+        """Return the metadata of the table of an instant, or None if the table or its metadata file is gone or damaged.
+
+        Raises:
+            NotDelivered: The storage or the database does not answer. An event without metadata would have another
+                dataset, so it is sent later.
+        """
         try:
             location = instant.metadata_location
             if location is None:
@@ -73,18 +84,26 @@ class LineageTarget:
                     return None
                 location = entry.metadata_location
             return await self._load_metadata(location)
+        except RetryLater as error:
+            raise NotDelivered(f"the metadata cannot be read: {error.message}") from None
         except SeamarkError as error:
             _log.warning("a lineage event has no schema", instant=instant.id, error=error.message)
             return None
 
-    async def _post(self, body: bytes, instant: Instant) -> None:
+    async def _post(self, body: bytes, instant: Instant) -> int:
+        """Post an event and return the status, which is that of a success or of a refusal.
+
+        Raises:
+            NotDelivered: The receiver does not answer, or answers with another status.
+        """
         try:
             # Redirects are not followed: they would send the key to a host that is not configured.
             async with self._session.post(self._url, data=body, headers=self._headers, allow_redirects=False) as answer:
                 if answer.status in _REFUSED:
-                    _log.error("a lineage event was refused", instant=instant.id, status=answer.status)
+                    _log.error("a lineage event was refused", instant=instant.id, status=answer.status, bytes=len(body))
                 elif not 200 <= answer.status < 300:
                     raise NotDelivered(f"status {answer.status}")
+                return answer.status
         except TimeoutError:
             raise NotDelivered(f"no answer within {SEND_TIMEOUT_S:g} s") from None
         except (aiohttp.ClientError, OSError) as error:

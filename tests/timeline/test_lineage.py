@@ -8,17 +8,28 @@ import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
+import aiohttp
 import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from referencing import Registry, Resource
 
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.partition import PartitionSpec
+from seamark.formats.iceberg.types.schema import Field, Schema
+from seamark.formats.runtime.clock import SystemClock
+from seamark.formats.runtime.errors import NotFound, RetryLater
 from seamark.metaserver.store.model import InstantState
-from seamark.metaserver.timeline import delivery
-from seamark.metaserver.timeline.lineage import name_location
-from tests.server.rig import RunningServer, running
+from seamark.metaserver.store.port import PointerStore
+from seamark.metaserver.timeline import delivery, lineage_target
+from seamark.metaserver.timeline.delivery import NotDelivered
+from seamark.metaserver.timeline.events import Event
+from seamark.metaserver.timeline.lineage import CatalogName, name_location
+from seamark.metaserver.timeline.lineage_target import LineageTarget
+from tests.server.rig import RunningServer, build_instant, running
 from tests.timeline.test_webhooks import Receiver, run_receiver
 
 SCHEMAS = [json.loads(path.read_text()) for path in sorted((Path(__file__).parent / "openlineage").glob("*.json"))]
@@ -133,6 +144,66 @@ async def test_jobs_are_sent_as_valid_runs_with_datasets_and_facets(tmp_path: Pa
     assert fail["run"]["facets"]["errorMessage"]["message"] == "no space"
     assert (len(index["inputs"]), index["outputs"]) == (1, [])
     assert (lost["outputs"][0]["namespace"], lost["outputs"][0]["name"]) == (warehouse, "db.gone")
+
+
+def build_table(columns_count: int) -> TableMetadata:
+    return TableMetadata(
+        format_version=2,
+        table_uuid="u",
+        location="file:///lake/t",
+        last_updated_ms=0,
+        last_column_id=columns_count,
+        schemas=(Schema(tuple(Field(place, f"c{place}", False, "long") for place in range(1, columns_count + 1)), 0),),
+        current_schema_id=0,
+        partition_specs=(PartitionSpec(0, ()),),
+        default_spec_id=0,
+        last_partition_id=999,
+        sort_orders=(),
+        default_sort_order_id=0,
+        properties={},
+    )
+
+
+async def send_job(receiver: Receiver, load: AsyncMock) -> None:
+    """Send the events of a finished job to the receiver."""
+    location = "file:///lake/t/metadata/1.json"
+    instant = build_instant(
+        SystemClock(), "t", "maintenance", metadata_location=location, summary={"service": "expire"}
+    )
+    async with aiohttp.ClientSession() as session:
+        catalog = CatalogName("lake", "file:///lake")
+        target = LineageTarget(receiver.url, "", catalog, AsyncMock(spec=PointerStore), load, session)
+        await target.send([Event(instant, b"")])
+
+
+async def test_event_is_sent_later_if_the_metadata_cannot_be_read_now(receiver: Receiver) -> None:
+    with pytest.raises(NotDelivered, match="the storage is away"):
+        await send_job(receiver, AsyncMock(side_effect=RetryLater("the storage is away")))
+    assert receiver.events == []
+    await send_job(receiver, AsyncMock(side_effect=NotFound("deleted")))
+    assert [event["outputs"][0]["name"] for event in receiver.events] == ["db.t", "db.t"]
+
+
+async def test_event_that_is_too_large_is_sent_without_columns_and_then_skipped(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = AsyncMock(return_value=build_table(columns_count=100))
+    receiver.answers = [413, 204, 413, 413]  # The START is sent again. The COMPLETE is refused twice.
+    await send_job(receiver, load)
+    (start,) = receiver.events
+    validate(start)
+    assert start["eventType"] == "START"
+    for dataset in (*start["inputs"], *start["outputs"]):
+        assert dataset["name"] == "/lake/t"
+        assert sorted(dataset["facets"]) == ["catalog", "symlinks"]
+    # A body above the limit is not sent with columns at all.
+    receiver.events.clear()
+    monkeypatch.setattr(lineage_target, "BODY_BYTES_MAX", 20_000)
+    await send_job(receiver, load)
+    assert [sorted(event["outputs"][0]["facets"]) for event in receiver.events] == [["catalog", "symlinks"]] * 2
+    receiver.events.clear()
+    await send_job(receiver, AsyncMock(return_value=build_table(columns_count=3)))
+    assert ["columnLineage" in event["outputs"][0]["facets"] for event in receiver.events] == [True, True]
 
 
 async def test_imported_table_is_the_output_of_a_run(tmp_path: Path, receiver: Receiver) -> None:

@@ -11,15 +11,18 @@ the table is dropped.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
+import structlog
 
-from seamark.formats.protocol.wire import decode_json
+from seamark.formats.iceberg.metadata.table_json import encode_table
+from seamark.formats.iceberg.views.view import encode_view
 from seamark.formats.runtime.decoding import convert_json
-from seamark.formats.runtime.errors import BadRequest, SeamarkError
+from seamark.formats.runtime.errors import BadRequest, Corrupt, Forbidden, NotFound, TooLarge
 from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
@@ -31,10 +34,20 @@ PAGE_SIZE = 100
 """The number of events of a page if the request has no page size."""
 INSTANTS_MAX = 20_000
 """The number of instants that a request reads. A page that ends there may be empty although there are more events."""
+UPDATES_BYTES_MAX = 8 << 20
+"""The JSON of updates after which a page ends."""
+DOCUMENT_BYTES_MAX = 64 << 20
+"""The JSON of metadata files that a request compares before its page ends."""
+NAMES_MAX = 10_000
+"""The number of names in `catalog-objects-by-name`."""
 _BATCH = 500
+_UNREADABLE = (NotFound, Corrupt, Forbidden, TooLarge, BadRequest)
+"""The errors of a metadata file that is deleted, damaged, overwritten, too large, or outside the allowed locations."""
 _OBJECT_TYPES = ("namespace", "table", "view")
 _POINTER_ACTIONS = ("create", "commit", "register", "undrop")
 """The actions whose instants name the metadata file that the entry has afterwards."""
+_NO_UPDATES = msgspec.Raw(b"[]")
+_log = structlog.get_logger("seamark.events")
 
 
 class QueryEventsRequest(msgspec.Struct, frozen=True, rename="kebab"):
@@ -97,6 +110,10 @@ async def get_events(call: Call, body: QueryEventsRequest) -> QueryEventsRespons
 def _check_request(body: QueryEventsRequest) -> None:
     if body.page_size is not None and body.page_size < 1:
         raise BadRequest(f"page-size is {body.page_size}; it must be at least 1")
+    if len(body.catalog_objects_by_name or ()) > NAMES_MAX:
+        raise BadRequest(
+            f"catalog-objects-by-name has {len(body.catalog_objects_by_name or ())} names; send at most {NAMES_MAX}"
+        )
     for kind in body.object_types or ():
         if kind not in _OBJECT_TYPES:
             raise BadRequest(f"object-types has {kind[:40]!r}; the types are {', '.join(_OBJECT_TYPES)}")
@@ -131,10 +148,16 @@ class _EventPage:
         self._kinds = None if body.object_types is None else frozenset(body.object_types)
         self._uuids = None if body.catalog_objects_by_uuid is None else frozenset(body.catalog_objects_by_uuid)
         names = body.catalog_objects_by_name
-        self._paths = None if names is None else [tuple(path) for path in names]
+        self._paths = None if names is None else frozenset(tuple(path) for path in names)
         self._events: list[CatalogEvent] = []
         self._locations: dict[str, str | None] = {}
         """The metadata file of each entry, by UUID, after the instants that were read."""
+        self._latest: tuple[str, dict[str, Any]] | None = None
+        """The location and the content of the last file that was read. The next change of the entry begins with it."""
+        self._rights: dict[Securable, bool] = {}
+        """Whether the caller may see an object, for the objects that were checked."""
+        self._updates_bytes = 0
+        self._document_bytes = 0
 
     async def read(self, position: _Position) -> tuple[list[CatalogEvent], _Position]:
         """Return the events after a position, and the position of the next page."""
@@ -156,7 +179,7 @@ class _EventPage:
             if request_id == position.request_id:
                 count = max(count, position.request_events)
             for instant in group:
-                if len(self._events) == self._limit:
+                if self._is_full():
                     return position
                 operation = visible.get(instant.position)
                 if operation is not None and self._is_selected(position, instant, operation):
@@ -165,6 +188,13 @@ class _EventPage:
                     self._locations[instant.uuid] = instant.metadata_location
                 position = _Position(instant.position, position.since_ms, request_id, count)
         return position
+
+    def _is_full(self) -> bool:
+        return (
+            len(self._events) == self._limit
+            or self._updates_bytes >= UPDATES_BYTES_MAX
+            or self._document_bytes >= DOCUMENT_BYTES_MAX
+        )
 
     async def _find_operations(self, batch: Sequence[Instant]) -> dict[str, dict[str, Any]]:
         """Return the operations that the caller may see, by the position of their instants, without updates."""
@@ -180,24 +210,39 @@ class _EventPage:
         for start in range(0, len(uuids), FOUND_TABLES_MAX):
             for entry in await self._store.find_entries(uuids[start : start + FOUND_TABLES_MAX]):
                 live.setdefault(entry.uuid, []).append(Securable(entry.namespace, entry.kind.value, entry.name))
+        presents = [live.get(instant.uuid) or [Securable(instant.namespace)] for instant in candidates]
+        await self._check_rights(
+            [
+                *itertools.chain.from_iterable(presents),
+                *(_find_source(instant) for instant in candidates),
+                *(target for instant in candidates if (target := _find_target(instant))),
+            ]
+        )
         operations = {}
-        for instant in candidates:
-            operation = await self._make_operation(instant, live.get(instant.uuid, []))
+        for instant, present in zip(candidates, presents, strict=True):
+            operation = self._make_operation(instant, present)
             if operation is not None:
                 operations[instant.position] = operation
         return operations
 
-    async def _make_operation(self, instant: Instant, live: Sequence[Securable]) -> dict[str, Any] | None:
+    async def _check_rights(self, securables: Sequence[Securable]) -> None:
+        """Decide all rights of a batch at once, because each decision may ask the database or an external service."""
+        unchecked = [securable for securable in dict.fromkeys(securables) if securable not in self._rights]
+        if not unchecked:
+            return
+        allowed = frozenset(await self._call.select(unchecked, lambda securable: securable))
+        self._rights.update((securable, securable in allowed) for securable in unchecked)
+
+    def _make_operation(self, instant: Instant, presents: Sequence[Securable]) -> dict[str, Any] | None:
         """Return the operation of an instant as the caller may see it, or None.
 
         A rename from or to a name that the caller may not see is the end or the beginning of the table for it.
         """
         operation_type = _find_type(instant)
-        source = Securable(instant.namespace, instant.kind.value, instant.name)
-        presents = live or [Securable(instant.namespace)]
-        if not all([await self._call.may(present) for present in presents]):
+        source = _find_source(instant)
+        if not all(self._rights[present] for present in presents):
             return None
-        sees_source = await self._call.may(source)
+        sees_source = self._rights[source]
         kind = instant.kind.value
         if instant.action != "rename":
             if not sees_source:
@@ -207,7 +252,7 @@ class _EventPage:
                 operation["purge"] = bool(instant.summary.get("purge", False))
             return {**operation, f"{kind}-uuid": instant.uuid}
         target = _find_target(instant)
-        sees_target = target is not None and await self._call.may(target)
+        sees_target = target is not None and self._rights[target]
         if sees_source and sees_target and target is not None:
             ends = {"source": _identify(source), "destination": _identify(target)}
             return {"operation-type": f"rename-{kind}", **ends, f"{kind}-uuid": instant.uuid}
@@ -226,8 +271,13 @@ class _EventPage:
             and (self._types is None or operation["operation-type"] in self._types)
             and (self._kinds is None or instant.kind.value in self._kinds)
             and (self._uuids is None or instant.uuid in self._uuids)
-            and (self._paths is None or any(path[: len(prefix)] == prefix for path in paths for prefix in self._paths))
+            and (self._paths is None or any(self._is_named(path) for path in paths))
         )
+
+    def _is_named(self, path: tuple[str, ...]) -> bool:
+        """Return whether the request names the object or a namespace that contains it."""
+        assert self._paths is not None
+        return any(path[:levels] in self._paths for levels in range(len(path) + 1))
 
     async def _make_event(
         self, instant: Instant, operation: dict[str, Any], request_id: str, count: int
@@ -241,8 +291,11 @@ class _EventPage:
         actor = {"id": instant.principal_name}
         return CatalogEvent(instant.position, request_id, count, _find_time_ms(instant), actor, operation)
 
-    async def _list_updates(self, instant: Instant, operation_type: str) -> list[dict[str, Any]]:
-        """Return the updates of a change; none if a metadata file is deleted.
+    async def _list_updates(self, instant: Instant, operation_type: str) -> msgspec.Raw:
+        """Return the JSON of the updates of a change; none if a metadata file is deleted or damaged.
+
+        Other errors, such as those of a storage that is unavailable, end the request without a token, so that the
+        client repeats it. An error of one damaged file must not end it, because no client could read past the event.
 
         The file before the change is that of the instant before. A page rarely needs a read to find it.
         """
@@ -253,14 +306,33 @@ class _EventPage:
             base_location = self._locations[instant.uuid]
         location = self._locations[instant.uuid] = instant.metadata_location
         if location is None or (base_location is None and operation_type.startswith("update-")):
-            return []
-        documents = self._call.components.catalog.documents
+            return _NO_UPDATES
         try:
-            new = decode_json(await documents.raw(location), location)
-            base = None if base_location is None else decode_json(await documents.raw(base_location), base_location)
-        except SeamarkError:
-            return []
-        return list_table_updates(base, new) if instant.kind is EntryKind.TABLE else list_view_updates(base, new)
+            base = None if base_location is None else await self._read_document(base_location, instant.kind)
+            new = await self._read_document(location, instant.kind)
+        except _UNREADABLE as error:
+            _log.warning("an event has no updates", instant=instant.id, error=error.message)
+            return _NO_UPDATES
+        compare = list_table_updates if instant.kind is EntryKind.TABLE else list_view_updates
+        updates = await asyncio.to_thread(lambda: msgspec.json.encode(compare(base, new)))
+        self._updates_bytes += len(updates)
+        return msgspec.Raw(updates)
+
+    async def _read_document(self, location: str, kind: EntryKind) -> dict[str, Any]:
+        """Return the metadata in a file as `loadTable` and `loadView` show them, and do not cache them."""
+        if self._latest is not None and self._latest[0] == location:
+            return self._latest[1]
+        self._latest = None
+        documents = self._call.components.catalog.documents
+        if kind is EntryKind.TABLE:
+            table = await documents.peek(location)
+            size_bytes, document = await asyncio.to_thread(lambda: _decode(encode_table(table)))
+        else:
+            view = await documents.peek_view(location)
+            size_bytes, document = await asyncio.to_thread(lambda: _decode(encode_view(view)))
+        self._document_bytes += size_bytes
+        self._latest = (location, document)
+        return document
 
     async def _find_base(self, instant: Instant) -> str | None:
         """Return the metadata file of an entry before an instant, or None if no instant has it."""
@@ -273,6 +345,10 @@ class _EventPage:
             if len(earlier) < _BATCH:
                 return None
             where = msgspec.structs.replace(where, since=earlier[-1].position)
+
+
+def _decode(document: bytes) -> tuple[int, dict[str, Any]]:
+    return len(document), msgspec.json.decode(document)
 
 
 def _moves_pointer(instant: Instant) -> bool:
@@ -291,10 +367,15 @@ def _find_type(instant: Instant) -> str | None:
     return f"{instant.action}-{kind}" if instant.action in ("create", "rename") else None
 
 
+def _find_source(instant: Instant) -> Securable:
+    """Return the name that the entry has before the change."""
+    return Securable(instant.namespace, instant.kind.value, instant.name)
+
+
 def _find_target(instant: Instant) -> Securable | None:
     """Return the new name of a renamed entry. Instants of earlier versions lack it."""
     levels: Sequence[str] | None = instant.summary.get("to-namespace")
-    if levels is None:
+    if levels is None or instant.action != "rename":
         return None
     namespace: NamespacePath = tuple(levels)
     return Securable(namespace, instant.kind.value, str(instant.summary["to"])[len(".".join(namespace)) + 1 :])

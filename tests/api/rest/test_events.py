@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import jsonschema
 import pyarrow as pa
@@ -19,7 +21,12 @@ from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 from pyiceberg.table.update import TableUpdate, update_table_metadata
 from pyiceberg.types import StringType
 
+from seamark.formats.runtime.errors import Corrupt, Forbidden, NotFound, RetryLater, StorageError
+from seamark.metaserver.access.authorizer import Authorizer
+from seamark.metaserver.access.principal import Principal
+from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.access.tokens import create_token
+from seamark.metaserver.api.rest import events as endpoint
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.operations import SaveGrant
 from tests.api.rest.standard import SPEC, read_specification
@@ -28,6 +35,8 @@ from tests.server.rig import RunningServer, running
 
 DRAFT = SPEC.parent / "events-draft.yaml"
 UPDATES = TypeAdapter(tuple[TableUpdate, ...])
+ISSUER = {"oidc_issuer": "https://issuer.invalid", "oidc_audience": "seamark"}
+"""A server without tokens starts with it."""
 FIELDS = [{"id": 1, "name": "id", "type": "long", "required": False}]
 
 
@@ -165,6 +174,73 @@ async def test_updates_of_events_lead_to_the_metadata_of_the_table(tmp_path: Pat
         ]
 
 
+async def test_updates_of_compressed_metadata_are_complete(tmp_path: Path) -> None:
+    async with running(tmp_path) as server:
+        gzip = {"write.metadata.compression-codec": "gzip"}
+        body = {"name": "t", "schema": {"type": "struct", "schema-id": 0, "fields": FIELDS}, "properties": gzip}
+        table = await send(server, "POST", "/v1/namespaces/db/tables", body)
+        assert table["metadata-location"].endswith(".gz.metadata.json")
+        await set_property(server, "t", "1")
+        created, updated = [event["operation"]["updates"] for event in await read_all(server)]
+        assert [update["action"] for update in created][:2] == ["assign-uuid", "upgrade-format-version"]
+        assert updated == [{"action": "set-properties", "updates": {"p": "1"}}]
+
+
+async def test_unavailable_storage_fails_the_request_and_a_damaged_file_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path) as server:
+        await create(server, "t")
+        documents = server.components.catalog.documents
+        for error, status in (
+            (RetryLater("the storage is away"), 503),
+            (StorageError("the storage refuses the keys"), StorageError.code),
+            (NotFound("deleted"), 200),
+            (Forbidden("overwritten"), 200),
+            (Corrupt("damaged"), 200),
+        ):
+            with monkeypatch.context() as patch:
+                patch.setattr(documents, "peek", AsyncMock(side_effect=error))
+                async with server.http.post(f"{server.url}/v1/events", json={}) as answer:
+                    page = await answer.json()
+                    assert answer.status == status, page
+            if status == 200:
+                assert [event["operation"]["updates"] for event in page["events"]] == [[]]
+            else:
+                assert "continuation-token" not in page
+        (event,) = await read_all(server)
+        assert event["operation"]["updates"]
+
+
+async def test_page_ends_at_its_bytes_and_all_pages_have_all_events(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path) as server:
+        await create(server, "t")
+        for step in range(5):
+            await set_property(server, "t", str(step) * 3000)
+        complete = await query(server)
+        assert len(complete["events"]) == 6
+        for limit, size_bytes in (("UPDATES_BYTES_MAX", 6000), ("DOCUMENT_BYTES_MAX", 12_000)):
+            with monkeypatch.context() as patch:
+                patch.setattr(endpoint, limit, size_bytes)
+                page = await query(server)
+                assert 1 < len(page["events"]) < 6, limit
+                assert await read_all(server, page_size=100) == complete["events"]
+
+
+async def test_long_list_of_names_is_searched_once_for_each_name(tmp_path: Path) -> None:
+    async with running(tmp_path) as server:
+        await create(server, "t")
+        names = [[f"x{place}"] for place in range(endpoint.NAMES_MAX - 1)]
+        assert summarize(await read_all(server, catalog_objects_by_name=[*names, ["db"]])) == [("create-table", "db.t")]
+        assert summarize(await read_all(server, catalog_objects_by_name=[[]])) == [("create-table", "db.t")]
+        body = {"catalog-objects-by-name": [*names, ["db"], ["db", "t"]]}
+        async with server.http.post(f"{server.url}/v1/events", json=body) as answer:
+            assert answer.status == 400
+            assert "at most 10000" in await answer.text()
+
+
 async def test_changes_of_names_are_events_and_jobs_are_none(tmp_path: Path) -> None:
     async with running(tmp_path) as server:
         table = await create(server, "t")
@@ -248,8 +324,7 @@ async def test_events_of_one_transaction_share_their_request(tmp_path: Path) -> 
 
 
 async def test_caller_receives_only_events_of_what_it_may_browse(tmp_path: Path) -> None:
-    issuer = {"oidc_issuer": "https://issuer.invalid", "oidc_audience": "seamark"}  # A server starts with it.
-    async with running(tmp_path, auth="token+oidc", **issuer) as server:
+    async with running(tmp_path, auth="token+oidc", **ISSUER) as server:
         store, clock = server.components.store, server.components.clock
         root = await create_token(store, clock, "root", None, [Grant("root", "admin")])
         one = await create_token(store, clock, "one", None, [])
@@ -284,3 +359,32 @@ async def test_caller_receives_only_events_of_what_it_may_browse(tmp_path: Path)
             f"{server.url}/v1/events", json={}, headers={"Authorization": f"Bearer {nothing}"}
         ) as answer:
             assert answer.status == 403
+
+
+async def test_rights_of_a_page_are_decided_together_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(tmp_path, auth="token+oidc", **ISSUER) as server:
+        store, clock = server.components.store, server.components.clock
+        root = await create_token(store, clock, "root", None, [Grant("root", "admin")])
+        reader = await create_token(store, clock, "reader", None, [Grant("reader", "browse", ("db",), "table", "t0")])
+        for name in ("t0", "t1", "t2"):
+            await create(server, name, root)
+            await set_property(server, name, "1", root)
+        decided: list[Securable] = []
+        batches_count = 0
+        authorizer = type(server.components.authorizer)
+        decide_each = authorizer.allows_each
+
+        async def record_batch(
+            self: Authorizer, principal: Principal, operation: str, securables: Sequence[Securable]
+        ) -> list[bool]:
+            nonlocal batches_count
+            batches_count += 1
+            decided.extend(securables)
+            return await decide_each(self, principal, operation, securables)
+
+        monkeypatch.setattr(authorizer, "allows_each", record_batch)
+        monkeypatch.setattr(authorizer, "allows", AsyncMock(side_effect=AssertionError("asked for one object")))
+        page = await query(server, reader)
+        assert summarize(page["events"]) == [("create-table", "db.t0"), ("update-table", "db.t0")]
+        assert batches_count == 1
+        assert sorted(decided) == [Securable(("db",), "table", name) for name in ("t0", "t1", "t2")]
