@@ -15,9 +15,9 @@ import numpy as np
 
 from seamark.connector.index.files import DataFile, IndexTask, build_entry_of_file, read_file_keys
 from seamark.formats.iceberg.files.parquet import Unreadable
-from seamark.formats.index.index_file import FilesTable, UnknownVersion, open_index_file
+from seamark.formats.index.index_file import FilesTable, open_index_file
 from seamark.formats.index.keys.keys import Keys
-from seamark.formats.index.kinds.kind import OpenedBlob
+from seamark.formats.index.kinds.kind import OpenedBlob, UnknownVersion
 from seamark.formats.index.kinds.kinds import KINDS
 from seamark.formats.runtime.errors import Corrupt
 

@@ -5,7 +5,7 @@ Blob 0 is the files table: the data files, in the order of blob 1. Blob 1 has th
 pointer store can be rebuilt from the files.
 
 The checksums and lengths of the footer and of the files table are checked. If a check fails, the error is Corrupt, with
-the file's location. The kind's blob has its own checks. An unknown version, which a newer server wrote,
+the file's location. The kind's blob has its own checks. An unknown version, which another server wrote,
 is not damage and has a separate error. `docs/reference/index-format.md` specifies every byte. The functions have no
 side effects.
 """
@@ -34,6 +34,7 @@ from seamark.formats.iceberg.files.puffin import (
     read_footer_size,
     write_puffin,
 )
+from seamark.formats.index.kinds.kind import UnknownVersion
 from seamark.formats.index.kinds.kinds import KINDS
 from seamark.formats.runtime.errors import Corrupt
 
@@ -61,10 +62,6 @@ _CHECK = struct.Struct("<I")
 arrays are aligned.
 """
 _HEAD_BYTES = _HEAD.size + _CHECK.size
-
-
-class UnknownVersion(ValueError):
-    """A newer server wrote the file. The file is valid but cannot be read, so its data files are not pruned."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -289,7 +286,7 @@ def read_header(tail: Part, file_size: int, location: str) -> IndexHeader:
 
     Raises:
         Corrupt: The bytes are not the footer of an index file.
-        UnknownVersion: A later version wrote the file.
+        UnknownVersion: A server of another version wrote the file.
     """
     footer = read_footer(tail, file_size, location)
     if len(footer.blobs) != 2:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Sequence
 from typing import ClassVar, TypeVar
 
 import msgspec
@@ -55,6 +56,23 @@ class _StatementClaims(msgspec.Struct, frozen=True, array_like=True):
     """The groups and roles of the caller, for a policy server."""
 
 
+def _state_claims(name: str, grants: Sequence[Grant], end_ms: int, groups: tuple[str, ...]) -> _StatementClaims:
+    wide, exceptions = list[NamespacePath](), list[tuple[NamespacePath, str, str, bool]]()
+    for grant in grants:
+        if grant.deny or grant.name:
+            exceptions.append((grant.namespace, grant.kind, grant.name, grant.deny))
+        else:
+            wide.append(grant.namespace)
+    return _StatementClaims(name, tuple(wide), end_ms, tuple(exceptions), groups)
+
+
+def _measure_grant(grant: Grant) -> int:
+    """Return the number of bytes of a grant in claims."""
+    is_exception = grant.deny or grant.name
+    claim = (grant.namespace, grant.kind, grant.name, grant.deny) if is_exception else grant.namespace
+    return len(msgspec.msgpack.encode(claim))
+
+
 _Claims = TypeVar("_Claims", _ServiceClaims, _StatementClaims)
 
 
@@ -76,6 +94,10 @@ class _SignedTokens:
         key_id, key = self._keyring.signing_key(self._purpose)
         whole = key_id + msgspec.msgpack.encode(claims)
         return self.prefix + to_base64url(whole + _compute_mac(key, whole))
+
+    def _count_characters(self, claims_bytes: int) -> int:
+        """Return the number of characters of a token with claims of this size."""
+        return len(self.prefix) + -(-(ID_BYTES + claims_bytes + _MAC_BYTES) * 4 // 3)
 
     def _verify(self, token: str, kind: type[_Claims], expired: str) -> _Claims:
         """Return the claims of a token.
@@ -156,24 +178,34 @@ class StatementTokens(_SignedTokens):
         Raises:
             BadRequest: The caller has grants on too many namespaces for a token, or belongs to too many groups.
         """
-        grants: list[Grant] | None = select_read_grants(caller.grants)
-        groups = caller.groups
-        while grants is not None:
-            wide = [grant for grant in grants if not (grant.deny or grant.name)]
-            exceptions = [
-                (grant.namespace, grant.kind, grant.name, grant.deny) for grant in grants if grant not in wide
-            ]
-            namespaces = tuple(grant.namespace for grant in wide)
-            token = self._sign(
-                _StatementClaims(caller.name, namespaces, self._end_ms(ttl_s), tuple(exceptions), groups)
-            )
-            if len(token) <= STATEMENT_CHARACTERS_MAX:
-                return token
+        read_grants = select_read_grants(caller.grants)
+        groups, end_ms = caller.groups, self._end_ms(ttl_s)
+        remaining = dict.fromkeys(read_grants)
+        sizes = {grant: _measure_grant(grant) for grant in read_grants}
+        size_bytes = sum(sizes.values())
+        steps = narrow_read_grants(read_grants)
+        while True:
+            empty = _StatementClaims(caller.name, (), end_ms, (), groups)
+            # A signature costs as much as many steps, so only claims that seem to fit are signed. The estimate lacks
+            # at most four bytes.
+            if self._count_characters(len(msgspec.msgpack.encode(empty)) + size_bytes) <= STATEMENT_CHARACTERS_MAX:
+                token = self._sign(_state_claims(caller.name, list(remaining), end_ms, groups))
+                if len(token) <= STATEMENT_CHARACTERS_MAX:
+                    return token
             if groups and not self._needs_groups:
                 groups = ()  # The grants suffice without a policy server.
                 continue
             # The managers of a namespace may have added the grants and denials, so only rights in it are left out.
-            grants = narrow_read_grants(grants)
+            removed, denials = next(steps, ([], []))
+            if not removed:
+                break
+            for grant in removed:
+                del remaining[grant]
+                size_bytes -= sizes[grant]
+            for grant in denials:
+                remaining[grant] = None
+                sizes[grant] = _measure_grant(grant)
+                size_bytes += sizes[grant]
         if groups:
             raise BadRequest(
                 f"{caller.name} belongs to {len(groups):,} groups and roles and has grants on many objects, too many "
@@ -181,7 +213,7 @@ class StatementTokens(_SignedTokens):
                 "grants on a namespace above"
             )
         raise BadRequest(
-            f"{caller.name} has grants on {len(select_read_grants(caller.grants)):,} objects, too many for a "
+            f"{caller.name} has grants on {len(read_grants):,} objects, too many for a "
             "statement; ask an admin for the role reader on a namespace above them"
         )
 

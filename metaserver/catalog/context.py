@@ -134,7 +134,7 @@ class CatalogContext:
         )
 
     async def check_registered_places(
-        self, caller: Caller, namespace: NamespacePath, location: str, metadata: TableMetadata | ViewMetadata
+        self, caller: Caller, namespace: NamespacePath, location: str, metadata: TableMetadata | ViewMetadata, uuid: str
     ) -> None:
         """Check that the caller may register a table or view in the namespace with the locations in its metadata.
 
@@ -143,6 +143,7 @@ class CatalogContext:
             namespace: The namespace of the entry.
             location: The metadata file.
             metadata: The content of the file.
+            uuid: The UUID of the entry, which the metadata of a table may lack.
 
         Raises:
             Forbidden: The caller is confined to some namespaces, and a location is outside them. Or the entry is or was
@@ -155,7 +156,6 @@ class CatalogContext:
         await self.check_location(caller, location, "metadata-location", namespace)
         await self.check_location(caller, metadata.location, "The location in the metadata file", namespace)
         await self.check_properties(caller, metadata.properties, {}, namespace)
-        uuid = metadata.view_uuid if isinstance(metadata, ViewMetadata) else metadata.table_uuid or ""
         for claimed_location in await self.store.claims(uuid):
             if not claimed_location.allowed:
                 place = claimed_location.spelled or claimed_location.location

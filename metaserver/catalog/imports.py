@@ -68,7 +68,7 @@ class Imports:
                 "from another catalog; remove it there, and set it after the import"
             )
         check_table_locations(self._context.warehouse, metadata, location)
-        await self._context.check_registered_places(caller, namespace, location, metadata)
+        await self._context.check_registered_places(caller, namespace, location, metadata, table_uuid(metadata))
         if check_properties is not None:
             await check_properties(metadata.properties)
         entry = make_entry(namespace, name, table_uuid(metadata), location, self._context.clock.now_ms())
@@ -110,7 +110,7 @@ class Imports:
                 "of the other catalog; import it with keep-owner if this user is the same here"
             )
         check_author(caller, metadata)
-        await self._context.check_registered_places(caller, namespace, location, metadata)
+        await self._context.check_registered_places(caller, namespace, location, metadata, metadata.view_uuid)
         entry = make_entry(namespace, name, metadata.view_uuid, location, self._context.clock.now_ms(), EntryKind.VIEW)
         if dry_run:
             return await self._check(caller, entry, metadata)

@@ -143,7 +143,7 @@ class Tables:
         metadata = await self.check_registrable(location)
         check_lasting(location, metadata)
         self._context.warehouse.check(metadata.location, "The location in the metadata file")
-        await self._context.check_registered_places(caller, namespace, location, metadata)
+        await self._context.check_registered_places(caller, namespace, location, metadata, table_uuid(metadata))
         check_client_properties(await self._context.documents.read_stored_properties(location), "A registered table")
         if check_properties is not None:
             await check_properties(metadata.properties)

@@ -148,7 +148,7 @@ class Views:
         self._context.warehouse.check(metadata.location, "The location in the metadata file")
         check_client_properties(await self._context.documents.read_stored_properties(location), "A registered view")
         check_author(caller, metadata)
-        await self._context.check_registered_places(caller, namespace, location, metadata)
+        await self._context.check_registered_places(caller, namespace, location, metadata, metadata.view_uuid)
         entry = make_entry(namespace, name, metadata.view_uuid, location, requested_ms, EntryKind.VIEW)
         await self._context.transact(
             [

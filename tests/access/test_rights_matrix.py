@@ -11,6 +11,7 @@ import pytest
 
 from seamark.formats.runtime.clock import SimulatedClock
 from seamark.formats.runtime.errors import BadRequest
+from seamark.metaserver.access import worker_tokens
 from seamark.metaserver.access.authorizer import RULES, GrantAuthorizer, decide
 from seamark.metaserver.access.principal import Principal
 from seamark.metaserver.access.rights.decisions import (
@@ -276,8 +277,8 @@ def test_token_of_a_statement_reads_what_its_caller_may_read_and_nothing_else() 
 def test_fewer_grants_for_a_statement_allow_no_more_and_less_only_in_one_namespace() -> None:
     for rights in PRINCIPALS:
         grants = select_read_grants([right.as_grant() for right in rights])
-        narrowed = narrow_read_grants(grants)
-        while narrowed is not None:
+        for removed, denials in narrow_read_grants(grants):
+            narrowed = [grant for grant in grants if grant not in removed] + denials
             assert len(narrowed) < len(grants)
             lost = []
             for securable in OBJECTS:
@@ -285,7 +286,71 @@ def test_fewer_grants_for_a_statement_allow_no_more_and_less_only_in_one_namespa
                 assert was_allowed or not is_allowed, (rights, narrowed, securable)
                 lost += [securable.namespace[:1]] if was_allowed and not is_allowed else []
             assert len(set(lost)) <= 1, (rights, narrowed)
-            grants, narrowed = narrowed, narrow_read_grants(narrowed)
+            grants = narrowed
+
+
+def narrow_once(grants: list[Grant]) -> list[Grant] | None:
+    """Return the grants after the next step of `narrow_read_grants`, with a search through all grants."""
+    levels = {grant: (*grant.namespace, grant.name) if grant.name else grant.namespace for grant in grants}
+    path, inside = (), [grant for grant in grants if len(levels[grant]) > 1]
+    while True:
+        depth = len(path) + 1
+        counts: dict[tuple[str, ...], int] = {}
+        for grant in inside:
+            if len(levels[grant]) > depth:
+                counts[levels[grant][:depth]] = counts.get(levels[grant][:depth], 0) + 1
+        largest = max(counts, key=counts.__getitem__, default=())
+        if counts.get(largest, 0) < 2 or (path and 2 * counts[largest] < len(inside)):
+            break
+        path = largest
+        inside = [grant for grant in inside if len(levels[grant]) > depth and levels[grant][:depth] == path]
+    if not path:
+        return None
+    denials = [Grant("", "read", path, deny=True)] if any(grant.deny for grant in inside) else []
+    return [grant for grant in grants if grant not in inside] + denials
+
+
+@pytest.mark.parametrize("wide", [5, 1000])
+def test_statement_of_a_caller_with_two_thousand_grants_signs_few_tokens(
+    wide: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signed = []
+    compute = worker_tokens._compute_mac
+    monkeypatch.setattr(worker_tokens, "_compute_mac", lambda *parts: signed.append(parts) or compute(*parts))
+    grants = [Grant("p", "read", (f"wide-{number:04}",)) for number in range(wide)]
+    grants += [
+        Grant("p", "read", (f"other-{number % 97}", f"n{number % 7}"), "table", f"t{number}")
+        for number in range(2000 - wide)
+    ]
+    tokens = StatementTokens(make_fixed_keyring(), SimulatedClock(1))
+    caller = Principal("p", tuple(grants))
+    if wide == 1000:
+        with pytest.raises(BadRequest, match="grants on 2,000 objects"):
+            tokens.issue(caller, 60)
+        assert not signed
+        return
+    token = tokens.issue(caller, 60)
+    assert len(signed) <= 3
+    assert 5000 < len(token) <= worker_tokens.STATEMENT_CHARACTERS_MAX
+    read = {(grant.namespace, grant.name) for grant in tokens.principal(token)[0].grants}
+    assert {(grant.namespace, grant.name) for grant in grants[:wide]} <= read
+
+
+def test_steps_to_fewer_grants_equal_those_of_a_search_through_all_grants() -> None:
+    generator = random.Random(5)
+    for _ in range(150):
+        rights = set()
+        for _ in range(generator.randrange(1, 40)):
+            path = tuple(generator.choice("abc") for _ in range(generator.randrange(0, 4)))
+            name = generator.choice(["", "t", "u", "v"])
+            rights.add(Grant("p", "read", path, "table" if name else "namespace", name, generator.random() < 0.3))
+        grants: list[Grant] | None = select_read_grants(sorted(rights, key=str))
+        for removed, denials in narrow_read_grants(list(grants)):
+            assert grants is not None
+            expected = narrow_once(grants)
+            grants = [grant for grant in grants if grant not in removed] + denials
+            assert grants == expected
+        assert narrow_once(grants) is None
 
 
 def test_denials_in_one_namespace_do_not_prevent_statements_on_others() -> None:

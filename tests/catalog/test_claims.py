@@ -382,6 +382,21 @@ async def test_registering_an_older_file_revokes_later_permissions_and_keeps_the
         await check_rejected(rig, CALLER, location)
 
 
+async def test_table_without_a_uuid_cannot_be_registered_in_another_namespace(tmp_path: Path) -> None:
+    async with open_rig(tmp_path) as rig:
+        await move_table(rig)
+        tables = rig.catalog.tables
+        metadata = (await tables.load(("a",), "mine")).metadata
+        place = f"{rig.catalog.warehouse.make_namespace_location(('a',))}/old"
+        document = {**json.loads(encode_table(metadata)), "location": place, "format-version": 1}
+        del document["table-uuid"]
+        location = f"{place}/v1.metadata.json"
+        await rig.objects.create(location, json.dumps(document).encode())
+        await tables.register(CALLER, ("b",), "old", location, overwrite=False)
+        with pytest.raises(Forbidden, match="of an entry of another namespace"):
+            await tables.register(CONFINED_CALLER, ("a",), "old", location, overwrite=False)
+
+
 async def test_table_is_identified_by_the_uuid_in_the_database(tmp_path: Path) -> None:
     """Metadata of old writers have no UUID, and a commit or an overwritten file may give them any UUID."""
     async with open_rig(tmp_path) as rig:

@@ -19,13 +19,13 @@ from pyiceberg.table.puffin import PuffinFile
 from seamark.formats.iceberg.files.puffin import Blob, read_footer, read_footer_size, write_puffin
 from seamark.formats.index.index_file import (
     FilesTable,
-    UnknownVersion,
     assemble,
     open_index_file,
     read_files,
     read_header,
 )
 from seamark.formats.index.keys.hashing import compute_file_ids
+from seamark.formats.index.kinds.kind import UnknownVersion
 from seamark.formats.runtime.errors import Corrupt
 
 UUID = "8b0b4b5e-6f2d-4f6a-9a55-5c4d7a8e2f10"

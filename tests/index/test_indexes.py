@@ -10,9 +10,16 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
+from isal import isal_zlib
 
-from seamark.formats.index.index_file import open_index_file
+from seamark.formats.iceberg.types.schema import Field, Schema
+from seamark.formats.index.definitions import define
+from seamark.formats.index.index_file import FilesTable, assemble, open_index_file
+from seamark.formats.index.keys.hashing import compute_file_ids
+from seamark.formats.index.kinds.cube import CUBE
 from seamark.formats.runtime.clock import SimulatedClock
 from seamark.formats.runtime.errors import StorageError
 from seamark.metaserver.index.files.indexes import RETRY_S, Indexes, open_indexes
@@ -155,6 +162,47 @@ async def test_file_of_an_unknown_version_is_ignored_and_stays_registered(rig: R
     assert indexes.is_unsupported(file)
     assert rig.storage.reads == [path.name]
     assert (indexes.failures, indexes.quarantined) == (1, 0)
+    assert (await rig.file(path)).state is IndexFileState.LIVE
+
+
+def write_cube(table_uuid: str, files: int) -> bytes:
+    schema = Schema((Field(1, "id", True, "long"),), schema_id=0)
+    definition = define("c", "cube", ["id"], schema, measures=["count(*)"])
+    groups = CUBE.build_aggregates(
+        definition.terms, definition.measures, {1: pa.chunked_array([[1, 2, 2]])}, definition.parameters
+    )
+    counts = np.full(files, 3, np.uint64)
+    paths = [f"file:///{number}.parquet" for number in range(files)]
+    table = FilesTable.of(compute_file_ids(paths, counts, counts), counts, counts, paths)
+    blob = CUBE.encode([groups] * files)
+    parts = assemble(definition.id, "cube", table, blob, table_uuid=table_uuid, field_ids=[1], level=0)
+    return b"".join(map(bytes, parts))
+
+
+@pytest.mark.parametrize("version", [1, 3])
+@pytest.mark.parametrize("where", ["type", "layout"])
+async def test_cube_of_another_version_stays_registered(rig: Rig, where: str, version: int) -> None:
+    uuid = rig.table.metadata.table_uuid
+    assert uuid is not None
+    data = bytearray(write_cube(uuid, 2))
+    header = open_index_file(bytes(data), "x").header
+    if where == "type":
+        data = data.replace(b"seamark-cube-v2", b"seamark-cube-v%d" % version)
+    else:
+        data[header.offset + 8] = version
+        head = data[header.offset : header.offset + 28]
+        data[header.offset + 28 : header.offset + 32] = isal_zlib.crc32(head).to_bytes(4, "little")
+    path = rig.folder / "cube.puffin"
+    path.write_bytes(data)
+    row = RegisteredIndexFile(
+        uuid, path.as_uri(), header.definition, "cube", 0, header.files, header.rows, len(data), None, 1
+    )
+    await rig.table.registry.replace(uuid, header.definition, add=[row], remove=())
+    indexes, file = await rig.indexes(), await rig.file(path)
+    assert await indexes.open(file) is None
+    await indexes.verify_source([file], "it looked wrong")
+    assert indexes.is_unsupported(file)
+    assert indexes.quarantined == 0
     assert (await rig.file(path)).state is IndexFileState.LIVE
 
 

@@ -48,7 +48,7 @@ from seamark.formats.index.keys.measures import (
 )
 from seamark.formats.index.keys.terms import Term
 from seamark.formats.index.kinds.arrow_sizes import count_decoded_bytes, find_batches
-from seamark.formats.index.kinds.kind import IndexKind, IndexParameter, Mask
+from seamark.formats.index.kinds.kind import IndexKind, IndexParameter, Mask, UnknownVersion
 from seamark.formats.index.kinds.packed_groups import (
     list_packed_names,
     make_packed_schema,
@@ -82,6 +82,7 @@ _DIMENSION_TYPES = TIME_TYPES | {
 }  # fmt: skip
 _MAGIC = b"SMKCUBE\n"
 _LAYOUT = 2
+"""The layout of a blob. The version of the blob's type is the same number."""
 _HEAD = struct.Struct("<8sIIQI")
 _CHECK = struct.Struct("<I")
 _HEAD_BYTES = _HEAD.size + _CHECK.size
@@ -107,8 +108,10 @@ class CubeEntries:
         if isal_zlib.crc32(blob[: _HEAD.size]) != _CHECK.unpack_from(blob, _HEAD.size)[0]:
             raise ValueError("the head of a cube does not match its checksum")
         magic, layout, self.files, length, self._checksum = _HEAD.unpack_from(blob)
-        if magic != _MAGIC or layout != _LAYOUT:
-            raise ValueError(f"a cube of layout {layout} cannot be read")
+        if magic != _MAGIC:
+            raise ValueError(f"{magic!r} is not the start of a cube")
+        if layout != _LAYOUT:
+            raise UnknownVersion(f"the cube has layout {layout}; this server reads layout {_LAYOUT}")
         self._body = blob[_HEAD_BYTES:]
         if len(self._body) != length:
             raise ValueError(f"a cube has {len(self._body)} bytes instead of {length}")
@@ -172,6 +175,7 @@ class CubeEntries:
 
 class CubeKind(IndexKind[pa.RecordBatch, CubeEntries]):
     name = "cube"
+    version = _LAYOUT
     columns_max = 16
     parameters = (
         IndexParameter(

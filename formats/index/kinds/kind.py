@@ -37,6 +37,10 @@ fetched.
 """
 
 
+class UnknownVersion(ValueError):
+    """A server of another version wrote the file. The file is valid but cannot be read, so plans do not use it."""
+
+
 class IndexParameter(NamedTuple):
     """A numeric parameter of an index definition."""
 

@@ -72,9 +72,14 @@ def _read_identity(certificate: ClientCertificate, rules: Sequence[CertificateRu
     try:
         leaf = x509.load_der_x509_certificate(certificate.leaf)
         expires_ms = int(leaf.not_valid_after_utc.timestamp() * 1000)
-        names = _list_names(leaf)
+        names = _list_common_names(leaf)
     except ValueError as error:
         raise Unauthenticated(f"The client's certificate cannot be read: {error}") from None
+    if any(rule.kind != "cn" for rule in rules):
+        try:
+            names |= _list_alternative_names(leaf)
+        except (ValueError, x509.UnsupportedGeneralNameType, x509.DuplicateExtension) as error:
+            return CertificateIdentity(expires_ms, problem=f"its alternative names cannot be read: {error}")
     authority = hashlib.sha256(certificate.authority).hexdigest()
     for rule in rules:
         if rule.authorities and authority not in rule.authorities:
@@ -94,21 +99,20 @@ def _read_identity(certificate: ClientCertificate, rules: Sequence[CertificateRu
     return CertificateIdentity(expires_ms, problem=f"it has no name of the kind {kinds} that a rule accepts")
 
 
-def _list_names(leaf: x509.Certificate) -> dict[str, list[str]]:
-    """Return the names of a certificate by their kind. A name with a wildcard identifies no client."""
-    names: dict[str, list[str]] = {
-        "cn": [str(attribute.value) for attribute in leaf.subject.get_attributes_for_oid(NameOID.COMMON_NAME)],
-        "uri": [],
-        "dns": [],
-        "email": [],
-    }
+def _list_common_names(leaf: x509.Certificate) -> dict[str, list[str]]:
+    return {"cn": [str(attribute.value) for attribute in leaf.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]}
+
+
+def _list_alternative_names(leaf: x509.Certificate) -> dict[str, list[str]]:
+    """Return the alternative names of a certificate by their kind. A name with a wildcard identifies no client."""
     try:
         alternatives = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
-        return names
+        return {"uri": [], "dns": [], "email": []}
     if len(alternatives) > _NAMES_MAX:
         raise ValueError(f"it has more than {_NAMES_MAX} names")
-    names["uri"] = alternatives.get_values_for_type(x509.UniformResourceIdentifier)
-    names["dns"] = [name.lower() for name in alternatives.get_values_for_type(x509.DNSName) if _WILDCARD not in name]
-    names["email"] = alternatives.get_values_for_type(x509.RFC822Name)
-    return names
+    return {
+        "uri": alternatives.get_values_for_type(x509.UniformResourceIdentifier),
+        "dns": [name.lower() for name in alternatives.get_values_for_type(x509.DNSName) if _WILDCARD not in name],
+        "email": alternatives.get_values_for_type(x509.RFC822Name),
+    }

@@ -7,8 +7,9 @@ and a denial anywhere above the object, or on it, is stronger than any number of
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from seamark.metaserver.access.rights.privileges import ALL, ALLOWED, BROWSE, DENIED, MANAGE_GRANTS, READ
@@ -168,34 +169,49 @@ def select_read_grants(grants: Sequence[Grant]) -> list[Grant]:
     ]
 
 
-def narrow_read_grants(grants: Sequence[Grant]) -> list[Grant] | None:
-    """Return fewer grants and denials of `read`, which allow no more, and less only in one namespace.
+def narrow_read_grants(grants: Sequence[Grant]) -> Iterator[tuple[list[Grant], list[Grant]]]:
+    """Yield steps to fewer grants and denials of `read`, which allow no more, and less only in one namespace a step.
 
-    The namespace has the most of the grants and denials, and is as deep as it has at least half of them.
+    The namespace of a step has the most of the grants and denials, and is as deep as it has at least half of them.
+    The steps end when no namespace has several of them.
 
     Args:
         grants: The result of `select_read_grants`.
 
-    Returns:
-        None if no namespace has several of them.
+    Yields:
+        (The grants and denials that the step removes, the denials that it appends.)
     """
-    inside = [grant for grant in grants if len(_place_of(grant).namespace) + bool(grant.name) > 1]
-    path: NamespacePath = ()
+    trees: dict[NamespacePath, list[tuple[int, Grant]]] = {}
+    for position, grant in enumerate(grants):
+        if _is_below(grant, 1):
+            trees.setdefault(grant.namespace[:1], []).append((position, grant))
+    heap = [(-len(inside), inside[0][0], root) for root, inside in trees.items()]
+    heapq.heapify(heap)
+    next_position = len(grants)
+    while heap and heap[0][0] <= -2:
+        root = heapq.heappop(heap)[2]  # A step changes only one tree, so the others keep their places in the heap.
+        path, removed = _find_fullest(root, [grant for _, grant in trees[root]])
+        denials = [Grant("", "read", path, deny=True)] if any(grant.deny for grant in removed) else []
+        yield removed, denials
+        gone = set(removed)
+        inside = [(position, grant) for position, grant in trees[root] if grant not in gone]
+        inside += [(next_position, grant) for grant in denials if _is_below(grant, 1)]
+        next_position += 1
+        trees[root] = inside
+        if inside:
+            heapq.heappush(heap, (-len(inside), inside[0][0], root))
+
+
+def _find_fullest(path: NamespacePath, inside: list[Grant]) -> tuple[NamespacePath, list[Grant]]:
+    """Return the deepest namespace that has at least half of the grants of each namespace above it, and its grants."""
     while True:
         depth = len(path) + 1
         below = Counter(grant.namespace[:depth] for grant in inside if _is_below(grant, depth))
-        if not below:
-            break
-        largest, count = below.most_common(1)[0]
-        if count < 2 or (path and 2 * count < len(inside)):
-            break
+        largest, count = below.most_common(1)[0] if below else (path, 0)
+        if count < 2 or 2 * count < len(inside):
+            return path, inside
         path = largest
         inside = [grant for grant in inside if _is_below(grant, depth) and grant.namespace[:depth] == path]
-    if not path:
-        return None
-    removed = set(inside)
-    denials = [Grant("", "read", path, deny=True)] if any(grant.deny for grant in inside) else []
-    return [grant for grant in grants if grant not in removed] + denials
 
 
 def _is_below(grant: Grant, depth: int) -> bool:

@@ -19,7 +19,7 @@ import structlog
 from aiohttp import web
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.formats.index.index_file import UnknownVersion
+from seamark.formats.index.kinds.kind import UnknownVersion
 from seamark.formats.runtime.errors import Corrupt, ObjectMissing
 from seamark.metaserver.api.http.components import COMPONENTS
 from seamark.metaserver.api.http.dispatch import Call

@@ -48,7 +48,7 @@ class IndexReader:
         Raises:
             Corrupt: The object is not a valid index file of this size.
             ObjectMissing: The file does not exist.
-            UnknownVersion: The file has a later format version.
+            UnknownVersion: The file has another format version.
             RetryLater: The storage does not answer.
         """
         cached_summary = self._cache.get(location)

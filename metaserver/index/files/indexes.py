@@ -28,8 +28,8 @@ from seamark.cache.memory import MemoryCache
 from seamark.cache.opening import open_stack
 from seamark.cache.single_flight import SingleFlight
 from seamark.cache.stack import Stack, StackStats
-from seamark.formats.index.index_file import FilesTable, IndexHeader, UnknownVersion, open_index_file
-from seamark.formats.index.kinds.kind import OpenedBlob
+from seamark.formats.index.index_file import FilesTable, IndexHeader, open_index_file
+from seamark.formats.index.kinds.kind import OpenedBlob, UnknownVersion
 from seamark.formats.index.kinds.kinds import KINDS
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import Corrupt, ObjectMissing, SeamarkError, TooLarge
@@ -295,11 +295,14 @@ def _open_registered(data: memoryview, file: RegisteredIndexFile) -> OpenIndex:
 
     Raises:
         Corrupt: The file does not match its registration.
+        UnknownVersion: A server of another version wrote the file.
     """
     content = open_index_file(data, file.location)
     _check(content.header, file)
     try:
         index = KINDS[file.kind].open(content.blob)
+    except UnknownVersion as error:
+        raise UnknownVersion(f"{file.location}: {error}") from None
     except ValueError as error:
         raise Corrupt(f"{file.location}: {error}") from None
     if index.files != len(content.files):
@@ -321,6 +324,7 @@ def _verify(data: memoryview, file: RegisteredIndexFile) -> None:
 
     Raises:
         Corrupt, ValueError: The file is damaged.
+        UnknownVersion: A server of another version wrote the file.
     """
     _open_registered(data, file).index.verify()
 

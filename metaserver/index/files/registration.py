@@ -5,7 +5,7 @@ The server does not trust the programs that build indexes, so it reads the heade
 
 from __future__ import annotations
 
-from seamark.formats.index.index_file import UnknownVersion
+from seamark.formats.index.kinds.kind import UnknownVersion
 from seamark.formats.runtime.errors import BadRequest, Corrupt, ObjectMissing
 from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.index.files.headers import IndexReader

@@ -17,7 +17,7 @@ import numpy as np
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.index.definitions import IndexDefinition, read_definitions
-from seamark.formats.index.index_file import UnknownVersion
+from seamark.formats.index.kinds.kind import UnknownVersion
 from seamark.formats.protocol.wire import FORMER_INDEX_FOLDER, INDEX_FOLDER
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import Corrupt, ObjectMissing, TooLarge

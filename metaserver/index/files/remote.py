@@ -127,7 +127,7 @@ async def open_remote(objects: ObjectStore, file: RegisteredIndexFile) -> tuple[
 
     Raises:
         Corrupt, ValueError: The file is damaged.
-        UnknownVersion: The file has a later format version.
+        UnknownVersion: The file has another format version.
     """
     location, size = file.location, file.size_bytes
     tail = await _read_end(objects, location, size, _GUESS_BYTES)

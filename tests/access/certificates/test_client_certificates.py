@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import gc
 import os
 import re
@@ -19,8 +20,9 @@ import aiohttp
 import pyspark
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.x509.oid import ExtendedKeyUsageOID
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID, NameOID
 from hypothesis import given
 from hypothesis import strategies as st
 from pyiceberg.catalog import load_catalog
@@ -31,7 +33,9 @@ from seamark.connector.client.engines import NO_HIVE, build_catalog_conf
 from seamark.formats.protocol.wire import to_base64url
 from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.errors import ConfigError
-from seamark.metaserver.access.certificates.rules import compile_pattern, read_rules
+from seamark.formats.runtime.tls import ClientCertificate
+from seamark.metaserver.access.certificates.identities import CertificateIdentities
+from seamark.metaserver.access.certificates.rules import CertificateRule, compile_pattern, read_rules
 from seamark.metaserver.access.principal import check_principal_name
 from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.access.standing_rights import StandingRights
@@ -190,6 +194,41 @@ async def test_untrusted_clients_are_refused(tmp_path: Path, authority: Authorit
                 status, text = await ask(http, server, **{header: value, "X-SSL-Client-Verify": "SUCCESS"})
                 assert status == 401, header
             assert (await ask(http, server, Authorization=bearer))[0] == 200
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_certificate_with_unusual_alternative_names_is_no_login_by_them(copies: int) -> None:
+    der = build_unusual_certificate(copies)
+    rule = {kind: CertificateRule(kind, re.compile("(?P<name>.+)"), "{name}") for kind in ("cn", "dns")}
+    certificate = ClientCertificate(der, b"authority")
+    clock = SystemClock()
+    by_host = CertificateIdentities([rule["dns"]], clock).identify(certificate)
+    assert (by_host.name, "alternative names cannot be read" in by_host.problem) == ("", True), by_host
+    by_name = CertificateIdentities([rule["cn"]], clock).identify(certificate)
+    assert (by_name.name, by_name.problem) == ("cert:ann", "")
+
+
+def build_unusual_certificate(copies: int) -> bytes:
+    """Return a certificate with the name of an EDI party, or with two extensions of alternative names."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "ann")])
+    now = datetime.datetime.now(datetime.UTC)
+    names = bytes.fromhex("30 0b a5 04 a1 02 0c 00 82 03 61 2e 62" if copies == 1 else "30 05 82 03 61 2e 62")
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(5)
+        .not_valid_before(now)
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.UnrecognizedExtension(ExtensionOID.SUBJECT_ALTERNATIVE_NAME, names), False)
+    )
+    if copies == 2:
+        # The builder refuses a second extension, so another one gets the same identifier in the signed bytes.
+        builder = builder.add_extension(x509.UnrecognizedExtension(ExtensionOID.ISSUER_ALTERNATIVE_NAME, names), False)
+    der = builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.DER)
+    return der.replace(bytes.fromhex("0603551d12"), bytes.fromhex("0603551d11"))
 
 
 async def test_required_certificate_is_needed_beside_a_token(tmp_path: Path, authority: Authority) -> None:

@@ -12,6 +12,7 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
+from isal import isal_zlib
 
 from seamark.formats.iceberg.expressions.arrow import to_row_type
 from seamark.formats.iceberg.types.schema import Field, Schema, StructType
@@ -19,6 +20,7 @@ from seamark.formats.index.definitions import IndexDefinition, define, of_id
 from seamark.formats.index.keys.measures import parse_measure
 from seamark.formats.index.kinds.arrow_sizes import count_decoded_bytes, find_batches
 from seamark.formats.index.kinds.cube import CUBE, CubeEntries, SumOverflow, build_entry_schema, combine_groups
+from seamark.formats.index.kinds.kind import UnknownVersion
 from seamark.formats.runtime.errors import BadRequest
 
 SCHEMA = Schema(
@@ -202,6 +204,19 @@ def test_each_changed_byte_of_a_cube_is_noticed() -> None:
             CUBE.open(memoryview(damaged_bytes))
     with pytest.raises(ValueError, match="bytes"):
         CUBE.open(memoryview(blob[:-1]))
+
+
+@pytest.mark.parametrize("layout", [1, 3])
+def test_cube_of_another_layout_is_not_damaged(layout: int) -> None:
+    blob = bytearray(
+        b"".join(map(bytes, CUBE.encode([build(define_cube(["country"], ["sum(qty)"]), draw_rows(1, 30))])))
+    )
+    blob[8:12] = layout.to_bytes(4, "little")
+    with pytest.raises(ValueError, match="checksum"):
+        CUBE.open(memoryview(blob))
+    blob[28:32] = isal_zlib.crc32(blob[:28]).to_bytes(4, "little")
+    with pytest.raises(UnknownVersion, match=f"layout {layout}; this server reads layout 2"):
+        CUBE.open(memoryview(blob))
 
 
 def test_entry_with_wrong_offsets_or_text_is_refused_before_its_values_are_used() -> None:
