@@ -22,6 +22,13 @@ from seamark.connector.client.warehouses import (
     load_warehouse,
 )
 
+_SETTINGS = click.option(
+    "--set",
+    "settings",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="Set the warehouse setting NAME to VALUE. Repeatable.",
+)
 _CREDENTIALS = click.option(
     "--credentials",
     "credentials_file",
@@ -75,13 +82,7 @@ def show(client: IndexClient, name: str, as_json: bool) -> None:
 @warehouse.command()
 @click.argument("name")
 @click.option("--location", required=True, help="URI of the root of its tables, below one of --warehouse-roots.")
-@click.option(
-    "--set",
-    "settings",
-    metavar="NAME=VALUE",
-    multiple=True,
-    help="Set the warehouse setting NAME to VALUE. Repeatable.",
-)
+@_SETTINGS
 @_CREDENTIALS
 @server_command
 def create(
@@ -100,13 +101,7 @@ def create(
 
 @warehouse.command()
 @click.argument("name")
-@click.option(
-    "--set",
-    "settings",
-    metavar="NAME=VALUE",
-    multiple=True,
-    help="Set the warehouse setting NAME to VALUE. Repeatable.",
-)
+@_SETTINGS
 @click.option("--unset", "removals", metavar="NAME", multiple=True, help="Remove the setting NAME. Repeatable.")
 @_CREDENTIALS
 @server_command

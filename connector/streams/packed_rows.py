@@ -53,7 +53,7 @@ class PackedSlice(Protocol):
 
 
 class PackedHeader(NamedTuple):
-    """What a payload states about its rows.
+    """The facts that a payload states about its rows.
 
     Attributes:
         schema_id: The id of the table's schema to which the rows conform.

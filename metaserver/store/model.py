@@ -400,13 +400,13 @@ class GrantLimits(msgspec.Struct, frozen=True):
     """The maximum numbers of grants and denials. The ownership of tables, views and functions does not count."""
 
     of_object: int
-    """On one object."""
+    """The number on one object."""
     of_principal: int
-    """Of one principal."""
+    """The number of one principal."""
     of_principal_below: int
-    """Of one principal in one namespace of the first level and everything in it."""
+    """The number of one principal in one namespace of the first level and everything in it."""
     below: int
-    """Of all principals in one namespace of the first level and everything in it."""
+    """The number of all principals in one namespace of the first level and everything in it."""
 
 
 class Grant(msgspec.Struct, frozen=True):

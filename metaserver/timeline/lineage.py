@@ -42,7 +42,7 @@ _ENDS = {InstantState.COMPLETED: "COMPLETE", InstantState.ROLLED_BACK: "FAIL"}
 
 
 class CatalogName(msgspec.Struct, frozen=True):
-    """What identifies the catalog in events."""
+    """The names that identify the catalog in events."""
 
     job_namespace: str
     warehouse: str

@@ -105,7 +105,7 @@ async def test_jobs_are_sent_as_valid_runs_with_datasets_and_facets(tmp_path: Pa
         begun = await server.record(
             "t", "indexing", uuid=uuid, state=InstantState.INFLIGHT, completed_ms=None, summary={"index": "by_id"}
         )
-        gone = await server.record("gone", "maintenance", summary={"service": "expire"})
+        instant_of_dropped_table = await server.record("gone", "maintenance", summary={"service": "expire"})
         await receiver.wait_for_events_count(8)
     assert receiver.headers[0]["Authorization"] == "Bearer k"
     for event in receiver.events:
@@ -115,7 +115,7 @@ async def test_jobs_are_sent_as_valid_runs_with_datasets_and_facets(tmp_path: Pa
     runs = [(event["run"]["runId"], event["eventType"]) for event in events]
     assert runs == [
         (done.id, "START"), (done.id, "COMPLETE"), (failed.id, "START"), (failed.id, "FAIL"), (begun.id, "START"),
-        (gone.id, "START"), (gone.id, "COMPLETE"),
+        (instant_of_dropped_table.id, "START"), (instant_of_dropped_table.id, "COMPLETE"),
     ]  # fmt: skip
     complete, fail, index, lost = events[1], events[3], events[4], events[6]
     assert complete["job"]["namespace"] == "lake"

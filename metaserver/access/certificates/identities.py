@@ -27,7 +27,7 @@ _WILDCARD = "*"
 
 
 class CertificateIdentity(msgspec.Struct, frozen=True):
-    """What a client certificate states."""
+    """The facts that a client certificate states."""
 
     expires_ms: int
     name: str = ""

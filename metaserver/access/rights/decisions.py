@@ -193,8 +193,8 @@ def narrow_read_grants(grants: Sequence[Grant]) -> Iterator[tuple[list[Grant], l
         path, removed = _find_fullest(root, [grant for _, grant in trees[root]])
         denials = [Grant("", "read", path, deny=True)] if any(grant.deny for grant in removed) else []
         yield removed, denials
-        gone = set(removed)
-        inside = [(position, grant) for position, grant in trees[root] if grant not in gone]
+        removed_grants = set(removed)
+        inside = [(position, grant) for position, grant in trees[root] if grant not in removed_grants]
         inside += [(next_position, grant) for grant in denials if _is_below(grant, 1)]
         next_position += 1
         trees[root] = inside

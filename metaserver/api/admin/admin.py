@@ -242,11 +242,13 @@ async def list_grants(call: Call) -> GrantPage:
 async def _select_visible(call: Call, grants: Sequence[Grant]) -> list[Grant]:
     """Return the grants that the caller may see: its own, and those that it may remove."""
     names = set(call.principal.names)
-    others = [grant for grant in grants if grant.principal not in names]
-    managed = set(await call.select([grant for grant in others if grant.kind != SERVER], securable_of, "addGrant"))
-    if any(grant.kind == SERVER for grant in others) and await call.may(THE_SERVER, "addGrant"):
-        managed.update(grant for grant in others if grant.kind == SERVER)
-    denials = [grant for grant in others if grant.deny and grant not in managed]
+    foreign_grants = [grant for grant in grants if grant.principal not in names]
+    managed = set(
+        await call.select([grant for grant in foreign_grants if grant.kind != SERVER], securable_of, "addGrant")
+    )
+    if any(grant.kind == SERVER for grant in foreign_grants) and await call.may(THE_SERVER, "addGrant"):
+        managed.update(grant for grant in foreign_grants if grant.kind == SERVER)
+    denials = [grant for grant in foreign_grants if grant.deny and grant not in managed]
     levels = list(dict.fromkeys(above for grant in denials for above in list_above(securable_of(grant))))
     managed_levels = set(await call.select(levels, lambda level: level, "removeGrant"))
     managed.update(grant for grant in denials if not managed_levels.isdisjoint(list_above(securable_of(grant))))

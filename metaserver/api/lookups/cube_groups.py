@@ -126,7 +126,7 @@ async def find_cube(call: Call, loaded: LoadedTable, definition_id: str) -> Inde
     definition = next((one for one in defined if one.id == definition_id and KINDS[one.kind].aggregates), None)
     if definition is None or loaded.entry is None:
         raise NotFound("The table has no cube with this definition-id; list its indexes with seamark index list")
-    # Who may read the facts may not be allowed to read their dimension tables.
+    # A caller that may read the facts may lack the right to read their dimension tables.
     await check_dimension_rights(call, definition.dimension_tables, "readCubeGroups")
     return definition
 

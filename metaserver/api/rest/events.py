@@ -78,7 +78,7 @@ class QueryEventsResponse(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class _Position(msgspec.Struct, frozen=True, array_like=True):
-    """What a continuation token states."""
+    """The position that a continuation token states."""
 
     after: str | None
     """The position of the last instant that was read."""

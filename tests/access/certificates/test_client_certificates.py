@@ -364,33 +364,33 @@ async def test_renewals_under_load_fail_no_request(
                     client = SeamarkClient(server.url, retries=0)
             client.close()
 
-        async def answered(more: int = 2) -> None:
+        async def wait_for_answers(more: int = 2) -> None:
             goal = [count + more for count in answers]
             while any(count < wanted for count, wanted in zip(answers, goal, strict=True)):
                 assert not any(task.done() for task in tasks), [task.exception() for task in tasks if task.done()]
                 await asyncio.sleep(0.01)
 
         tasks = [asyncio.create_task(work(0, reuses=True)), asyncio.create_task(work(1, reuses=False))]
-        await answered()
+        await wait_for_answers()
         successor = Authority(tmp_path, file="successor.pem")
         bundle.write_text(authority.pem + successor.pem)
         certificate.reload()
-        await answered()
+        await wait_for_answers()
         successor.issue("renewed server")
         certificate.reload()
-        await answered()
+        await wait_for_answers()
         # An issuer of certificates replaces a file by a rename, so no client reads a half of it.
         renewed = successor.issue_client("renewed", uri(SPIFFE))
         renewed.key.rename(files.key)
         renewed.certificate.rename(files.certificate)
-        await answered()
+        await wait_for_answers()
         stopped.set()
         await asyncio.gather(*tasks)
         stopped.clear()
         bundle.write_text(successor.pem)
         certificate.reload()
         tasks = [asyncio.create_task(work(0, reuses=True)), asyncio.create_task(work(1, reuses=False))]
-        await answered()
+        await wait_for_answers()
         stopped.set()
         await asyncio.gather(*tasks)
 

@@ -327,7 +327,7 @@ async def test_caller_receives_only_events_of_what_it_may_browse(tmp_path: Path)
     async with running(tmp_path, auth="token+oidc", **ISSUER) as server:
         store, clock = server.components.store, server.components.clock
         root = await create_token(store, clock, "root", None, [Grant("root", "admin")])
-        one = await create_token(store, clock, "one", None, [])
+        token_of_one = await create_token(store, clock, "one", None, [])
         most = await create_token(store, clock, "most", None, [Grant("most", "browse", ("db",))])
         nothing = await create_token(store, clock, "nothing", None, [])
         await send(server, "POST", "/v1/namespaces", {"namespace": ["hidden"]}, root)
@@ -353,7 +353,7 @@ async def test_caller_receives_only_events_of_what_it_may_browse(tmp_path: Path)
             ("create-table", "db.moved"), ("rename-table", "db.moved → hidden.m"),
         ]  # fmt: skip
         # The first table of this name is dropped: its schema is for readers of the namespace only.
-        assert summarize(await read_all(server, one)) == [("create-table", "db.t")]
+        assert summarize(await read_all(server, token_of_one)) == [("create-table", "db.t")]
         assert summarize(await read_all(server, most)) == everything[:3]
         async with server.http.post(
             f"{server.url}/v1/events", json={}, headers={"Authorization": f"Bearer {nothing}"}

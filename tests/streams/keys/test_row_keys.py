@@ -95,8 +95,8 @@ class Log:
         assert batches is not None
         for shard, batch in ({0: batches} if isinstance(batches, Batch) else batches).items():
             self.batches.setdefault(shard, []).append(batch)
-        known = [{column: value for column, value in row.items() if column in names} for row in rows]
-        self.groups[group][1].extend(zip(known, deletes, strict=True))
+        stored_rows = [{column: value for column, value in row.items() if column in names} for row in rows]
+        self.groups[group][1].extend(zip(stored_rows, deletes, strict=True))
 
     def list_slices(self) -> list[RowSlice]:
         return [
