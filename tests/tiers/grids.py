@@ -1,8 +1,9 @@
 """Tests with a grid of parameters run a part of the grid in the fast tier, and the whole grid in the slow tier.
 
 `@pytest.mark.each_value` keeps cases in the fast tier so that each value of each parameter occurs in one of them.
-`@pytest.mark.each_pair` keeps cases so that each pair of values of two parameters occurs. Both mark the other cases
-`slow`. Faults mostly depend on one value or on a pair of values, so a few cases find most of what the grid finds.
+`@pytest.mark.each_pair` keeps cases so that each pair of values of two parameters occurs. `@pytest.mark.few_cases(2)`
+keeps two cases with as many different values as possible. All three mark the other cases `slow`. Faults mostly depend
+on one value or on a pair of values, so a few cases find most of what the grid finds.
 """
 
 from __future__ import annotations
@@ -14,18 +15,21 @@ import pytest
 
 SIZES = {"each_value": 1, "each_pair": 2}
 """The number of parameters whose values must occur together, for each marker."""
+FEW_CASES = "few_cases"
+"""The marker of tests with a maximum number of cases in the fast tier. It takes precedence over the other markers."""
 
 
-def choose_covering_cases(cases: Sequence[Mapping[str, int]], size: int) -> set[int]:
+def choose_covering_cases(cases: Sequence[Mapping[str, int]], size: int, maximum: int | None = None) -> set[int]:
     """Return positions of cases that together have each combination of `size` values.
 
     Args:
         cases: A number of each value, by parameter, for each case.
         size: The number of parameters in a combination.
+        maximum: The maximum number of positions. If it is too low for all combinations, some are missing.
     """
     missing_pairs = [set(combinations(sorted(case.items()), size)) for case in cases]
     case_numbers: set[int] = set()
-    while any(missing_pairs):
+    while any(missing_pairs) and (maximum is None or len(case_numbers) < maximum):
         best = max(range(len(cases)), key=lambda place: len(missing_pairs[place]))
         case_numbers.add(best)
         missing_pairs = [combination - missing_pairs[best] for combination in missing_pairs]
@@ -38,16 +42,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     A run of single cases by their names keeps them all.
     """
-    grids: dict[tuple[str, int], list[pytest.Function]] = {}
+    grids: dict[tuple[str, int, int | None], list[pytest.Function]] = {}
     for item in items:
-        if isinstance(item, pytest.Function) and not item.get_closest_marker("slow"):
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec") and not item.get_closest_marker("slow"):
+            name = item.nodeid.partition("[")[0]
+            if few := item.get_closest_marker(FEW_CASES):
+                grids.setdefault((name, 1, few.args[0]), []).append(item)
+                continue
             for marker, size in SIZES.items():
                 if item.get_closest_marker(marker):
-                    grids.setdefault((item.nodeid.partition("[")[0], size), []).append(item)
-    for (_, size), grid in grids.items():
+                    grids.setdefault((name, size, None), []).append(item)
+    for (_, size, maximum), grid in grids.items():
         # The cases of a test share the objects that are its values. Some have no hash.
         values = [{name: id(value) for name, value in item.callspec.params.items()} for item in grid]
-        chosen_cases = choose_covering_cases(values, size)
+        chosen_cases = choose_covering_cases(values, size, maximum)
         for place, item in enumerate(grid):
             if place not in chosen_cases:
                 item.add_marker(pytest.mark.slow)

@@ -21,8 +21,8 @@ TIERS = ("unit", "server", "engines")
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = {
     **dict.fromkeys(("access", "api", "attacks", "bench", "bombs", "commits", "connector"), "server"),
-    **dict.fromkeys(("console", "docs", "faults"), "server"),
-    **dict.fromkeys(("server", "table_services", "timeline"), "server"),
+    **dict.fromkeys(("console", "docs", "faults", "kubernetes", "moving", "objects/clouds"), "server"),
+    **dict.fromkeys(("peers", "recovery", "server", "streams", "table_services", "timeline", "warehouses"), "server"),
     "connector/trino": "unit",
     **dict.fromkeys(("deploy", "engines", "rck"), "engines"),
     "gateway": "server",

@@ -132,6 +132,22 @@ def test_cases_of_a_grid_that_the_fast_tier_runs_have_each_value_or_each_pair_of
     assert grids.choose_covering_cases([], 1) == set()
 
 
+def test_few_cases_of_a_grid_have_different_values() -> None:
+    cases = [{"a": a, "b": b} for a in range(2) for b in range(3)]
+    chosen_cases = [cases[place] for place in grids.choose_covering_cases(cases, 1, 2)]
+    assert chosen_cases[0]["a"] != chosen_cases[1]["a"]
+    assert chosen_cases[0]["b"] != chosen_cases[1]["b"]
+    assert len(chosen_cases) == 2
+    assert grids.choose_covering_cases(cases, 1, 1) == {0}
+
+
+@pytest.mark.few_cases(2)
+@pytest.mark.parametrize("number", range(5))
+def test_cases_beyond_the_maximum_are_slow(number: int, request: pytest.FixtureRequest) -> None:
+    grid = [item for item in request.session.items if item.nodeid.startswith(request.node.nodeid.partition("[")[0])]
+    assert sum(item.get_closest_marker("slow") is None for item in grid) <= 2
+
+
 @pytest.mark.each_value
 @pytest.mark.parametrize("first", [1, 2, 3])
 @pytest.mark.parametrize("second", ["a", "b", "c"])
