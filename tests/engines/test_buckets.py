@@ -104,6 +104,7 @@ def test_spark_and_seamark_write_to_one_table_from_8_to_64_buckets(lake: Lake, v
     assert record_count == sum(lake.client.files(f"db.{name}", content="data")["record_count"].to_pylist())
 
 
+@pytest.mark.slow
 def test_spark_session_that_loaded_the_table_before_a_doubling_still_appends(lake: Lake) -> None:
     create(lake, "open", 2)
     lake.sql("INSERT INTO {old}.open VALUES (0, 0)")

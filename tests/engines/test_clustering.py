@@ -247,6 +247,7 @@ def test_rows_appended_during_clustering_stay_and_a_delete_is_a_conflict(
     assert rig.sql("SELECT quantity FROM {db}.busy WHERE id = 77") == [(9,)]
 
 
+@pytest.mark.slow
 def test_clustering_commits_nothing_if_a_row_is_lost(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.create_sales("lossy")
     before, files = rig.rows("lossy"), rig.files("lossy")

@@ -55,6 +55,7 @@ class Table:
         return spark_rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_spark_reads_and_changes_snapshots_of_the_server(
     server: ServerThread, spark: SparkSession, version: int

@@ -62,6 +62,7 @@ def read(con: duckdb.DuckDBPyConnection, text: str) -> list[tuple[Any, ...]]:
     return direct
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("version", [2, 3])
 def test_duckdb_inserts_updates_and_deletes_rows(con: duckdb.DuckDBPyConnection, server: Seamark, version: int) -> None:
     table = create_people(con, f"people_v{version}", version)
@@ -194,6 +195,7 @@ def test_indexes_leave_files_out_for_duckdb(con: duckdb.DuckDBPyConnection, serv
     assert read(con, text) == [("42", "de")]
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("footer", ["plain", "encrypted"])
 def test_sql_on_encrypted_files_is_refused_with_the_reason(
     con: duckdb.DuckDBPyConnection, server: Seamark, footer: str
@@ -251,6 +253,7 @@ LAYOUTS: list[tuple[str, str, list[Any], list[str]]] = [
 ]
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(("kind", "transform", "values", "literals"), LAYOUTS, ids=[one[0] for one in LAYOUTS])
 def test_partition_values_do_not_make_duckdb_lose_rows(
     con: duckdb.DuckDBPyConnection, server: Seamark, kind: str, transform: str, values: list[Any], literals: list[str]
@@ -334,6 +337,7 @@ def test_impossible_partition_values_of_duckdb_are_refused(con: duckdb.DuckDBPyC
     assert seamark.duckdb.sql(con, "FROM sea.parts.cut WHERE x = 'éabc'").fetchall() == [(2, "éabc")]
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("caches_files", [False, True])
 def test_each_data_file_gets_its_vector_of_a_shared_puffin_file(
     server: Seamark, con: duckdb.DuckDBPyConnection, caches_files: bool

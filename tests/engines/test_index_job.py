@@ -215,6 +215,7 @@ FAST_INDEXES = ("decimals", "nested", "key")
 """The indexes of the fast tier: each kind, one column, a field of a struct, and two columns."""
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
     "case",
     [pytest.param(case, marks=[] if case.index in FAST_INDEXES else pytest.mark.slow) for case in CASES],
@@ -240,6 +241,7 @@ def test_spark_and_pyiceberg_read_fewer_files_with_each_kind_of_index(wide_lake:
     assert requests.count("planTableScan") == (1 if case.python is None else 2)
 
 
+@pytest.mark.slow
 def test_two_values_that_never_occur_in_one_row_read_no_file(wide_lake: Lake) -> None:
     engines = wide_lake.engines
     for term, value in (("discount", 3), ("qty", 6), ("qty", 7)):
@@ -255,6 +257,7 @@ def test_two_values_that_never_occur_in_one_row_read_no_file(wide_lake: Lake) ->
     assert (plan, len(rows)) == ([], 0)
 
 
+@pytest.mark.slow
 def test_older_snapshots_and_branches_use_the_same_index_files(wide_lake: Lake) -> None:
     engines = wide_lake.engines
     older = {"snapshot-id": wide_lake.before_rename}
@@ -284,6 +287,7 @@ def _add(lake: Lake, name: str, part: int) -> None:
     lake.engines.sql(f"INSERT INTO {{db}}.{name} SELECT /*+ COALESCE(1) */ {part} + 100 * id FROM range(20)")
 
 
+@pytest.mark.slow
 def test_killed_build_is_continued_and_includes_files_of_a_writer(wide_lake: Lake, spark: SparkSession) -> None:
     class JobKilled(Exception):
         pass
@@ -320,6 +324,7 @@ def test_failed_task_is_reported_in_one_line_and_rolls_the_build_back(wide_lake:
     wide_lake.client.drop_index("db.wide", "more")
 
 
+@pytest.mark.slow
 def test_results_are_right_after_a_compaction_and_a_build_covers_the_new_files(
     wide_lake: Lake, spark: SparkSession
 ) -> None:
@@ -339,6 +344,7 @@ def test_results_are_right_after_a_compaction_and_a_build_covers_the_new_files(
     assert wide_lake.engines.sql("SELECT id FROM {db}.compacted WHERE id = 1050") == []
 
 
+@pytest.mark.slow
 def test_vended_credentials_give_access_to_files_in_s3(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name, raising=False)

@@ -163,6 +163,7 @@ def test_plan_table_has_the_rows_row_ids_and_files_of_the_filtered_table(engines
     assert pruned > 30
 
 
+@pytest.mark.slow
 def test_spark_can_neither_change_nor_clean_up_a_plan_table(engines: Engines) -> None:
     engines.sql("CREATE TABLE {db}.safe (id bigint) USING iceberg")
     for first in (0, 10):
@@ -187,6 +188,7 @@ def test_spark_can_neither_change_nor_clean_up_a_plan_table(engines: Engines) ->
     assert name not in {row[1] for row in engines.sql("SHOW TABLES IN {db}")}
 
 
+@pytest.mark.few_cases(1)
 def test_plan_table_is_read_with_the_credentials_of_its_table(lake: Lake, spark: SparkSession) -> None:
     """This includes remote signing: the server signs each request for the table under the table's own name."""
     db = f"{new_catalog(spark, lake.server.base_url, extra=lake.client_properties)}.db"

@@ -238,6 +238,7 @@ PyIceberg runs all cases.
 """
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(
     "case",
     [pytest.param(one, id=one.name, marks=[] if one.name in SPARKS else pytest.mark.slow) for one in CASES],
@@ -256,6 +257,7 @@ def test_spark_reads_only_the_files_that_the_server_returns(engines: Engines, ca
         assert "fetchScanTasks" in requests
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("case", [case for case in CASES if case.python is not None], ids=lambda case: case.name)
 def test_pyiceberg_reads_only_the_files_that_the_server_returns(engines: Engines, case: Case) -> None:
     assert case.python is not None
@@ -280,6 +282,7 @@ def _sort_rows(table: Any) -> list[dict[str, Any]]:
     return sorted(table.to_pylist(), key=lambda row: row["id"])
 
 
+@pytest.mark.slow
 def test_sparks_metrics_count_the_rows_of_the_returned_file_only(engines: Engines) -> None:
     """Iceberg's metrics on files and manifests come from its own planner, and stay zero."""
     buckets = engines.run_unplanned_sql("SELECT file_path, record_count FROM {db}.hashed.files")
@@ -301,6 +304,7 @@ def _read_metric(plan: Any, name: str, node: str) -> int:
     return sum(_read_metric(children.apply(number), name, node) for number in range(children.size()))
 
 
+@pytest.mark.slow
 def test_aggregates_that_file_metrics_answer_are_right(engines: Engines) -> None:
     """Spark requests the bounds of the columns in a second plan."""
     query = "SELECT count(*), min(id), max(id), max(d) FROM {db}.ranges"
@@ -310,6 +314,7 @@ def test_aggregates_that_file_metrics_answer_are_right(engines: Engines) -> None
     assert "planTableScan" in requests
 
 
+@pytest.mark.slow
 def test_limit_returns_the_requested_number_of_rows(engines: Engines) -> None:
     assert len(engines.sql("SELECT * FROM {db}.ranges LIMIT 12")) == 12
     assert len(engines.sql("SELECT * FROM {db}.ranges LIMIT 1000")) == 60
@@ -365,6 +370,7 @@ def test_snapshots_branches_and_tags_are_planned_with_their_own_schema(engines: 
     assert requests.count("planTableScan") == 3
 
 
+@pytest.mark.slow
 def test_engines_read_partition_values_of_every_kind(engines: Engines) -> None:
     """Spark uses partition values as column values if possible. PyIceberg fails on values that it cannot parse."""
     engines.sql(
@@ -413,6 +419,7 @@ def test_property_leaves_the_planning_of_a_table_to_spark(engines: Engines) -> N
     assert "planTableScan" not in requests
 
 
+@pytest.mark.slow
 def test_engines_wait_for_a_plan_that_is_answered_later(
     engines: Engines, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -566,6 +573,7 @@ def test_reused_column_name_is_read_and_written_before_the_next_data_commit(
         assert sorted(caching_engines.sql(query)) == sorted(engines.run_unplanned_sql(query)), condition
 
 
+@pytest.mark.slow
 def test_pyiceberg_reads_a_reused_column_name_before_the_next_data_commit(engines: Engines) -> None:
     engines.sql("CREATE TABLE {db}.again (id bigint, f int) USING iceberg")
     engines.sql("INSERT INTO {db}.again SELECT id, int(id) FROM range(8)")
@@ -575,6 +583,7 @@ def test_pyiceberg_reads_a_reused_column_name_before_the_next_data_commit(engine
         assert engines.python.load_table("db.again").scan(where).to_arrow().num_rows == count
 
 
+@pytest.mark.slow
 def test_partitions_of_a_widened_type_are_read_before_the_next_data_commit(engines: Engines) -> None:
     engines.sql("CREATE TABLE {db}.widened (id bigint, p int) USING iceberg PARTITIONED BY (p)")
     engines.sql("INSERT INTO {db}.widened SELECT id, int(id % 3) FROM range(9)")

@@ -72,6 +72,7 @@ def _write_and_read(table: Table, name: str) -> str:
         return file.read().decode()
 
 
+@pytest.mark.slow
 def test_two_tables_are_used_alternately(catalog: RestCatalog) -> None:
     """With fsspec's cache, PyIceberg would sign requests for the first table as requests for the second, and get
     a 403.
@@ -81,6 +82,7 @@ def test_two_tables_are_used_alternately(catalog: RestCatalog) -> None:
         assert [_write_and_read(table, name) for table in tables] == [name, name]
 
 
+@pytest.mark.slow
 def test_new_thread_does_not_remove_the_signer_of_other_threads(
     catalog: RestCatalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,6 +198,7 @@ def test_conflicting_commit_of_pyiceberg_is_retried_or_fails_without_retries(cat
     assert catalog.load_table("py.stubborn").scan().to_arrow().num_rows == 1
 
 
+@pytest.mark.few_cases(1)
 def test_spark_and_pyiceberg_read_each_others_rows(catalog: RestCatalog, lake: Lake, spark: SparkSession) -> None:
     extra = {**lake.client_properties, **(S3_IO if lake.storage.startswith("S3") else {})}
     name = new_catalog(spark, lake.server.base_url, extra=extra)

@@ -34,6 +34,7 @@ def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield new_lake
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "partitioned"),
     [
@@ -92,6 +93,7 @@ def test_spark_and_seamark_read_each_others_row_lineage(lake: Lake, mode: str, p
         lineage_before = now
 
 
+@pytest.mark.slow
 def test_metrics_of_lineage_columns_are_those_that_spark_writes(lake: Lake) -> None:
     """Seamark and Spark each rewrite a file with the same rows."""
     results = []

@@ -84,6 +84,7 @@ def test_spark_reads_the_rows_after_equality_upserts_and_deletes(
         client.close()
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
     ("mode", "keys", "message"),
     [

@@ -192,6 +192,7 @@ def test_delete_that_an_index_answers_deletes_the_matching_rows(stock: Unmodifie
     table.check("only rows that match are gone")
 
 
+@pytest.mark.slow
 def test_delete_from_a_branch_beside_an_index_deletes_the_right_rows(stock: UnmodifiedSpark) -> None:
     table = stock.table("branched")
     table.create()

@@ -24,6 +24,7 @@ def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield tables
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("version", "partitioned"),
     [

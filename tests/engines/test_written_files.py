@@ -144,6 +144,7 @@ def written_rows(lake: Lake) -> pa.Table:
     return table
 
 
+@pytest.mark.slow
 def test_spark_reads_the_written_values_of_every_type(lake: Lake, written_rows: pa.Table) -> None:
     for name in ("ours", "theirs"):
         actual_table = lake.python.load_table(f"db.{name}").scan().to_arrow().sort_by("id")
@@ -167,6 +168,7 @@ def read_metrics(lake: Lake, name: str) -> dict[Any, dict[str, dict[int, Any]]]:
     return {one[0]: {key: dict(value or {}) for key, value in zip(names, one[2:], strict=True)} for one in actual}
 
 
+@pytest.mark.slow
 def test_metrics_are_those_that_iceberg_writes(lake: Lake, written_rows: pa.Table) -> None:
     ids = {
         column: lake.python.load_table("db.ours").schema().find_field(column)
@@ -242,6 +244,7 @@ def test_spark_and_seamark_delete_from_one_table_in_turn(lake: Lake, version: in
     assert set(actual_table["id"].to_pylist()) == expected_ids
 
 
+@pytest.mark.slow
 def test_spark_leaves_out_the_rows_of_equality_deletes(lake: Lake) -> None:
     lake.sql("CREATE TABLE {db}.keyed (id bigint, land string) USING iceberg PARTITIONED BY (bucket(4, id))")
     ids = list(range(50))

@@ -93,6 +93,7 @@ def test_join_of_two_bucketed_tables_by_the_key_has_no_exchange(
     assert actual == run_with_shuffles(spark, query)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("left", "right"), [("eight", "plain"), pytest.param("plain", "eight", marks=pytest.mark.slow)]
 )
@@ -105,6 +106,7 @@ def test_join_with_an_unbucketed_table_exchanges_only_that_table(
     assert actual == run_with_shuffles(spark, query)
 
 
+@pytest.mark.slow
 def test_grouping_by_the_bucketed_key_has_no_exchange(server: Seamark, spark: SparkSession) -> None:
     query = "SELECT id, sum(v), count(*) FROM free.db.eight GROUP BY id"
     actual, exchanges = run_and_count_exchanges(spark.sql(query))

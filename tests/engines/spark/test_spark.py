@@ -38,6 +38,7 @@ def sql(spark: SparkSession, catalog: str) -> Any:
     return run
 
 
+@pytest.mark.few_cases(1)
 def test_spark_creates_inserts_and_creates_tables_as_select(sql: Any) -> None:
     sql("CREATE TABLE {db}.a (id bigint, data string, at timestamp) USING iceberg PARTITIONED BY (bucket(4, id))")
     sql("INSERT INTO {db}.a VALUES (1, 'x', timestamp'2026-01-01'), (2, 'y', timestamp'2026-01-02'), (3, null, null)")
@@ -83,6 +84,7 @@ def test_spark_merges_updates_and_deletes(sql: Any, version: int, mode: str) -> 
         assert deletes == []
 
 
+@pytest.mark.slow
 def test_spark_reads_rows_of_evolved_schemas(sql: Any) -> None:
     sql("CREATE TABLE {db}.s (id int, gone string, point struct<x: int>) USING iceberg")
     sql("INSERT INTO {db}.s VALUES (1, 'g', named_struct('x', 1))")
@@ -95,6 +97,7 @@ def test_spark_reads_rows_of_evolved_schemas(sql: Any) -> None:
     assert sql("SELECT key, extra, point.x, point.y FROM {db}.s ORDER BY key") == [(1, None, 1, None), (2, 2.5, 2, 3)]
 
 
+@pytest.mark.slow
 def test_spark_reads_rows_of_evolved_partition_specs(sql: Any) -> None:
     sql("CREATE TABLE {db}.p (id bigint, day date) USING iceberg")
     sql("INSERT INTO {db}.p VALUES (1, date'2026-01-01')")
@@ -144,6 +147,7 @@ def test_spark_creates_replaces_renames_and_drops_views(sql: Any) -> None:
     assert sql("SHOW VIEWS IN {db}") == []
 
 
+@pytest.mark.slow
 def test_sparks_maintenance_procedures_rewrite_and_expire(sql: Any) -> None:
     sql("CREATE TABLE {db}.c (id bigint) USING iceberg")
     for number in range(4):
@@ -157,6 +161,7 @@ def test_sparks_maintenance_procedures_rewrite_and_expire(sql: Any) -> None:
     assert sql("SELECT count(*) FROM {db}.c") == [(4,)]
 
 
+@pytest.mark.slow
 def test_spark_renames_and_drops_a_table_that_is_then_restored_and_purged(sql: Any, lake: Lake) -> None:
     client = Client(lake.server.base_url)
     sql("CREATE TABLE {db}.d USING iceberg AS SELECT id FROM range(5)")
@@ -178,6 +183,7 @@ def test_spark_renames_and_drops_a_table_that_is_then_restored_and_purged(sql: A
     client.close()
 
 
+@pytest.mark.slow
 def test_metadata_table_without_its_namespace_is_not_found(spark: SparkSession, sql: Any) -> None:
     """Spark reads `w.files` as namespace and table, and then requests the table `w` in the empty namespace."""
     sql("CREATE TABLE {db}.w USING iceberg AS SELECT 1 AS id")
@@ -192,6 +198,7 @@ def test_metadata_table_without_its_namespace_is_not_found(spark: SparkSession, 
         spark.catalog.setCurrentDatabase(before[1])
 
 
+@pytest.mark.slow
 def test_scan_and_commit_reports_of_spark_are_kept(sql: Any, lake: Lake) -> None:
     # Java's client reports the scans that it plans itself.
     properties = "TBLPROPERTIES ('seamark.scan-planning-mode'='client')"

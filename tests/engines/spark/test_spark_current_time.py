@@ -119,6 +119,7 @@ def test_common_conditions_on_the_current_time_leave_old_files_out(rig: Rig) -> 
                 assert files < file_count == FILES, (zone, where)
 
 
+@pytest.mark.slow
 def test_random_conditions_on_the_current_time_return_sparks_own_rows(rig: Rig) -> None:
     assert run_campaign(rig, first_seed(), 12, "America/New_York")["fewer"] > 0
 

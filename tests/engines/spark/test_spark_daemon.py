@@ -81,6 +81,7 @@ def test_workers_start_with_seamarks_modules_loaded(spark: SparkSession) -> None
     assert modules["read again"] == []
 
 
+@pytest.mark.slow
 def test_daemon_has_no_other_threads_when_it_forks(spark: SparkSession) -> None:
     """If another thread held a lock during the fork, the lock would stay locked in each worker."""
 

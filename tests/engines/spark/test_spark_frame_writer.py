@@ -78,6 +78,7 @@ def test_frame_writer_creates_tables_and_writes_in_all_modes(rig: Rig) -> None:
     assert rig.read_rows("t") == [(1, "a", 1), (2, "b", 20), (3, "b", 3)]
 
 
+@pytest.mark.slow
 def test_merge_schema_adds_columns_and_widens_types(rig: Rig) -> None:
     rig.writer(rig.frame((1, "a", 1)), None).saveAsTable(f"{rig.db}.evolved")
     wider = rig.frame(
@@ -90,6 +91,7 @@ def test_merge_schema_adds_columns_and_widens_types(rig: Rig) -> None:
     assert (3, "c", 3, None, None) in rig.read_rows("evolved")
 
 
+@pytest.mark.slow
 def test_refusals_are_one_sentence_and_suggest_the_right_catalog(rig: Rig) -> None:
     frame, catalog = rig.frame((1, "a", 1)), rig.db.partition(".")[0]
     assert f"did you mean '{catalog}'" in read_refusal(rig.writer(frame).saveAsTable, f"{catalog[:-1]}.db.t")
@@ -104,6 +106,7 @@ def test_refusals_are_one_sentence_and_suggest_the_right_catalog(rig: Rig) -> No
     assert rig.read_rows("strict") == []
 
 
+@pytest.mark.slow
 def test_writes_in_other_formats_are_unchanged(rig: Rig, tmp_path: Any) -> None:
     rig.frame((1, "a", 1)).write.format("parquet").save(str(tmp_path / "out"))
     assert rig.spark.read.parquet(str(tmp_path / "out")).count() == 1

@@ -27,6 +27,7 @@ from tests.engines.tables import SparkTables
 DAY_S = 86_400
 
 
+@pytest.mark.slow
 def test_remove_orphan_files_keeps_index_files_and_plan_files(spark: SparkSession, tmp_path: Path) -> None:
     with SparkTables.open(spark, tmp_path) as tables:
         tables.sql("CREATE TABLE {db}.t (id bigint, land string) USING iceberg")

@@ -211,6 +211,7 @@ def test_pushed_filters_match_the_rows_that_spark_selects(rig: Rig, table: str) 
             assert sorted(values) == sorted(row["id"] for row in judged_rows if row[f"w{number}"] is True), sql
 
 
+@pytest.mark.slow
 def test_inexact_filters_are_left_to_spark(rig: Rig, table: str) -> None:
     with closing(SeamarkClient(rig.server.base_url)) as client:
         schema = open_table(client, f"db.{table}", At()).schema
@@ -222,6 +223,7 @@ def test_inexact_filters_are_left_to_spark(rig: Rig, table: str) -> None:
         assert expression_of(value, schema) is None, value
 
 
+@pytest.mark.slow
 def test_reader_returns_the_rows_of_icebergs_reader(rig: Rig, table: str) -> None:
     native, seamark_frame = rig.sql(f"SELECT * FROM {{db}}.{table}"), rig.load_with_seamark(table)
     assert seamark_frame.schema.simpleString() == native.schema.simpleString()
@@ -262,6 +264,7 @@ def test_snapshots_branches_and_tags_are_read_with_icebergs_schemas(rig: Rig, ta
     )
 
 
+@pytest.mark.slow
 def test_filters_are_pushed_only_if_the_option_is_set(rig: Rig, table: str) -> None:
     native = rig.sql(f"SELECT id, text, n FROM {{db}}.{table}")
     rig.spark.conf.set(PUSHDOWN, "true")
@@ -278,6 +281,7 @@ def format_plan(frame: DataFrame) -> str:
     return str(frame._jdf.queryExecution().executedPlan().toString())
 
 
+@pytest.mark.slow
 def test_invalid_read_options_are_refused(rig: Rig) -> None:
     rig.sql("CREATE TABLE {db}.one (id bigint, text string) USING iceberg")
     for expected, options in (
@@ -349,6 +353,7 @@ def test_changes_applied_to_the_first_snapshot_give_the_last(rig: Rig, version: 
     assert counts["delete"] - counts["insert"] == 8
 
 
+@pytest.mark.slow
 def test_appends_between_snapshots_equal_icebergs_incremental_read(rig: Rig) -> None:
     rig.sql("CREATE TABLE {db}.a (id bigint, n int) USING iceberg")
     for start in (0, 10, 20):

@@ -69,6 +69,7 @@ def test_condition_on_a_dimension_leaves_files_of_the_facts_out(rig: Rig) -> Non
     assert "joins=db.sales.item:" in rewrite.summary
 
 
+@pytest.mark.slow
 def test_history_has_the_columns_groupings_and_aggregates_of_a_query(rig: Rig) -> None:
     rig.rewrite(
         "SELECT i.color, count(*), sum(s.id) / avg(s.price) FROM {db}.sales s JOIN {db}.items i ON s.item = i.i_id "
@@ -104,6 +105,7 @@ def test_query_reads_the_snapshots_that_were_planned(rig: Rig) -> None:
     assert rig.run_with_plans(star) == rig.run(star) != expected
 
 
+@pytest.mark.slow
 def test_each_reference_to_a_table_has_its_own_plan(rig: Rig) -> None:
     rewrite = rig.check_same(
         "SELECT id FROM {db}.sales WHERE id = 5 UNION ALL SELECT id FROM {db}.sales WHERE id > 230"
@@ -120,6 +122,7 @@ def test_each_reference_to_a_table_has_its_own_plan(rig: Rig) -> None:
     assert rewrite.statement is not None
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
     "text",
     [
@@ -163,6 +166,7 @@ def test_all_kinds_of_queries_are_rewritten(rig: Rig, text: str) -> None:
     assert rewrite.files < rewrite.considered_files / 2
 
 
+@pytest.mark.slow
 def test_parameters_are_used_for_planning(rig: Rig) -> None:
     rewrite = rig.check_same("SELECT id FROM {db}.sales WHERE id = :one AND note LIKE :two", {"one": 44, "two": "r%"})
     assert rewrite.files < rewrite.considered_files / 2
@@ -191,6 +195,7 @@ def test_time_travel_reads_the_plan_of_that_snapshot(rig: Rig) -> None:
         assert rig.check_same(text).statement is None
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
     "text",
     [
@@ -221,6 +226,7 @@ def test_statement_that_cannot_be_analysed_runs_unchanged(rig: Rig, text: str) -
     assert rig.check_same(text).statement is None
 
 
+@pytest.mark.slow
 def test_column_qualified_by_a_schema_is_not_read_as_a_field_of_a_struct(rig: Rig) -> None:
     """With an alias for `db.own`, `db.own.id` would be a field of the column `db`."""
     rig.run("CREATE TABLE {db}.own (id bigint, db struct<own: struct<id: bigint>>) USING iceberg")
@@ -239,6 +245,7 @@ def test_column_qualified_by_a_schema_is_not_read_as_a_field_of_a_struct(rig: Ri
     assert (rewrite.files, rewrite.considered_files) == (1, 2)
 
 
+@pytest.mark.slow
 def test_query_of_a_writing_statement_reads_fewer_files(rig: Rig) -> None:
     rig.run("CREATE TABLE {db}.chosen (id bigint, note string) USING iceberg")
     insert = "INSERT INTO {db}.chosen SELECT id, note FROM {db}.sales WHERE id IN (44, 131)"
@@ -329,6 +336,7 @@ def test_writing_statements_run_once(rig: Rig) -> None:
         rig.run_with_plans("SELEC 1")
 
 
+@pytest.mark.slow
 def test_table_that_the_session_caches_or_redirects_stays_unchanged(rig: Rig) -> None:
     text = "SELECT id FROM {db}.sales WHERE id = 44"
     rig.spark.conf.set("spark.wap.branch", "audit")
@@ -385,6 +393,7 @@ def test_query_runs_unchanged_if_planning_is_slow_or_fails(rig: Rig, monkeypatch
     assert rig.check_same(text.replace("{db}", f"{refusal}.db")).summary == "unchanged; Seamark failed: Unreachable"
 
 
+@pytest.mark.slow
 def test_query_reads_a_table_that_is_altered_during_planning_correctly(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -405,6 +414,7 @@ def test_query_reads_a_table_that_is_altered_during_planning_correctly(
     assert rig.run_with_plans(text) == ["(0, 3)"] == rig.run(text)
 
 
+@pytest.mark.slow
 def test_dataframe_is_valid_for_the_lease_of_its_plans(rig: Rig) -> None:
     rig.run("CREATE TABLE {db}.leased (id bigint) USING iceberg")
     for number in range(3):
@@ -436,6 +446,7 @@ def test_row_comparisons_and_extremes_of_two_columns_lose_no_row(rig: Rig) -> No
     assert "joins=db.sales.item:" in rig.check_same(text).summary
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
     "text",
     [
@@ -496,6 +507,7 @@ def test_ranges_of_decimals_texts_and_floats_leave_files_out(rig: Rig) -> None:
         assert rewrite.files <= maximum + 2, (condition, rewrite)
 
 
+@pytest.mark.slow
 def test_extreme_of_some_rows_is_not_taken_for_the_extreme_of_the_table(rig: Rig) -> None:
     """FILTER, explode and an outer query leave out rows of the subquery."""
     for rows_of_extreme in (
@@ -507,6 +519,7 @@ def test_extreme_of_some_rows_is_not_taken_for_the_extreme_of_the_table(rig: Rig
         rig.check_same(text, min_rows=11)
 
 
+@pytest.mark.slow
 def test_grouping_key_is_null_in_grouping_sets_without_it(rig: Rig) -> None:
     sets = "SELECT item, store, count(*) FROM {db}.sales GROUP BY GROUPING SETS ((item), (store), ()) HAVING "
     assert rig.check_same(f"{sets} item = 3 AND store IS NULL").files < 6

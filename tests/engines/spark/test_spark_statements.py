@@ -326,6 +326,7 @@ def test_many_statements_have_the_result_of_icebergs_statements(rig: Rig, layout
     assert counts["MERGE by key"], counts
 
 
+@pytest.mark.slow
 def test_insert_overwrite_builds_index_files(rig: Rig) -> None:
     text = "INSERT OVERWRITE {t} SELECT id, CAST(id AS int), IF(id < 5, 'a', 'b') FROM range({n}, {m})"
     for whose in (OURS, THEIRS):
@@ -395,6 +396,7 @@ def test_statement_that_may_change_other_rows_is_run_by_iceberg_with_a_reason(ri
     assert rig.sql(f"SELECT count(*) FROM {t} WHERE id IN (1, 2)") == [(0,)]
 
 
+@pytest.mark.slow
 def test_statement_starts_again_after_a_conflict(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.create("raced", "by id", 3, "merge-on-read")
     text = f"UPDATE {rig.db}.raced SET k = k + 1 WHERE id IN (3, 4)"
@@ -428,6 +430,7 @@ def test_statement_with_an_unknown_commit_outcome_is_not_run_by_iceberg(
     assert rig.read_rows("lost", 3) == before
 
 
+@pytest.mark.slow
 def test_cached_table_is_read_again_after_a_statement(rig: Rig) -> None:
     rig.create("cached", "by id", 3, "merge-on-read")
     table_name = f"{rig.db}.cached"
@@ -440,6 +443,7 @@ def test_cached_table_is_read_again_after_a_statement(rig: Rig) -> None:
         rig.spark.catalog.uncacheTable(table_name)
 
 
+@pytest.mark.slow
 def test_statement_on_an_unknown_catalog_gets_a_hint(rig: Rig) -> None:
     catalog = rig.db.partition(".")[0]
     rig.spark.catalog.setCurrentCatalog("spark_catalog")  # Another test of this session may have set another value.
@@ -449,6 +453,7 @@ def test_statement_on_an_unknown_catalog_gets_a_hint(rig: Rig) -> None:
         assert any(f"did you mean '{catalog}'" in note for note in error.value.__notes__)
 
 
+@pytest.mark.slow
 def test_sql_command_merges_updates_and_deletes_in_the_local_spark(rig: Rig) -> None:
     """The test's session is the `local[2]` session of `seamark sql`. Iceberg's statements change a second
     table in the same way.

@@ -164,6 +164,7 @@ def test_upsert_exchanges_rows_once_without_a_join_and_reads_only_their_buckets(
     assert rig.read_model(table) == dict.fromkeys(range(400), ("de", 0, 0)) | expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("version", "row_mode"),
     [*(pytest.param(one, MERGE_ON_READ, marks=pytest.mark.slow) for one in (2, 3)), (3, COPY_ON_WRITE)],
@@ -184,6 +185,7 @@ def test_file_with_keys_of_several_tasks_gets_one_copy_or_one_vector(
     assert rig.read_model(table) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_tasks_write_deletes_of_many_files_and_each_file_has_one(
     rig: Rig, version: int, monkeypatch: pytest.MonkeyPatch
@@ -229,6 +231,7 @@ def test_tasks_upsert_frames_with_every_type(rig: Rig, spec: str) -> None:
     assert sorted(map(repr, collect_rows(table_frame))) == sorted(map(repr, collect_rows(expected)))
 
 
+@pytest.mark.slow
 def test_keys_are_compared_in_the_type_of_the_table(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upserting, "TASK_ROWS", 2)
     rig.create("floats", columns="k double, w string, v int")
@@ -252,6 +255,7 @@ def test_keys_are_compared_in_the_type_of_the_table(rig: Rig, monkeypatch: pytes
     ]
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
     ("maximum", "how", "by_tasks"),
     [
@@ -281,6 +285,7 @@ def test_driver_changes_a_small_frame_unless_it_must_copy_many_bytes(
     assert rig.read_model(table) == model | dict.fromkeys(range(0, 42, 3), ("x", 1, None))
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("maximum", [2**31 - 1, 1 << 40, 0, -1])
 def test_driver_accepts_the_configured_number_of_rows(rig: Rig, maximum: int) -> None:
     table = f"most_{len(rig.sql('SHOW TABLES IN {db}'))}"
@@ -303,6 +308,7 @@ def test_rows_larger_than_sparks_estimate_are_left_to_tasks(rig: Rig) -> None:
     assert report.inserted == 20_001
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -323,6 +329,7 @@ def test_invalid_write_options_are_refused(rig: Rig, options: dict[str, Any], me
         write(rig.spark.range(3), "db.none", client=rig.client, **options)
 
 
+@pytest.mark.slow
 def test_missing_columns_are_reported_before_any_row_is_evaluated(rig: Rig) -> None:
     rig.create("told")
     frame = rig.spark.range(3).selectExpr("id", "raise_error('evaluated') AS land")
@@ -342,6 +349,7 @@ def test_missing_columns_are_reported_before_any_row_is_evaluated(rig: Rig) -> N
 # Read-modify-write, keys by name, and refusals by the driver
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
     ("row_mode", "how"),
     [
@@ -371,6 +379,7 @@ def test_rows_that_changed_since_they_were_read_are_not_changed(rig: Rig, row_mo
     assert rig.files(table) == files
 
 
+@pytest.mark.slow
 def test_delete_uses_the_named_keys_or_the_tables_identifier_fields(rig: Rig) -> None:
     rig.create("named")
     model: Model = {number: ("a", number, number) for number in range(5)}
@@ -385,6 +394,7 @@ def test_delete_uses_the_named_keys_or_the_tables_identifier_fields(rig: Rig) ->
     assert rig.read_model("named").keys() == {0, 4}
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("mode", ["append", "overwrite", "overwrite_partitions"])
 def test_driver_refuses_columns_that_do_not_fit_before_a_task_starts(rig: Rig, mode: str) -> None:
     table = f"fits_{mode}"
@@ -408,6 +418,7 @@ def test_driver_refuses_columns_that_do_not_fit_before_a_task_starts(rig: Rig, m
     assert rig.read_model(table) == {}
 
 
+@pytest.mark.slow
 def test_upsert_to_a_version_1_table_is_refused(rig: Rig) -> None:
     rig.create("old", version=1)
     files = rig.files("old")
@@ -417,6 +428,7 @@ def test_upsert_to_a_version_1_table_is_refused(rig: Rig) -> None:
     assert rig.files("old") == files
 
 
+@pytest.mark.slow
 def test_create_table_as_select_works_with_scan_reports(rig: Rig) -> None:
     rig.sql("CREATE TABLE {db}.source (id bigint) USING iceberg TBLPROPERTIES ('seamark.scan-planning-mode'='client')")
     rig.sql("INSERT INTO {db}.source VALUES (1), (2)")

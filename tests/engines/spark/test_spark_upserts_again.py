@@ -98,6 +98,7 @@ def test_failed_upsert_job_leaves_no_file_and_no_snapshot(rig: Rig) -> None:
     assert set(rig.spark.sparkContext._jsc.getPersistentRDDs()) <= before  # The job has cached no frame.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row_mode", [MERGE_ON_READ, pytest.param(COPY_ON_WRITE, marks=pytest.mark.slow)])
 def test_only_one_result_of_a_repeated_task_counts(rig: Rig, row_mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tasks run in this process. The first attempt is speculative, and Spark discards its result.

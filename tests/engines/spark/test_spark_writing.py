@@ -92,6 +92,7 @@ def test_iceberg_reads_the_written_rows_of_every_type(rig: Rig, version: int) ->
     assert collect_rows(rig.sql(f"SELECT * FROM {{db}}.{table} WHERE {where}")) == collect_rows(as_written.where(where))
 
 
+@pytest.mark.slow
 def test_rows_of_a_partition_are_in_one_file_unless_distribution_is_none(rig: Rig) -> None:
     rig.sql("CREATE TABLE {db}.spread (id bigint, k bigint) USING iceberg PARTITIONED BY (bucket(4, k))")
     frame = rig.spark.range(0, 4000, 1, 4).selectExpr("id", "id % 97 AS k")
@@ -100,6 +101,7 @@ def test_rows_of_a_partition_are_in_one_file_unless_distribution_is_none(rig: Ri
     assert rig.sql("SELECT count(*), count(DISTINCT id) FROM {db}.spread").collect()[0] == (8000, 4000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_small_files_of_tasks_are_merged_before_the_commit(rig: Rig, version: int) -> None:
     """The writes have static and dynamic partitions. A partition with one file keeps the file of its task."""
@@ -218,6 +220,7 @@ def write_frame(rig: Rig, frame: DataFrame, table: str, mode: str, **options: st
     frame.write.format("seamark").options(**table_options).mode(mode).save()
 
 
+@pytest.mark.slow
 def test_format_seamark_appends_and_overwrites(rig: Rig) -> None:
     rig.sql("CREATE TABLE {db}.sunk (id bigint, k int) USING iceberg PARTITIONED BY (k)")
     table = rig.spark.range(30).selectExpr("id", "CAST(id % 3 AS int) AS k")
@@ -232,6 +235,7 @@ def test_format_seamark_appends_and_overwrites(rig: Rig) -> None:
     assert collect_rows(rig.sql("SELECT * FROM {db}.sunk")) == collect_rows(table)
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
     ("mode", "options", "message"),
     [
@@ -321,6 +325,7 @@ def test_stream_with_an_older_checkpoint_fails_and_one_with_a_new_checkpoint_con
     assert stream.ids() == [*range(30), *range(100, 105)]
 
 
+@pytest.mark.slow
 def test_stream_writes_nothing_into_a_table_that_replaced_its_own(rig: Rig, tmp_path: Path) -> None:
     rig.sql("CREATE TABLE {db}.replaced (id bigint, v string) USING iceberg")
     stream = Stream(rig, tmp_path / "given", tmp_path / "checkpoint", "replaced")
