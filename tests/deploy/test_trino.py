@@ -87,12 +87,14 @@ def test_trino_writes_and_reads_through_seamark(lake: Lake) -> None:
     assert rows("SHOW TABLES FROM sales") == []
 
 
+@pytest.mark.slow
 def test_trino_reads_a_table_that_pyiceberg_wrote(lake: Lake) -> None:
     lake.rows("CREATE SCHEMA py")
     write_with_pyiceberg(lake, "py.people")
     assert lake.rows("SELECT name FROM py.people WHERE id > 1 ORDER BY 1") == [["b"], ["c"]]
 
 
+@pytest.mark.slow
 @LOCAL
 def test_view_created_in_trino_is_listed_and_read(lake: Lake) -> None:
     lake.rows("CREATE SCHEMA views")
@@ -190,6 +192,7 @@ def test_trino_reads_a_plan_table_like_the_table(lake: Lake, version: int) -> No
     assert rows(f"SHOW TABLES FROM {schema}") == [["t"]]
 
 
+@pytest.mark.slow
 @LOCAL
 def test_trino_cannot_damage_a_plan_table_or_its_table(lake: Lake) -> None:
     lake = lake.by_name
@@ -263,6 +266,7 @@ def test_trino_and_seamark_read_each_others_statistics(trino_lake: TrinoLake) ->
     client.close()
 
 
+@pytest.mark.slow
 def test_index_deleted_by_trinos_remove_orphan_files_is_built_again(trino_lake: TrinoLake) -> None:
     """Trino lists the whole location of a table, and keeps the files that its metadata names."""
     lake = Lake(trino_lake.servers[CATALOG], trino_lake.trino, CATALOG, trino_lake.clients[CATALOG])

@@ -123,6 +123,7 @@ def test_sqlalchemy_gets_equal_results_through_the_proxy(shop: Shop) -> None:
     assert shop.proxy.count_statements("rewritten") == before + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "encoding", ["json+zstd", *(pytest.param(one, marks=pytest.mark.slow) for one in ("json", "json+lz4"))]
 )
@@ -135,6 +136,7 @@ def test_spooled_results_are_fetched_through_the_proxy(shop: Shop, encoding: str
     assert run_both_ways(shop, ONE_ROW_QUERY, encoding=encoding) == [[4711, "n4711"]]
 
 
+@pytest.mark.slow
 def test_addresses_of_spooled_results_are_those_of_the_proxy(shop: Shop, tmp_path: Path) -> None:
     """If the proxy has several coordinators, the addresses contain the path of the coordinator."""
     other = shop.trino.base_url.replace("127.0.0.1", "localhost")
@@ -176,6 +178,7 @@ def build_https_url(lake: TrinoLake) -> str:
     return f"https://localhost:{lake.trino.https_port}"
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("believing", ["--trino-ca", "--trino-insecure"])
 def test_proxy_connects_to_https_coordinators_with_a_trusted_certificate(
     shop: Shop, trino_lake: TrinoLake, tmp_path: Path, believing: str

@@ -124,6 +124,7 @@ def run_campaign(trino_and_proxy: TrinoAndProxy, trino_lake: TrinoLake, seed: st
             trino_and_proxy.ask(text, values, schemas=(schema, schema), legacy_prepared_statements=rng.random() < 0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seed", "queries"),
     [

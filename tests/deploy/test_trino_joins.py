@@ -67,6 +67,7 @@ def check_same(star: Shop, sql: str) -> list[list[Any]]:
     return run_both_ways(star, sql, schema="star")
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
     ("sql", "files", "joins"),
     [
@@ -158,6 +159,7 @@ def test_only_files_with_join_partners_are_read(star: Shop, sql: str, files: int
     assert f"; joins=star.sales.{joins}" in join_outcome
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sql", "files"),
     [
@@ -198,6 +200,7 @@ def test_conditions_of_more_forms_prune_files(star: Shop, sql: str, files: int) 
     assert f"; star.sales={files}/{FILES}; " in f"{join_outcome}; ", join_outcome
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
     "sql",
     [

@@ -46,6 +46,7 @@ def test_rows_are_equal_and_addresses_are_those_of_the_proxy(shop: Shop) -> None
     assert query_rows(shop.proxy.port, "SELECT node_version FROM system.runtime.nodes", catalog="system") == [["483"]]
 
 
+@pytest.mark.slow
 def test_large_results_are_complete(shop: Shop) -> None:
     numbers = "UNNEST(sequence(1, 100)) t (x), UNNEST(sequence(1, 1000)) s (x)"
     assert (
@@ -73,6 +74,7 @@ def _read_query_state(shop: Shop, query_id: str) -> str:
     return "".join(row[0] for row in query_rows(shop.trino.port, sql))
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("legacy", [False, True])
 def test_parameters_are_bound_and_used_in_plans(shop: Shop, legacy: bool) -> None:
     options = {"legacy_prepared_statements": legacy}
@@ -83,6 +85,7 @@ def test_parameters_are_bound_and_used_in_plans(shop: Shop, legacy: bool) -> Non
     assert shop.proxy.count_statements("rewritten") == before + 1
 
 
+@pytest.mark.slow
 def test_session_belongs_to_the_client(shop: Shop) -> None:
     connection = connect(shop.proxy.port, schema=None, session_properties={"query_max_run_time": "7m"})
     cursor = connection.cursor()
@@ -121,6 +124,7 @@ def test_statement_reads_only_the_files_that_it_needs(shop: Shop) -> None:
     assert f"Input: {ROWS} rows" in explained or "Input: 1 row" in explained
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
     "sql",
     [
@@ -193,6 +197,7 @@ def test_time_travel_uses_the_column_names_of_its_time(shop: Shop) -> None:
     query_rows(port, "DROP TABLE past")
 
 
+@pytest.mark.slow
 def test_branch_and_tag_are_read_at_their_snapshots(shop: Shop) -> None:
     port = shop.proxy.port
     query_rows(port, "CREATE TABLE branched (id bigint, note varchar)")
@@ -224,6 +229,7 @@ def test_branch_and_tag_are_read_at_their_snapshots(shop: Shop) -> None:
     query_rows(port, "DROP TABLE branched")
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("headers", [{"X-Seamark": "off"}, {"X-Trino-Client-Tags": "a,seamark-off"}])
 def test_client_can_disable_rewriting(shop: Shop, headers: dict[str, str]) -> None:
     plan_header, _ = post(shop.proxy.port, "SELECT * FROM orders WHERE id = 1", **headers)
@@ -244,6 +250,7 @@ def test_errors_quote_the_statement_as_the_client_sent_it(shop: Shop) -> None:
         assert messages[0] == messages[1]
 
 
+@pytest.mark.slow
 def test_several_coordinators_have_separate_paths(shop: Shop, tmp_path: Path) -> None:
     """One Trino under two names is sufficient for the test."""
     urls = (shop.trino.base_url, shop.trino.base_url.replace("127.0.0.1", "localhost"))
@@ -279,6 +286,7 @@ class _Liar(BaseHTTPRequestHandler):
         pass
 
 
+@pytest.mark.slow
 def test_plan_that_is_gone_when_trino_reads_it_does_not_fail_the_statement(shop: Shop, tmp_path: Path) -> None:
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Liar)
     thread = threading.Thread(target=server.serve_forever)
@@ -296,6 +304,7 @@ def test_plan_that_is_gone_when_trino_reads_it_does_not_fail_the_statement(shop:
         server.server_close()
 
 
+@pytest.mark.slow
 def test_statements_run_despite_faults_of_the_planning_server(shop: Shop, tmp_path: Path) -> None:
     with run_trino_proxy(
         tmp_path, "--trino", shop.trino.base_url, "--budget-ms", "500", seamark=shop.planner.base_url

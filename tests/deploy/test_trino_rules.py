@@ -166,6 +166,7 @@ def test_rows_are_filtered_and_masked_through_the_proxy_as_without_it(rig: Rules
     assert len(run_both(rig, sql, "anna")) == 6
 
 
+@pytest.mark.slow
 def test_condition_on_a_masked_column_uses_the_mask(rig: RulesRig) -> None:
     for sql in (
         "SELECT id FROM orders WHERE card = 'XXXX'",
@@ -295,6 +296,7 @@ def test_snapshots_can_be_expired_through_the_catalog_that_sees_plans(rig: Rules
     query_rows(rig.trino.port, "DROP TABLE kept", user="anna", schema="ruled")
 
 
+@pytest.mark.slow
 def test_statement_runs_unchanged_when_trino_requires_partition_filters(rig: RulesRig) -> None:
     session = {"seamark.query_partition_filter_required": "true"}
     before = rig.proxy.count_statements("rewritten")
@@ -449,6 +451,7 @@ def list_reported_columns(rig: RulesRig) -> list[list[str]]:
     return sorted(sorted(one["projected-field-names"]) for one in proxy_reports)
 
 
+@pytest.mark.slow
 def test_columns_that_trino_resolves_through_stars_and_views_are_reported(rig: RulesRig) -> None:
     before = len(list_reported_columns(rig))
     for sql in (

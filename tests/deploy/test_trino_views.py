@@ -80,6 +80,7 @@ def check_same(shop: Shop, sql: str) -> list[list[Any]]:
     return run_both_ways(shop, sql, schema="views")
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
     ("sql", "views_named"),
     [
@@ -131,6 +132,7 @@ def test_view_reads_only_the_needed_files(views: Shop) -> None:
     assert run_both_ways(views, count_query) == [[1]]
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
     "sql",
     [
