@@ -30,18 +30,23 @@ EXECUTED_PAGES = [page for page in read_all_pages() if any(block.mark for block 
 CATALOG = "sea"
 """The catalog's name in all pages."""
 SLOW_PAGES = {
-    f"docs/how-to/{name}.md"
-    for name in (
-        *("buckets", "catalog-commands", "cluster", "commit-api", "explain-and-lookups", "lookups"),
-        *("merge-files-and-drop-columns", "operate", "plan-on-the-server", "plan-tables", "postgresql-and-replicas"),
-        *("s3", "table-services", "undrop-and-purge", "upsert-without-looking"),
-        *("webhooks", "write-from-spark"),
-    )
+    "docs/explanation/cubes.md",
+    "docs/tutorial-streaming.md",
+    *(
+        f"docs/how-to/{name}.md"
+        for name in (
+            *("authentication", "buckets", "catalog-commands", "cluster", "commit-api", "connect-spark", "console"),
+            *("explain-and-lookups", "lookups", "merge-files-and-drop-columns", "objects-gateway", "operate"),
+            *("plan-on-the-server", "plan-tables", "postgresql-and-replicas", "read-from-spark", "s3", "sql"),
+            *("table-services", "undrop-and-purge", "upsert-without-looking", "upserts"),
+            *("webhooks", "write-from-spark"),
+        )
+    ),
 }
 """Pages of single features, which have their own tests.
 
-The fast tier runs the pages that every reader needs first: how to connect, log in, write, index and query
-with SQL.
+The fast tier runs the pages that every reader needs first: the README, the tutorial, how to connect PyIceberg and
+DuckDB, and how to define indexes.
 """
 
 
