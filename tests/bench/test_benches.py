@@ -49,6 +49,7 @@ def test_bench_makes_the_rows_that_the_readme_claims_and_no_request_fails(name: 
             assert measure in completed.stdout
 
 
+@pytest.mark.slow
 def test_unknown_bench_is_rejected_with_the_list_of_benches() -> None:
     argv = [sys.executable, "-m", "bench.run", "speed"]
     completed = subprocess.run(argv, cwd=REPO, capture_output=True, text=True, timeout=60)

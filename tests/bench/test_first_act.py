@@ -68,6 +68,7 @@ def test_demo_ends_with_its_server(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_wrong_answer_fails_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = demo.write
 
@@ -97,6 +98,7 @@ def test_invalid_number_of_files_is_rejected(files: str) -> None:
     assert "--files" in completed.output
 
 
+@pytest.mark.slow
 def test_server_that_does_not_start_is_an_error_with_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "START_S", 3600.0)  # It is not awaited, because a test has less time.
     (tmp_path / "home").write_text("a file is in the way")

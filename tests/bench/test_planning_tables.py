@@ -263,6 +263,7 @@ def test_bench_of_planning_runs_to_its_table(name: str) -> None:
     assert "seamark failed" not in completed.stdout
 
 
+@pytest.mark.slow
 def test_unknown_bench_of_planning_is_rejected_with_the_list_of_benches() -> None:
     argv = [sys.executable, "-m", "bench.planning.run", "speed"]
     completed = subprocess.run(argv, cwd=REPO, capture_output=True, text=True, timeout=60)

@@ -14,6 +14,7 @@ import pytest
 from bench.ssb.generate import TABLES, compute_dimension_rows, generate, get_table_path
 from bench.ssb.queries import QUERIES, Oracle
 
+pytestmark = pytest.mark.slow  # The rows are made for benches only.
 SCALE = 0.02
 NATIONS = 25
 REGIONS = {"AFRICA", "AMERICA", "ASIA", "EUROPE", "MIDDLE EAST"}

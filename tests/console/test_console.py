@@ -204,6 +204,7 @@ async def test_names_and_texts_of_others_are_shown_as_text(tmp_path: Path) -> No
         assert recorded_page.hosts == {server.url.removeprefix("http://")}
 
 
+@pytest.mark.slow
 async def test_advisor_page_shows_the_proposals_and_a_picture_of_the_applied_ones(tmp_path: Path) -> None:
     async with running(tmp_path) as server, open_browser() as browser, open_page(browser, server.url) as recorded_page:
         await create_table(server, "t")
@@ -247,6 +248,7 @@ async def test_running_jobs_are_shown_with_their_progress(tmp_path: Path) -> Non
         check(recorded_page, server)
 
 
+@pytest.mark.slow
 async def test_the_streams_page_shows_offsets_pauses_and_rates_without_a_reload(tmp_path: Path) -> None:
     shards = [{"shard": 0, "flushed": 1000, "durable": 1500}, {"shard": 1, "flushed": 200, "durable": 200}]
     listing = {
@@ -269,6 +271,7 @@ async def test_the_streams_page_shows_offsets_pauses_and_rates_without_a_reload(
         check(recorded_page, server)
 
 
+@pytest.mark.slow
 async def test_keyboard_reaches_the_content_first(tmp_path: Path) -> None:
     async with running(tmp_path) as server, open_browser() as browser, open_page(browser, server.url) as recorded_page:
         await recorded_page.open("#/tables")

@@ -25,6 +25,7 @@ async def enter(recorded_page: RecordedPage, statement: str, keys: str = "Contro
     await box.press(keys)
 
 
+@pytest.mark.slow
 async def test_statement_is_run_explained_cancelled_and_listed(tmp_path: Path) -> None:
     async with running(tmp_path) as server, open_browser() as browser, open_page(browser, server.url) as recorded_page:
         await asyncio.to_thread(create, server.url)

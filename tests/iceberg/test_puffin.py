@@ -103,6 +103,7 @@ def run_java(*args: str) -> list[str]:
     return completed.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_iceberg_java_reads_our_puffin_files(tmp_path: Path) -> None:
     (tmp_path / "ours.puffin").write_bytes(write_sample())
     assert run_java("read", str(tmp_path / "ours.puffin"))[1:] == [

@@ -68,6 +68,7 @@ def test_rendered_manifests_are_those_of_the_present_chart(case: str) -> None:
     assert compute_chart_digest() in (RENDERED_FOLDER / f"{case}.yaml").read_text().splitlines()[0], "run `make helm`"
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
 def test_manifests_follow_the_schemas_of_kubernetes(version: str) -> None:
     for case in CASES:
@@ -98,6 +99,7 @@ def test_schema_of_the_values_has_the_settings_of_the_server() -> None:
     assert text == reference.chart_schema(text), "run python -m seamark.commands.reference"
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("case", CASES)
 def test_server_accepts_its_settings_file_and_variables(case: str, tmp_path: Path) -> None:
     environment = read_environment(read_server_container(case))

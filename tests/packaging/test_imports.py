@@ -136,6 +136,7 @@ def list_modules_of(part: str) -> list[str]:
     return actual_names
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
     "part", [pytest.param(part, marks=[] if part in ("client", "server") else pytest.mark.slow) for part in PARTS]
 )

@@ -36,6 +36,7 @@ def test_locks_of_the_demo_are_parts_of_the_hashed_lock(lock: str) -> None:
     assert part.items() <= read_pins("requirements.hashed.lock").items()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("locks", "modules"),
     [

@@ -7,6 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
 from pyiceberg.catalog import load_catalog
 
 from tests.services.process import REPO, ManagedProcess, is_port_open
@@ -15,6 +16,7 @@ from tests.services.s3 import CONFIG, read_env_file
 ARGUMENTS = [sys.executable, "-m", "tests.support.up", "--port", "0"]
 
 
+@pytest.mark.slow
 def test_services_run_until_they_are_interrupted(tmp_path: Path, postgres_url: str) -> None:
     """`postgres_url` marks the test as one that needs services."""
     process = ManagedProcess(ARGUMENTS, log=tmp_path / "up.log", cwd=REPO)

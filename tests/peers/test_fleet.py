@@ -60,6 +60,7 @@ def test_files_are_read_once_for_all_replicas_and_commits_are_visible_at_once(fl
     )
 
 
+@pytest.mark.slow
 def test_listing_has_all_live_replicas(fleet: Fleet) -> None:
     replicas = list_replicas(fleet.replicas[1])
     assert [replica["address"] for replica in replicas] == sorted(link.address for link in fleet.links)

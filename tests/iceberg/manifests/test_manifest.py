@@ -236,6 +236,7 @@ def repeat_first(ids: list[int]) -> list[int]:
     return [*ids[:-1], ids[0]]
 
 
+@pytest.mark.few_cases(10)
 @pytest.mark.parametrize("odd", [None, 0, 1, 99, 149])
 @pytest.mark.parametrize(
     "unlike", [lambda ids: ids[::-1], lambda ids: ids[1:], lambda ids: [*ids, 9], repeat_first, lambda ids: []]

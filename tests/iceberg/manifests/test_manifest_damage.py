@@ -68,6 +68,7 @@ def test_truncated_manifest_is_corrupt_unless_it_ends_between_blocks(codec: str)
     assert decode_manifest(data, "m").rows == 12
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("codec", ["null", "deflate", "snappy", "zstandard"])
 def test_flipped_bytes_are_corrupt_or_decode_to_valid_rows(codec: str) -> None:
     _flip(make_manifest(codec), rounds=1500, seed=zlib.crc32(codec.encode()))
@@ -308,6 +309,7 @@ def test_rows_of_null_records_do_not_multiply_memory() -> None:
         decode_manifest(build_block_file(count=1 << 20, data=b"\x02\x00" * (1 << 20), schema=schema), "the-file")
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("codec", ["null", "deflate", "snappy", "zstandard"])
 def test_block_that_inflates_past_the_limit_is_rejected(codec: str) -> None:
     bomb = files.compress(codec, bytes(64 << 20))

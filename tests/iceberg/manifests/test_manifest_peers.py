@@ -164,6 +164,7 @@ def to_java_entry(case: Case, entry: ManifestEntry) -> dict[str, Any]:
     return result | {name: getattr(file, name) for name in names}
 
 
+@pytest.mark.slow
 def test_iceberg_java_reads_our_manifests(tmp_path: Path) -> None:
     tables = [Case(seed, seed % 3 + 1, avoided=cases.UNREADABLE_BY_JAVA) for seed in range(120)]
     snapshots = [write_snapshot(case, tmp_path / str(case.seed)) for case in tables]
