@@ -24,6 +24,7 @@ async def stream(tmp_path: Path) -> AsyncIterator[Stream]:
         yield stream
 
 
+@pytest.mark.few_cases(3)
 @pytest.mark.parametrize("key", FLUSH_KEYS)
 async def test_engine_cannot_commit_a_snapshot_that_says_it_is_a_flush(stream: Stream, key: str) -> None:
     rows = pa.table({"id": pa.array([2], pa.int64())}, schema=pa.schema([pa.field("id", pa.int64(), nullable=False)]))

@@ -70,6 +70,7 @@ async def test_rows_that_one_server_acknowledged_are_read_through_the_other(flee
         assert await stream.ids() == list(range(1, 9))
 
 
+@pytest.mark.slow
 async def test_a_continuous_reader_may_change_the_server_at_any_time(fleet: list[Stream]) -> None:
     await fleet[0].post({"id": 0})
     tables = await _list_tables(fleet)
@@ -86,6 +87,7 @@ async def test_a_continuous_reader_may_change_the_server_at_any_time(fleet: list
         assert read_ids == list(range(number + 1))
 
 
+@pytest.mark.slow
 async def test_every_server_reports_the_rows_that_wait(fleet: list[Stream]) -> None:
     first, _ = fleet
     await first.post({"id": 1})
@@ -126,6 +128,7 @@ async def test_a_request_that_is_repeated_at_another_server_adds_nothing(fleet: 
     assert await first.ids() == [1, 2]
 
 
+@pytest.mark.slow
 async def test_two_flushes_of_the_same_rows_add_them_once(fleet: list[Stream]) -> None:
     for number in range(10):
         await fleet[number % 2].post({"id": number})
@@ -137,6 +140,7 @@ async def test_two_flushes_of_the_same_rows_add_them_once(fleet: list[Stream]) -
         assert await stream.ids() == list(range(10))
 
 
+@pytest.mark.slow
 async def test_requests_at_two_servers_to_flush_the_same_rows_succeed(fleet: list[Stream]) -> None:
     for number in range(5):
         await fleet[number % 2].post({"id": number})
@@ -146,6 +150,7 @@ async def test_requests_at_two_servers_to_flush_the_same_rows_succeed(fleet: lis
     assert await fleet[0].ids() == list(range(5))
 
 
+@pytest.mark.slow
 async def test_a_removal_that_is_repeated_at_another_server_does_not_flush_again(fleet: list[Stream]) -> None:
     first, second = fleet
     await first.post({"id": 1})
@@ -172,6 +177,7 @@ async def test_a_removal_that_is_repeated_at_another_server_does_not_flush_again
     assert await prepare_removal(first, flushed_id)
 
 
+@pytest.mark.slow
 async def test_only_the_owner_of_a_table_flushes_the_rows_of_all_servers(
     kafka: Kafka, postgres_url: str, tmp_path: Path
 ) -> None:
@@ -205,6 +211,7 @@ async def test_a_table_of_a_server_that_stopped_gets_another_owner(
         assert await second.ids() == [1, 2]
 
 
+@pytest.mark.slow
 async def test_all_workers_of_a_server_take_and_show_rows(
     kafka: Kafka, start_seamark: Callable[..., Seamark], tmp_path: Path
 ) -> None:

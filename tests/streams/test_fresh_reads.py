@@ -108,6 +108,7 @@ async def test_read_of_a_snapshot_branch_or_time_has_no_unflushed_rows(stream: S
     await asyncio.to_thread(read)
 
 
+@pytest.mark.slow
 async def test_scans_of_an_open_table_read_the_same_rows_while_others_arrive(stream: Stream) -> None:
     client = SeamarkClient(stream.server.url).reading_fresh_rows()
 
@@ -144,6 +145,7 @@ async def test_upsert_and_delete_see_rows_acknowledged_before(stream: Stream) ->
     assert await asyncio.to_thread(query_rows, url, "SELECT id, name FROM db.t") == expected
 
 
+@pytest.mark.slow
 async def test_an_append_of_a_catalog_that_reads_waiting_rows_adds_only_its_rows(stream: Stream) -> None:
     url = stream.server.url
 
@@ -182,6 +184,7 @@ async def test_a_removal_by_a_catalog_that_reads_waiting_rows_is_refused_and_suc
     assert await stream.ids() == [2]
 
 
+@pytest.mark.slow
 async def test_a_transaction_over_several_tables_flushes_rows_before_their_key_changes(stream: Stream) -> None:
     await asyncio.to_thread(stream.catalog.create_table, "db.u", SCHEMA)
 

@@ -128,6 +128,7 @@ MUTATIONS: list[tuple[Callable[[pytest.MonkeyPatch], None], str, int]] = [
 """For each mutation: the function that breaks the product, the message of the simulation, and the first seed to try."""
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
     ("mutate", "expected", "first"), MUTATIONS, ids=[mutation[0].__name__ for mutation in MUTATIONS]
 )

@@ -70,6 +70,7 @@ async def read(stream: Stream, where: str | None = None) -> dict[int, str]:
     return names
 
 
+@pytest.mark.few_cases(1)
 async def test_later_row_replaces_row_with_its_key_before_and_after_flush(stream: Stream) -> None:
     await stream.post({"id": 1, "name": "a"}, {"id": 2, "name": "b"}, {"id": 1, "name": "c"})
     assert await read(stream) == {1: "c", 2: "b"}
@@ -88,6 +89,7 @@ async def test_later_row_replaces_row_with_its_key_before_and_after_flush(stream
         await stream.flush()
 
 
+@pytest.mark.few_cases(1)
 async def test_rows_of_a_file_with_deletes_are_replaced_by_several_fresh_snapshots(stream: Stream) -> None:
     await stream.post(*({"id": number, "name": "a"} for number in range(100)))
     await stream.flush()
@@ -103,6 +105,7 @@ async def test_rows_of_a_file_with_deletes_are_replaced_by_several_fresh_snapsho
             assert await read(stream) == expected
 
 
+@pytest.mark.few_cases(1)
 async def test_rows_without_effect_are_flushed(stream: Stream) -> None:
     await stream.post({"id": 1, "_op": "delete"})
     await stream.flush()
@@ -119,6 +122,7 @@ async def test_rows_without_effect_are_flushed(stream: Stream) -> None:
     assert kinds == ["delete", "update", "delete"]
 
 
+@pytest.mark.few_cases(1)
 async def test_named_fresh_snapshot_keeps_the_rows_that_later_rows_replace(stream: Stream) -> None:
     def load(**plans: str) -> Table:
         return RestCatalog("fresh", uri=stream.server.url, **FRESH, **plans).load_table("db.t")
@@ -142,6 +146,7 @@ async def test_named_fresh_snapshot_keeps_the_rows_that_later_rows_replace(strea
     assert await asyncio.to_thread(lambda: scan_table(load())) == {2: "e"}
 
 
+@pytest.mark.slow
 async def test_append_on_a_fresh_snapshot_with_deletes_adds_only_its_rows(tmp_path: Path) -> None:
     rows = pa.table(
         {"id": [9], "name": ["z"]},
@@ -172,6 +177,7 @@ def build_change(op: str, before: Any = None, after: Any = None) -> dict[str, An
     return {"op": op, "before": before, "after": after, "source": {"table": "t"}, "ts_ms": 1}
 
 
+@pytest.mark.few_cases(1)
 async def test_debezium_changes_are_applied_with_and_without_schema(stream: Stream) -> None:
     await send_changes(
         stream,
@@ -189,6 +195,7 @@ async def test_debezium_changes_are_applied_with_and_without_schema(stream: Stre
         await stream.flush()
 
 
+@pytest.mark.few_cases(1)
 async def test_request_of_only_tombstones_uses_the_number_of_its_producer(stream: Stream) -> None:
     for repetition in range(2):
         answer = await send_changes(stream, None, query="?envelope=debezium&producer=p&sequence=0")
@@ -252,6 +259,7 @@ async def test_changes_that_cannot_be_applied_are_refused_with_the_reason(stream
     assert await read(stream) == {}
 
 
+@pytest.mark.few_cases(1)
 async def test_kinds_of_arrow_rows_are_applied(stream: Stream) -> None:
     await stream.send(encode_arrow(id=[1, 2, 3], name=["a", "b", "c"]), ARROW)
     names = pa.array([None, "d", "e"], pa.string())
@@ -278,6 +286,7 @@ async def test_invalid_key_is_refused_with_the_column(tmp_path: Path) -> None:
         assert (status, "names the column 'city'" in text) == (400, True)
 
 
+@pytest.mark.slow
 async def test_rows_of_a_key_of_several_columns_stay_in_order_over_shards(tmp_path: Path) -> None:
     async with streaming(tmp_path) as stream:
         await create(stream, SCHEMA, properties={KEY: "town,id", SHARDS: "4"})
@@ -295,6 +304,7 @@ async def test_rows_of_a_key_of_several_columns_stay_in_order_over_shards(tmp_pa
         )
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("key", ["id", None])
 async def test_unflushed_rows_keep_their_key_after_schema_changes(tmp_path: Path, key: str | None) -> None:
     narrow = Schema(
@@ -404,6 +414,7 @@ async def test_random_changes_equal_a_dictionary(tmp_path: Path, seed: int) -> N
             assert await read(stream) == model
 
 
+@pytest.mark.slow
 async def test_flush_needs_no_second_thread_of_the_event_loop(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
     await stream.post({"id": 1, "name": "a"})
     await stream.flush()

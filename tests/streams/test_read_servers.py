@@ -59,6 +59,7 @@ async def test_read_server_without_a_log_shows_flushed_rows_and_refuses_changes(
         assert await writer.snapshots() == 1
 
 
+@pytest.mark.slow
 async def test_read_server_returns_waiting_rows_and_never_flushes_them(
     kafka: Kafka, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

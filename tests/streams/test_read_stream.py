@@ -132,6 +132,7 @@ async def test_a_waiting_reader_gets_rows_and_batch_appends_soon(
     assert sorted(read_ids) == [1, 2, 3, 4]
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("has_snapshot", [False, True])
 async def test_a_waiting_reader_gets_the_first_row_that_is_ever_appended(stream: Stream, has_snapshot: bool) -> None:
     if has_snapshot:
@@ -158,6 +159,7 @@ async def test_removals_are_refused_or_skipped_and_compactions_return_nothing(st
     assert list_ids(await read(stream, from_=start, skip_changes=True)) == [3]
 
 
+@pytest.mark.slow
 async def test_kinds_of_rows_need_a_free_column_name(stream: Stream) -> None:
     await stream.post({"id": 1})
 
@@ -205,6 +207,7 @@ async def test_rows_that_the_log_has_removed_are_read_from_the_files_of_their_fl
             await read(stream, from_=f"1.{table.uuid}.none.1.after")
 
 
+@pytest.mark.slow
 async def test_a_position_within_a_file_goes_on_with_its_next_row(tmp_path: Path) -> None:
     async with streaming(tmp_path) as stream:
         await create(stream)

@@ -110,6 +110,7 @@ async def test_first_rows_of_an_ended_server_are_committed_after_its_restart(
         assert await stream.ids() == [1]
 
 
+@pytest.mark.slow
 async def test_rows_that_wait_take_no_space_in_the_database(stream: Stream, tmp_path: Path) -> None:
     """sipcapture/homer#765: small rows that nobody flushes fill the catalog's database."""
 
@@ -143,6 +144,7 @@ async def test_last_rows_of_a_writer_are_flushed_without_further_writes(stream: 
     await wait_for_snapshots(stream, "u", 2)
 
 
+@pytest.mark.slow
 async def test_idle_shards_delay_neither_flushes_nor_readers(tmp_path: Path) -> None:
     """apache/iceberg#17811: idle tasks stall every commit."""
     async with streaming(tmp_path) as stream:
@@ -197,6 +199,7 @@ async def test_flush_begins_when_the_oldest_row_reaches_the_interval(
     assert table.unflushed_rows == 0
 
 
+@pytest.mark.slow
 async def test_tables_whose_storage_hangs_delay_no_other_table(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
     """apache/fluss#3259 and apache/fluss#4372: one slow table blocks all others."""
     slow, is_released, waiting = set[str](), asyncio.Event(), set[str]()
@@ -226,6 +229,7 @@ async def test_tables_whose_storage_hangs_delay_no_other_table(stream: Stream, m
     await wait_for_snapshots(stream, names[-1], 1)
 
 
+@pytest.mark.slow
 async def test_table_that_opens_slowly_after_a_restart_delays_no_other_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,6 +262,7 @@ async def test_table_that_opens_slowly_after_a_restart_delays_no_other_table(
         await wait_for_snapshots(stream, uuids[slow], 2)
 
 
+@pytest.mark.slow
 async def test_updates_of_the_same_keys_do_not_let_the_table_grow(tmp_path: Path) -> None:
     """risingwavelabs/risingwave#21376: an exactly-once table grows without end.
 

@@ -257,6 +257,7 @@ _LONG_TEXT = pa.array(["x" * 500_000])
 _ROWS = 20_000
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(
     "names",
     [
@@ -333,6 +334,7 @@ async def test_rows_survive_a_restart_and_are_flushed_once(tmp_path: Path) -> No
         assert await stream.ids() == [1, 2, 3]
 
 
+@pytest.mark.slow
 async def test_server_flushes_rows_of_an_earlier_process_after_a_full_interval(tmp_path: Path) -> None:
     """Their age is not in memory; each restart of a busy server would otherwise commit small files."""
     async with streaming(tmp_path) as stream:
@@ -351,6 +353,7 @@ async def test_server_flushes_rows_of_an_earlier_process_after_a_full_interval(t
                 await asyncio.sleep(0.02)
 
 
+@pytest.mark.slow
 async def test_a_new_column_appears_while_rows_of_the_old_schema_wait(stream: Stream) -> None:
     await stream.post({"id": 1, "name": "a"})
 
@@ -386,6 +389,7 @@ async def test_writers_are_held_back_at_the_limit_of_memory(tmp_path: Path) -> N
         await stream.post({"id": 2})
 
 
+@pytest.mark.slow
 async def test_table_that_is_not_flushed_leaves_memory_for_others(tmp_path: Path) -> None:
     async with streaming(tmp_path, stream_memory_bytes=1 << 20) as stream:
         await create(stream)
@@ -498,6 +502,7 @@ async def test_random_writers_flushes_batches_and_readers(tmp_path: Path, seed: 
         assert await stream.ids() == sorted(acknowledged_numbers)
 
 
+@pytest.mark.slow
 async def test_fresh_files_are_deleted_after_their_time(tmp_path: Path) -> None:
     async with streaming(tmp_path, stream_fresh_retention_s=1) as stream:
         await create(stream)
@@ -546,6 +551,7 @@ async def test_writer_raises_for_a_refused_row_and_accepts_no_more_rows(stream: 
     assert await stream.ids() == []
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("version", ["2", "3"])
 async def test_header_lets_an_engine_that_plans_itself_read_fresh_rows(tmp_path: Path, version: str) -> None:
     async with streaming(tmp_path, scan_planning_mode="client") as stream:
@@ -612,6 +618,7 @@ async def test_table_without_its_log_stays_readable_and_loses_no_new_rows(tmp_pa
         assert await stream.ids() == [1, 2]
 
 
+@pytest.mark.slow
 async def test_second_log_refuses_rows_while_the_first_has_unflushed_rows(tmp_path: Path) -> None:
     async with streaming(tmp_path) as stream:
         await create(stream)
@@ -669,6 +676,7 @@ async def test_row_without_columns_is_a_row_of_nulls(tmp_path: Path) -> None:
         assert rows == [{"id": None, "name": None}]
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("fields", [[1], [{"id": [1]}], {"a": 1}])
 async def test_invalid_schema_of_a_stream_table_is_refused(stream: Stream, fields: Any) -> None:
     await stream.post({"id": 1})

@@ -32,7 +32,7 @@ from tests.streams.simulation.loop import run_simulated
 from tests.streams.simulation.ports import Catalog
 from tests.streams.simulation.world import InvariantBroken, World
 
-QUICK_SEEDS = 120
+QUICK_SEEDS = 40
 SLOW_SEEDS = 10_000
 MUTATION_SEEDS = 300
 """The seeds in which the simulation has to find a mutation."""
@@ -320,6 +320,7 @@ to try.
 """
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
     ("mutate", "expected", "fleet", "first"), MUTATIONS, ids=[mutation[0].__name__ for mutation in MUTATIONS]
 )

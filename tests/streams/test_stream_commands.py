@@ -80,6 +80,7 @@ async def test_a_paused_table_refuses_rows_until_it_is_resumed_and_a_drained_tab
         assert await stream.ids() == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.slow
 async def test_drain_of_a_table_that_is_dropped_meanwhile_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,6 +114,7 @@ def count_calls(method: Callable[..., Any], name: str, calls: list[str]) -> Call
     return count_and_call
 
 
+@pytest.mark.slow
 async def test_the_listing_has_pages_and_survives_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with streaming(tmp_path) as stream:
         await create(stream)
@@ -147,6 +149,7 @@ async def test_the_listing_has_pages_and_survives_a_restart(tmp_path: Path, monk
         assert sorted(table["table"] for table in streams) == ["a", "b", "t"]
 
 
+@pytest.mark.slow
 async def test_metrics_count_waiting_rows_and_report_a_failed_log(tmp_path: Path) -> None:
     async with streaming(tmp_path) as stream:
         await create(stream)

@@ -102,6 +102,7 @@ async def test_a_request_that_does_not_fit_is_refused_alone(stream: Stream, held
     assert await stream.ids() == [1, 2, 4, 5]
 
 
+@pytest.mark.slow
 async def test_any_error_of_the_preparation_concerns_only_its_own_request(
     stream: Stream, held_appends: asyncio.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:

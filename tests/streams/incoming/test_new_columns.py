@@ -86,6 +86,7 @@ async def test_table_gets_the_columns_of_arrow_rows_with_their_types(stream: Str
     assert (row["born"], row["at"], row["price"], row["small"]) == (day, timestamp, Decimal("1.20"), 7)
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("name", ["id", "town"])
 async def test_arrow_rows_with_a_column_twice_are_refused(stream: Stream, name: str) -> None:
     columns = [pa.array([1]), pa.nulls(1), pa.nulls(1)]
@@ -105,6 +106,7 @@ async def test_requests_that_add_columns_at_once_all_succeed(stream: Stream) -> 
         assert {name: row[name] for name in posted} == posted
 
 
+@pytest.mark.few_cases(3)
 @pytest.mark.parametrize(
     ("rows", "message"),
     [

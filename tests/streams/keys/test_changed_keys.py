@@ -80,6 +80,7 @@ async def test_key_columns_with_other_names_in_files_are_found(tmp_path: Path) -
             await stream.flush()
 
 
+@pytest.mark.slow
 async def test_promotion_of_the_key_replaces_rows_that_wait(tmp_path: Path) -> None:
     schema = Schema(
         NestedField(1, "k", DecimalType(10, 2), required=True),
@@ -101,6 +102,7 @@ async def test_promotion_of_the_key_replaces_rows_that_wait(tmp_path: Path) -> N
             await stream.flush()
 
 
+@pytest.mark.slow
 async def test_return_to_an_earlier_schema_flushes_rows_by_their_key(tmp_path: Path) -> None:
     """The first return gives the table another key. The second drops the key column."""
     schema = Schema(

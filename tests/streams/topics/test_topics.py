@@ -80,6 +80,7 @@ async def test_messages_of_any_producer_are_rows_and_aborted_ones_are_not(kafka:
     assert "not valid JSON" in letter["reason"]
 
 
+@pytest.mark.slow
 async def test_topic_that_is_created_again_begins_at_its_first_message(kafka: Kafka, stream: Stream) -> None:
     topic = await create_topic(kafka, stream)
     producer = Producer({"bootstrap.servers": kafka.address})
