@@ -229,6 +229,7 @@ def list_unexpected_outcomes(seed: str) -> str:
     return str(results)
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("seed", ["1", "2"])
 def test_damaged_files_are_read_or_rejected(seed: str) -> None:
     assert measure_peak(list_unexpected_outcomes, seed)[1] == "[]"

@@ -48,6 +48,7 @@ def decode_as_manifest(path: str) -> str:
     return "decoded"
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("codec", ["deflate", "zstandard"])
 def test_small_manifest_that_inflates_to_much_is_corrupt(tmp_path: Path, codec: str) -> None:
     path = tmp_path / "m.avro"
@@ -99,6 +100,7 @@ def expand_as_keys(form: str) -> str:
     return "expanded"
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("form", ["dictionary", "runs", "views"])
 def test_keys_whose_rows_share_one_long_value_are_not_expanded(form: str) -> None:
     size, report = measure_peak(expand_as_keys, form)

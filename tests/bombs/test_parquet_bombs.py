@@ -160,6 +160,7 @@ def test_long_value_repeated_by_every_row_is_one_value_in_memory(tmp_path: Path)
     assert size < LIMIT
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("name", ["fixed", "delta", "page", "nulls"])
 def test_column_that_decodes_to_more_than_the_limit_is_not_used_as_a_dimension(bomb: Bomb, name: str) -> None:
     size, report = measure_peak(read_as_dimension, bomb(name), KINDS.get(name, "string"))
@@ -174,6 +175,7 @@ def test_rows_that_decode_to_more_than_the_limit_are_not_read(bomb: Bomb, name: 
     assert size < 2 * LIMIT
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("name", ["dictionary", "fixed", "delta", "page", "nulls"])
 def test_equality_delete_file_that_decodes_to_more_than_the_limit_is_not_read(bomb: Bomb, name: str) -> None:
     size, report = measure_peak(read_as_equality_delete, bomb(name), KINDS.get(name, "string"))
@@ -243,6 +245,7 @@ FOOTERS = {
 }
 
 
+@pytest.mark.few_cases(3)
 @pytest.mark.parametrize("name", FOOTERS)
 def test_footer_that_expands_to_much_is_not_decoded(tmp_path: Path, name: str) -> None:
     path = write_footer(tmp_path / "f.parquet", FOOTERS[name])
@@ -261,6 +264,7 @@ def open_columns(path: str) -> str:
         return error.reason
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("count", [1, 40, 700])
 def test_long_footer_of_a_valid_file_takes_its_accounted_memory(tmp_path: Path, count: int) -> None:
     names = [f"a_column_with_a_long_name_{number}" for number in range(count)]
@@ -389,6 +393,7 @@ def index_column(path: str) -> str:
     return str(columns[KEY].nbytes)
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("name", ["dictionary", "fixed", "delta", "page", "nulls"])
 def test_data_file_that_decodes_to_more_than_the_limit_is_not_indexed(bomb: Bomb, name: str) -> None:
     size, report = measure_peak(index_column, bomb(name))

@@ -88,6 +88,7 @@ def test_smaller_budget_applies_from_the_start(folder: Path) -> None:
     tier.close()
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("sizes", [(0, 3_000), (0, 200_000), (0, 2_000_000)])
 def test_folder_never_exceeds_its_budget(folder: Path, sizes: tuple[int, int]) -> None:
     budget = 4 << 20
@@ -104,6 +105,7 @@ def test_folder_never_exceeds_its_budget(folder: Path, sizes: tuple[int, int]) -
     tier.close()
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("size_max", [30_000, 2_000_000])
 def test_disk_as_large_as_the_budget_is_never_full_even_during_a_put(tmp_path: Path, size_max: int) -> None:
     with mount_small_disk(tmp_path / "disk", "6m") as disk:
@@ -171,6 +173,7 @@ def test_mappings_are_limited_and_hold_no_descriptors(folder: Path) -> None:
     tier.close()
 
 
+@pytest.mark.slow
 def test_fifty_cycles_leak_no_descriptors_threads_or_mappings(folder: Path) -> None:
     def use_tier() -> None:
         tier = DiskTier(folder, 4 << 20)

@@ -228,6 +228,7 @@ def test_cache_misses_if_its_folder_is_a_file(tmp_path: Path) -> None:
     assert (tmp_path / "cache").read_text() == "not a folder"
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("hold", ["BEGIN IMMEDIATE", "BEGIN EXCLUSIVE"])
 def test_foreign_lock_on_the_account_stops_puts_but_no_hits(tmp_path: Path, hold: str) -> None:
     with closing(DiskTier(tmp_path, BUDGET_BYTES)) as tier:

@@ -29,6 +29,7 @@ def start(folder: Path, seed: int, steps: int) -> subprocess.Popen[str]:
     return process
 
 
+@pytest.mark.slow
 def test_concurrent_processes_see_only_whole_values_within_one_budget(tmp_path: Path) -> None:
     workers = [start(tmp_path, seed, 300) for seed in range(3)]
     hits = 0

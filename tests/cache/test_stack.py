@@ -350,6 +350,7 @@ def test_processes_that_need_the_same_keys_fetch_each_once_in_total(tmp_path: Pa
     assert sum(outputs) == 20, outputs
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("seed", range(5))
 async def test_every_answer_is_the_value_of_its_key_under_random_traffic(tmp_path: Path, seed: int) -> None:
     source = random.Random(seed)

@@ -236,6 +236,7 @@ async def test_answer_is_passed_through_when_the_read_budget_is_exhausted(tmp_pa
         assert worker.count_served() == {"direct": len(data) + 5}
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("disk_bytes", [0, 8 << 20])
 async def test_blocks_of_others_stay_cached_while_one_principal_reads_and_pins_all_it_can(
     tmp_path: Path, disk_bytes: int
@@ -481,6 +482,7 @@ def _agrees(
     )
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("number", range(4))
 async def test_every_answer_agrees_with_the_store(tmp_path: Path, number: int) -> None:
     await _run_campaign(first_seed() + number, tmp_path, 60)

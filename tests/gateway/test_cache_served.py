@@ -32,6 +32,7 @@ def _read_metrics(rig: Rig) -> str:
     return text
 
 
+@pytest.mark.slow
 def test_two_workers_serve_the_last_write_from_their_shared_cache(tmp_path: Path, s3: S3) -> None:
     with open_rig(tmp_path, s3, SEAMARK_WORKERS="2") as rig:
         keys = rig.create_table("t")
@@ -54,6 +55,7 @@ def test_two_workers_serve_the_last_write_from_their_shared_cache(tmp_path: Path
             eventually(lambda series=series: f"seamark_gateway_cache_{series}" in _read_metrics(rig))  # type: ignore[misc]
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("extension", ["parquet", "avro"])
 def test_cached_answer_equals_that_of_the_store(store_rig: Rig, extension: str) -> None:
     """The test sends the same requests for a cached object, for an object that is not cached, and to the store

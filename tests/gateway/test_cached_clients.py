@@ -99,6 +99,7 @@ def test_pyarrow_rereads_parquet_from_the_cache(keys: Keys) -> None:
     assert files.get_file_info(path).type == pa.fs.FileType.NotFound
 
 
+@pytest.mark.slow
 def test_obstore_and_s3fs_share_the_cache(keys: Keys) -> None:
     store = keys.open_obstore()
     files = keys.open_s3fs()

@@ -121,6 +121,7 @@ def test_s3_clients_write_read_list_and_delete_objects(rig: Rig) -> None:
     assert read_error_code(client.head_object, Key=f"{keys.prefix}e") == "404"
 
 
+@pytest.mark.slow
 def test_object_in_parts_appears_when_its_upload_is_completed(rig: Rig) -> None:
     keys = rig.create_table("parts")
     client, address = keys.client(), {"Bucket": keys.bucket, "Key": f"{keys.prefix}big"}

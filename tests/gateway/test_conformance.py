@@ -111,6 +111,7 @@ def test_conditional_reads_and_writes_behave_as_on_the_store(rig: Rig, keys: Key
     client.delete_object(**object_key)
 
 
+@pytest.mark.few_cases(1)
 def test_multipart_uploads_are_complete_or_absent(rig: Rig, keys: Keys, client: Any) -> None:
     object_key = {"Bucket": keys.bucket, "Key": keys.prefix + "data/large"}
     data = os.urandom(13 << 20)
@@ -168,6 +169,7 @@ def test_objects_and_parts_can_be_copied(keys: Keys, client: Any) -> None:
     assert client.get_object(**target)["Body"].read() == data[10:100]
 
 
+@pytest.mark.few_cases(1)
 def test_keys_with_uri_characters_are_written_listed_copied_and_deleted(keys: Keys, client: Any) -> None:
     """`#` and `?` are valid in a key: writers put partition values into keys."""
     names = [f"{keys.prefix}data/{name}" for name in ("c=#1/x", "c=what?/x", "a#b?c=d&e%23%3F", "?", "#")]
@@ -200,6 +202,7 @@ def test_keys_with_uri_characters_are_written_listed_copied_and_deleted(keys: Ke
 KEYS = ["a", "a-b", "a/b", "a/c/d", "a/c/e", "a0", "aa/ü", "b/100%25", "b/ %2F", "b/~!$'()*,;=:@&", "z/a+b"]
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("seed", [first_seed(), first_seed() + 1])
 def test_paged_listings_have_every_key(keys: Keys, client: Any, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -247,6 +250,7 @@ def test_many_objects_are_deleted_in_one_request(keys: Keys, client: Any) -> Non
     assert listed_objects["KeyCount"] == 0
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("algorithm", ["CRC32", "CRC32C", "CRC64NVME", "SHA1", "SHA256"])
 def test_checksums_of_clients_are_verified(keys: Keys, client: Any, algorithm: str) -> None:
     object_key = {"Bucket": keys.bucket, "Key": keys.prefix + "o"}
@@ -277,6 +281,7 @@ def test_presigned_requests_are_served_until_they_expire(keys: Keys, client: Any
     error.value.close()
 
 
+@pytest.mark.few_cases(1)
 def test_pyarrow_reads_and_writes_parquet_through_the_gateway(keys: Keys) -> None:
     files = keys.open_pyarrow()
     path = f"{keys.bucket}/{keys.prefix}data/p.parquet"
@@ -290,6 +295,7 @@ def test_pyarrow_reads_and_writes_parquet_through_the_gateway(keys: Keys) -> Non
     assert files.get_file_info(path).type == pa.fs.FileType.NotFound
 
 
+@pytest.mark.few_cases(1)
 def test_obstore_reads_and_writes_through_the_gateway(keys: Keys) -> None:
     store = keys.open_obstore()
     data = os.urandom(12 << 20)
@@ -309,6 +315,7 @@ def test_obstore_reads_and_writes_through_the_gateway(keys: Keys) -> None:
     assert obstore.list(store, "data").collect() == []
 
 
+@pytest.mark.few_cases(1)
 def test_s3fs_reads_and_writes_through_the_gateway(keys: Keys) -> None:
     files = keys.open_s3fs()
     path = f"{keys.bucket}/{keys.prefix}data/f"
@@ -324,6 +331,7 @@ def test_s3fs_reads_and_writes_through_the_gateway(keys: Keys) -> None:
     assert not files.exists(path)
 
 
+@pytest.mark.few_cases(1)
 def test_transfer_in_many_concurrent_parts_is_complete(rig: Rig, keys: Keys, client: Any, tmp_path: Path) -> None:
     data = os.urandom(40 << 20)
     config = TransferConfig(multipart_threshold=5 << 20, multipart_chunksize=5 << 20, max_concurrency=8)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 S3_IO = {"io-impl": "org.apache.iceberg.aws.s3.S3FileIO", "client.region": "us-east-1"}
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("files", ["pyiceberg.io.pyarrow.PyArrowFileIO", "pyiceberg.io.fsspec.FsspecFileIO"])
 def test_pyiceberg_writes_and_reads_a_table(rig: Rig, files: str) -> None:
     catalog = RestCatalog("gateway", uri=rig.seamark.base_url, **{"py-io-impl": files})
@@ -32,6 +33,7 @@ def test_pyiceberg_writes_and_reads_a_table(rig: Rig, files: str) -> None:
     assert sorted(rows["id"].to_pylist()) == sorted([0, 1, 2, 3, 4] * 2)
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_spark_writes_and_reads_tables(
     spark: SparkSession, spark_catalog: Callable[..., str], store_rig: Rig, folder_rig: Rig

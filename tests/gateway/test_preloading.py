@@ -53,6 +53,7 @@ def count_events(rig: Rig, name: str) -> float:
     return sum(map(float, matches))
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("kind", ["files", "footers"])
 def test_chosen_partitions_are_cached_before_their_first_reader(
     counting_rig: Rig, proxy: FaultProxy, s3: S3, kind: str
@@ -91,6 +92,7 @@ def test_chosen_partitions_are_cached_before_their_first_reader(
     assert count_events(counting_rig, "preloaded_file") == before + 2
 
 
+@pytest.mark.slow
 def test_files_outside_the_tables_location_are_not_preloaded(counting_rig: Rig, s3: S3) -> None:
     """The table's metadata names files of another table, as after `add_files`."""
     catalog = open_catalog(counting_rig)
@@ -107,6 +109,7 @@ def test_files_outside_the_tables_location_are_not_preloaded(counting_rig: Rig, 
     assert count_events(counting_rig, "preloaded_file") == before
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("text", ["no JSON", '{"type": "eq", "term": "missing", "value": 1}', "[" * 5000])
 def test_unusable_preload_filter_is_logged_and_nothing_is_preloaded(counting_rig: Rig, text: str) -> None:
     catalog = open_catalog(counting_rig)

@@ -64,6 +64,7 @@ def test_principal_with_many_slow_readers_leaves_large_steps_to_others() -> None
     assert budget.offer("other") == STEP_BYTES
 
 
+@pytest.mark.slow
 async def test_slow_readers_get_every_byte_and_keep_no_copies_of_blocks(tmp_path: Path) -> None:
     """Without a memory tier each reader has its own copy of a block.
 

@@ -152,6 +152,7 @@ def _read_rss(rig: Rig) -> int:
     return psutil.Process(rig.seamark.pid).memory_info().rss
 
 
+@pytest.mark.few_cases(1)
 def test_objects_are_never_completely_in_memory(rig: Rig, keys: Keys, client: Any, tmp_path: Path) -> None:
     size = 256 * MEBIBYTE
     with (tmp_path / "large").open("wb") as file:

@@ -299,6 +299,7 @@ async def test_a_topic_from_which_kafka_removes_rows_is_refused(kafka: Kafka) ->
         await log.append({OTHER: build_batch("y")})
 
 
+@pytest.mark.slow
 async def test_properties_that_the_client_does_not_know_are_reported() -> None:
     address = KafkaAddress(servers="127.0.0.1:1", prefix="none", properties={"ssl.colour": "blue"})
     with pytest.raises(LogUnavailable, match=r"ssl\.colour.*stream_log_client_properties"):

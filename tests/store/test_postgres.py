@@ -127,6 +127,7 @@ async def _drive(connection: Any, *changes: Operation) -> None:
 # The timeline's watermark
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("recorded_first", [True, False])
 async def test_reader_never_misses_a_slow_transaction(
     store: GeneratorStore, postgres_url: str, recorded_first: bool
@@ -184,6 +185,7 @@ async def test_watermark_includes_sessions_of_another_role(store: GeneratorStore
             await admin.execute(f"DROP ROLE {role}")
 
 
+@pytest.mark.slow
 async def test_dump_restored_to_a_cluster_with_lower_transaction_ids_continues_above(postgres_url: str) -> None:
     async with open_postgres(postgres_url, clock=CLOCK) as store:
         await store.transact([RecordInstant(make_instant("before"))])
@@ -317,6 +319,7 @@ async def test_restarted_database_server_is_used_again() -> None:
 # Limits
 
 
+@pytest.mark.slow
 async def test_wait_for_a_lock_of_another_session_is_limited(store: GeneratorStore, postgres_url: str) -> None:
     await store.transact([CreateEntry(make_entry("t"))])
     location = make_entry("t").metadata_location
@@ -405,6 +408,7 @@ async def test_concurrent_openings_create_one_schema(postgres_url: str) -> None:
         assert len(await postgres.namespaces((), None, 99)) == 8
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
@@ -448,6 +452,7 @@ async def test_missing_or_foreign_database_is_rejected_with_the_statement_that_h
             await connection.execute(f"DROP ROLE {account}")
 
 
+@pytest.mark.slow
 async def test_database_of_another_encoding_is_rejected(postgres_url: str) -> None:
     name = f"latin_{os.getpid()}"
     async with _connect(postgres_url) as connection:
