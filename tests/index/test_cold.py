@@ -131,6 +131,7 @@ async def test_answers_by_range_equal_those_of_the_whole_file(
             assert all(np.array_equal(*pair) for pair in zip(located, expected, strict=True))
 
 
+@pytest.mark.few_cases(8)
 @pytest.mark.parametrize("index", BUILD)
 @pytest.mark.parametrize("seed", range(4))
 async def test_flipped_bytes_never_cause_a_wrong_answer(index: str, seed: int, small_index_layout: None) -> None:

@@ -95,6 +95,7 @@ async def test_no_process_is_started_on_one_core() -> None:
             assert list_helpers() == []
 
 
+@pytest.mark.slow
 async def test_broken_manifest_has_the_same_error_and_ends_no_process(decoders: Decoders) -> None:
     data, location = MANIFESTS[0]
     with pytest.raises(Corrupt) as first_error:
@@ -132,6 +133,7 @@ async def test_threads_decode_when_no_process_can_be_started(
     assert decoders.by_processes == 0
 
 
+@pytest.mark.slow
 async def test_process_with_nonsensical_answers_is_abandoned(
     decoders: Decoders, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

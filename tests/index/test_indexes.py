@@ -116,6 +116,7 @@ def spoil(path: Path, how: str) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.few_cases(8)
 @pytest.mark.parametrize("how", ["missing", "truncated", "empty", "files table", "footer", "head of the blob"])
 @pytest.mark.parametrize("kind", KINDS)
 async def test_damaged_or_missing_file_is_quarantined_and_not_read_again(rig: Rig, kind: str, how: str) -> None:

@@ -48,6 +48,7 @@ def is_passing(op: int, value: float, literal: float) -> bool:
     return math.isnan(value) or bool(OPS[op](value, literal))
 
 
+@pytest.mark.few_cases(8)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_comparison_with_a_sketch_of_floats_keeps_matching_values(shape: str, dtype: type[Any]) -> None:

@@ -81,7 +81,7 @@ def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     return str(request.param)
 
 
-@pytest.mark.each_pair
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("seed", quick(range(6), 1))
 def test_bitmap_index_finds_the_rows_of_a_row_by_row_evaluation(kind: Kind, seed: int, layout: str) -> None:
@@ -93,7 +93,7 @@ def test_bitmap_index_finds_the_rows_of_a_row_by_row_evaluation(kind: Kind, seed
     check(index, kind, columns, rng, 12)
 
 
-@pytest.mark.each_value
+@pytest.mark.few_cases(4)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_merge_equals_an_index_built_from_the_kept_files(kind: Kind, layout: str) -> None:
     rng = random.Random(kind.name)
@@ -111,6 +111,7 @@ def test_merge_equals_an_index_built_from_the_kept_files(kind: Kind, layout: str
     check(Bitmap(memoryview(merged_blob)), kind, columns, rng, 10)
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("files", [1, 63, 64, 65, 300])
 @pytest.mark.parametrize("shared", [True, False], ids=["shared values", "own values"])
 def test_files_with_matches_is_right_for_any_number_of_files(files: int, shared: bool, layout: str) -> None:

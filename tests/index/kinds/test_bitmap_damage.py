@@ -77,6 +77,7 @@ def case(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tup
     return b"".join(bitmap.encode([bitmap.build(convert_to_keys(array, kind)) for array in arrays])), kind
 
 
+@pytest.mark.few_cases(1)
 def test_flipped_byte_is_detected_or_harmless(case: tuple[bytes, str]) -> None:
     blob, kind = case
     right = list_answers(blob, kind)
@@ -91,6 +92,7 @@ def test_flipped_byte_is_detected_or_harmless(case: tuple[bytes, str]) -> None:
     assert count > 0.9 * len(blob)
 
 
+@pytest.mark.few_cases(1)
 def test_verify_detects_every_flipped_byte_outside_padding(case: tuple[bytes, str]) -> None:
     blob, _ = case
     missed = 0
@@ -106,6 +108,7 @@ def test_verify_detects_every_flipped_byte_outside_padding(case: tuple[bytes, st
     assert missed < padded
 
 
+@pytest.mark.few_cases(3)
 def test_truncated_blob_is_rejected(case: tuple[bytes, str]) -> None:
     blob, _ = case
     for end in range(len(blob)):
@@ -115,6 +118,7 @@ def test_truncated_blob_is_rejected(case: tuple[bytes, str]) -> None:
         Bitmap(memoryview(blob + b"\0" * 8))
 
 
+@pytest.mark.few_cases(3)
 def test_overwritten_random_bytes_are_detected_or_harmless(case: tuple[bytes, str]) -> None:
     blob, kind = case
     right = list_answers(blob, kind)

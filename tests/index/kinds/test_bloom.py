@@ -95,6 +95,7 @@ def test_zeros_of_both_signs_huge_strings_and_files_without_a_key() -> None:
     assert texts.probe(hash_value(wide_text, "string")).tolist() == [0, 1, 0, 0]
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("count", [1, 2, 63, 64, 65, 127, 128, 129, 500, 1000])
 def test_each_of_many_files_is_found_by_its_own_keys(count: int) -> None:
     rng = np.random.default_rng(count)
@@ -111,7 +112,7 @@ def test_each_of_many_files_is_found_by_its_own_keys(count: int) -> None:
     assert np.array_equal(bloom.probe(together), probe_remotely(blob, together))
 
 
-@pytest.mark.each_value
+@pytest.mark.few_cases(3)
 @pytest.mark.parametrize("fpp", [0.2, 0.05, 0.01, 0.001])
 @pytest.mark.parametrize("keys", [20, 25, 300, 1_700, 20_000])
 def test_false_positives_are_as_rare_as_requested(fpp: float, keys: int) -> None:
@@ -236,6 +237,7 @@ def draw_merges(seed: int) -> Iterator[tuple[list[FileBloom], list[tuple[Bloom, 
         yield kept_entries, given_parts
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("seed", range(4))
 def test_merge_equals_a_build_from_the_kept_files_byte_by_byte(seed: int) -> None:
     for kept_entries, parts in draw_merges(seed):

@@ -60,6 +60,7 @@ def test_bitmap_index_finds_files_and_rows_by_many_keys(seed: int, monkeypatch: 
             assert row_mask == [value in expected and there for value, there in zip(values, among, strict=True)]
 
 
+@pytest.mark.few_cases(40)
 @pytest.mark.parametrize("seed", range(150))
 def test_row_with_a_key_in_every_column_is_found(seed: int) -> None:
     rng = random.Random(seed)

@@ -127,6 +127,7 @@ def build_hashes(values: Sequence[int]) -> Any:
     return np.array(values, dtype=np.uint64)
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("seed", quick(range(40), 3))
 def test_lookups_equal_a_dict_before_and_after_merges(seed: int) -> None:
     draw = random.Random(seed)

@@ -63,6 +63,7 @@ def list_live_paths(client: IndexClient) -> list[Path]:
     ]
 
 
+@pytest.mark.few_cases(1)
 def test_toy_index_is_built_merged_listed_and_prunes_files(client: IndexClient) -> None:
     assert client.explain("db.t", "id = 40").files == FILES
     assert client.index("db.t", INDEX).health == "behind"
@@ -84,6 +85,7 @@ def test_toy_index_is_built_merged_listed_and_prunes_files(client: IndexClient) 
     assert used["files-removed"] == FILES - plan.files
 
 
+@pytest.mark.few_cases(1)
 def test_plan_with_the_toy_index_keeps_every_matching_row(client: IndexClient) -> None:
     build(client)
     with open_catalog(client.url) as catalog:
@@ -92,6 +94,7 @@ def test_plan_with_the_toy_index_keeps_every_matching_row(client: IndexClient) -
             assert rows["id"].to_pylist() == [expected] * (expected < FILES * ROWS)
 
 
+@pytest.mark.few_cases(1)
 def test_server_checks_the_parameters_and_columns_of_the_toy_kind(client: IndexClient) -> None:
     for kind, parameters in (
         (SIGNATURE.name, {"width": 4.0}),
@@ -104,6 +107,7 @@ def test_server_checks_the_parameters_and_columns_of_the_toy_kind(client: IndexC
         client.put_index("db.t", "other", kind=SIGNATURE.name, columns=["id", "country"])
 
 
+@pytest.mark.slow
 def test_audit_finds_a_signature_of_another_file(client: IndexClient) -> None:
     build(client)
     assert audit_index(client, "db.t", INDEX, sample=FILES).problems == ()
@@ -129,6 +133,7 @@ def test_audit_finds_a_signature_of_another_file(client: IndexClient) -> None:
     assert client.index("db.t", INDEX).health == "damaged"
 
 
+@pytest.mark.few_cases(1)
 def test_damaged_toy_blob_is_quarantined_and_widens_the_plan(client: IndexClient) -> None:
     build(client)
     (path,) = list_live_paths(client)
@@ -141,6 +146,7 @@ def test_damaged_toy_blob_is_quarantined_and_widens_the_plan(client: IndexClient
     assert client.index("db.t", INDEX).health == "damaged"
 
 
+@pytest.mark.slow
 def test_toy_index_files_are_deleted_with_their_definition(client: IndexClient, server: ServerThread) -> None:
     build(client)
     paths = list_live_paths(client)
@@ -151,6 +157,7 @@ def test_toy_index_files_are_deleted_with_their_definition(client: IndexClient, 
     assert not any(path.exists() for path in paths)
 
 
+@pytest.mark.slow
 def test_command_and_http_schema_include_the_toy_kind() -> None:
     """The test uses a separate process, because both are built when their modules are loaded."""
     script = """
