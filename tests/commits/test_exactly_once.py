@@ -97,6 +97,7 @@ async def _change_table_of_name(api: Api, how: str) -> None:
         await api.table("t")
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("how", ["renamed", "replaced", "dropped"])
 async def test_repeat_reports_success_after_its_table_has_left_the_name(api: Api, how: str) -> None:
     """A rejection would make the client delete files that are live."""
@@ -111,6 +112,7 @@ async def test_repeat_reports_success_after_its_table_has_left_the_name(api: Api
     assert (await lake.send({**body, "table-uuid": uuid, "producer": None})).error[:2] == refusal
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("how", ["renamed", "replaced"])
 async def test_change_that_another_server_commits_meanwhile_is_not_rejected_later(api: Api, how: str) -> None:
     lake = await Lake.create(api)

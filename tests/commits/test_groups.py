@@ -78,6 +78,7 @@ async def test_racing_replicas_lose_no_append(tmp_path: Path, postgres_url: str)
         assert sorted(row[0] for row in read_snapshot_rows(find_snapshot(metadata))) == expected
 
 
+@pytest.mark.slow
 async def test_replica_that_loses_every_race_commits_in_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,6 +131,7 @@ async def test_replica_that_loses_every_race_commits_in_the_end(
         assert {0, 1, 2} <= {row[0] for row in read_snapshot_rows(find_snapshot(metadata))}
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("ending", ["-m1.avro", ".avro", "snap-"])
 async def test_no_pointer_moves_before_all_files_of_a_change_are_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
@@ -219,6 +221,7 @@ async def test_bug_triggered_by_one_change_fails_only_that_change_and_leaves_no_
     assert avro == manifest_paths
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("registered", ["before", "by the group"])
 async def test_index_file_of_another_index_fails_only_its_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registered: str
@@ -284,6 +287,7 @@ async def test_same_key_twice_in_one_group_gets_one_answer_for_both(tmp_path: Pa
         assert sorted(row[0] for row in read_snapshot_rows(find_snapshot(metadata))) == [1, 2, 4]
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("action", ["committed", "refused", "repeated"])
 async def test_unused_files_are_deleted_and_others_stay(tmp_path: Path, action: str) -> None:
     async with running(tmp_path) as server:
@@ -306,6 +310,7 @@ async def test_unused_files_are_deleted_and_others_stay(tmp_path: Path, action: 
     assert avro == manifest_lists
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["_attempt", "_add"])
 async def test_failed_change_is_answered_even_if_the_log_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str

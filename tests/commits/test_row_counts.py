@@ -116,6 +116,7 @@ class Model:
         return "replaced"
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("version", [2, 3])
 async def test_replacement_is_rejected_exactly_if_it_cannot_have_the_same_rows(api: Api, version: int) -> None:
     seed = first_seed()

@@ -41,6 +41,7 @@ def full_disk() -> None:
         structlog.get_logger("seamark.server").warning("lost")
 
 
+@pytest.mark.few_cases(4)
 @pytest.mark.usefixtures("full_disk")
 @pytest.mark.parametrize("error", [ValueError("a bug"), SeamarkError("the store")])
 async def test_failed_background_work_is_restarted(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:

@@ -82,6 +82,7 @@ def test_eight_processes_of_two_hundred_commits_each_make_a_linearisable_history
     _run_race([first.base_url, second.base_url], processes=8, commits=200)
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("backend", ["sqlite", "postgresql"])
 def test_fifty_concurrent_creates_of_one_name_have_one_winner(
     start_seamark: Callable[..., Seamark], postgres: Postgres, backend: str

@@ -44,6 +44,7 @@ def _list_metadata_files(server: Seamark) -> list[Path]:
     return sorted(Path(server.warehouse.removeprefix("file://")).rglob("*.metadata.json"))
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("place", PLACES)
 def test_full_disk_rejects_commits_and_loses_nothing(tmp_path: Path, disk: SmallDisk, place: str) -> None:
     with _build_server(place, disk, tmp_path) as server:
@@ -102,6 +103,7 @@ def test_server_killed_on_a_full_disk_restarts_once_there_is_space(tmp_path: Pat
         assert client.append(2, 1, 2)[0] == 200
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("place", [place for place in PLACES if "warehouse only" not in place])
 def test_start_on_a_full_disk_ends_with_one_sentence(tmp_path: Path, disk: SmallDisk, place: str) -> None:
     """The test starts with an empty disk, and with the files of an earlier server."""

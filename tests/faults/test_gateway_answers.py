@@ -174,7 +174,7 @@ CASES = {
 }
 
 
-@pytest.mark.each_value
+@pytest.mark.few_cases(3)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", ["data/00000-0-{}.parquet", "data/plain"])
 async def test_no_fault_of_the_store_gives_wrong_bytes(tmp_path: Path, case: str, name: str) -> None:
@@ -226,6 +226,7 @@ async def test_no_fault_of_the_store_gives_wrong_bytes(tmp_path: Path, case: str
     assert outcomes["whole"] > 60, (outcomes, store.fault_counts)
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("name", [f"data/00000-0-{uuid.UUID(int=7, version=4)}.parquet", "data/plain"])
 @pytest.mark.parametrize("is_replaced", [False, True])
 async def test_interrupted_answer_is_completed_only_from_the_same_object(

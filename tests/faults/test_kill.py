@@ -55,6 +55,7 @@ def _list_steps(*steps: str) -> list[ParameterSet]:
     return [pytest.param(step, marks=[] if step in QUICK else pytest.mark.slow) for step in steps]
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("step", _list_steps(*STEPS))
 def test_killed_server_leaves_a_whole_commit_or_nothing(tmp_path: Path, step: str) -> None:
     with MortalServer(tmp_path / "home") as server:
@@ -142,6 +143,7 @@ def _list_dropped(client: Client) -> list[str]:
     return [f"dropped:{row['name']}" for row in body["dropped"]]
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("step", _list_steps("after-metadata-write", "before-swap", "after-swap"))
 def test_killed_create_rename_register_or_drop_is_executed_completely_or_not_at_all(tmp_path: Path, step: str) -> None:
     with MortalServer(tmp_path / "home") as server:

@@ -161,6 +161,7 @@ def test_pyiceberg_appends_are_there_once_and_can_be_read(server: Seamark, proxy
     assert certain <= _find_expected_rows(proxy, name) <= certain + unknown
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.parametrize("seed", [31])
 def test_spark_inserts_are_there_once_and_can_be_read(

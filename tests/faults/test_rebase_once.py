@@ -69,6 +69,7 @@ def _commit_overtaken(client: Client, name: str, version: int, merge: int) -> tu
     return appenders[2], requests[2]
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
     ("step", "nth"),
     [
@@ -111,6 +112,7 @@ def proxy(server: Seamark) -> Iterator[LossyProxy]:
         yield proxy
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("key", [True, False], ids=["with a key", "blindly"])
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
 def test_overtaken_appends_with_lost_replies_are_applied_once(proxy: LossyProxy, seed: int, key: bool) -> None:

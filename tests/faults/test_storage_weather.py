@@ -99,6 +99,7 @@ async def test_commits_to_unreliable_storage_exist_or_were_rejected_for_longer(
     await _run_campaign(s3, tmp_path / "home", seed, seconds=20)
 
 
+@pytest.mark.slow
 async def test_hanging_storage_delays_only_requests_that_need_it(s3: S3, tmp_path: Path) -> None:
     async with _start_behind_proxy(s3, tmp_path / "home") as (server, weather):
 

@@ -79,6 +79,7 @@ def test_repeated_import_changes_nothing(shop: IndexClient, target: IndexClient)
     assert [instant.id for instant in target.timeline()] == before
 
 
+@pytest.mark.slow
 def test_dry_run_reports_what_an_import_would_do_and_changes_nothing(shop: IndexClient, target: IndexClient) -> None:
     create_table(shop, "db.outside", COLUMNS, location=f"{_lake_of(shop)}/elsewhere", properties={})
     outcomes = import_all(target, shop.url, "--dry-run")
@@ -93,6 +94,7 @@ def _lake_of(client: IndexClient) -> str:
     return location[: location.index("/shop/")]
 
 
+@pytest.mark.slow
 def test_import_takes_selected_names_and_places_them_below_a_namespace(shop: IndexClient, target: IndexClient) -> None:
     outcomes = import_all(target, shop.url, "--namespace", "shop.eu", "--table", "shop.none", "--into", "old.lake")
     assert outcomes == {

@@ -22,7 +22,7 @@ from tests.services.command import SEAMARK
 from tests.services.fork_server import fork
 from tests.services.seamark import SHARED_KEY, Seamark
 
-KILLS = examples(12, 3)
+KILLS = examples(12, 1)
 
 
 def kill_command(folder: Path, delay_s: float, *arguments: str) -> bool:

@@ -108,6 +108,7 @@ def test_migration_to_postgres_and_back_keeps_the_catalog(tmp_path: Path, seed: 
         RandomCatalog(server.base_url, seed + 1)
 
 
+@pytest.mark.slow
 def test_rebuild_finds_the_catalog_in_the_warehouse(tmp_path: Path, seed: int) -> None:
     home = tmp_path / "home"
     with Seamark(home) as server:
@@ -130,6 +131,7 @@ def test_rebuild_finds_the_catalog_in_the_warehouse(tmp_path: Path, seed: int) -
     assert rebuild(home)["registered"] == []
 
 
+@pytest.mark.slow
 def test_rebuild_with_chosen_names_restores_the_catalog(tmp_path: Path, seed: int) -> None:
     home = tmp_path / "home"
     with Seamark(home) as server:
@@ -157,6 +159,7 @@ def index_by_uuid(listing: Listing) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_rebuild_after_a_lost_home_needs_only_the_warehouse(tmp_path: Path, seed: int) -> None:
     home, warehouse = tmp_path / "home", f"file://{tmp_path / 'lake'}"
     with Seamark(home, warehouse=warehouse) as server:

@@ -122,6 +122,7 @@ async def move(source: str, target: str) -> None:
         await copy_database(reader, writer)
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("version", range(1, NEWEST + 1))
 async def test_database_of_each_version_is_upgraded_with_its_content(tmp_path: Path, version: int) -> None:
     path = tmp_path / "old.db"
@@ -139,6 +140,7 @@ async def test_database_of_each_version_is_upgraded_with_its_content(tmp_path: P
         assert connection.execute("SELECT version FROM schema_version").fetchall() == [(NEWEST,)]
 
 
+@pytest.mark.few_cases(3)
 @pytest.mark.parametrize("version", range(1, NEWEST + 1))
 async def test_backup_of_each_version_is_restored_and_upgraded(tmp_path: Path, version: int) -> None:
     path, file, other = tmp_path / "old.db", tmp_path / "backup", tmp_path / "new" / "new.db"
@@ -304,6 +306,7 @@ async def test_file_that_is_no_backup_is_refused(tmp_path: Path, content: bytes)
         await restore(file, f"sqlite://{tmp_path / 'a.db'}")
 
 
+@pytest.mark.slow
 async def test_failed_copy_leaves_the_target_as_it_was(tmp_path: Path, postgres_url: str) -> None:
     path, target = tmp_path / "a.db", tmp_path / "b.db"
     create_old_database(path, NEWEST)

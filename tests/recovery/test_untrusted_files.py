@@ -164,6 +164,7 @@ CASES: tuple[Callable[[Warehouse], str], ...] = (
 )
 
 
+@pytest.mark.few_cases(3)
 @pytest.mark.parametrize("write", CASES)
 def test_written_file_does_not_take_files_of_another_table(
     warehouse: Warehouse, write: Callable[[Warehouse], str]
@@ -225,6 +226,7 @@ def test_commit_after_a_registered_older_file_is_not_overlooked(warehouse: Wareh
     assert "ours.t" not in warehouse.list_registered_locations(warehouse.rebuild())
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("content", [b"", b"{", b'{"table-uuid": "x"}', b"\x1f\x8b" + bytes(100), b"[" * 100_000])
 def test_damaged_newest_file_is_reported(warehouse: Warehouse, content: bytes) -> None:
     path = warehouse.folder("ours.t") / "metadata" / f"00007-{uuid.uuid4()}.metadata.json"

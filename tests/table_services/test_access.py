@@ -68,6 +68,7 @@ async def test_workers_use_the_keys_of_the_settings(s3: S3, s3_bucket: str, tmp_
     assert not [key for key in remaining_keys if not key.endswith("/")]
 
 
+@pytest.mark.slow
 async def test_workers_use_the_keys_of_the_servers_aws_profile(
     s3: S3, s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,6 +101,7 @@ async def test_missing_and_wrong_keys_are_reported(
     assert "missing" in await storage_problem(build_settings(s3, s3_bucket, tmp_path), clock, JOB_WORKER)
 
 
+@pytest.mark.slow
 async def test_gateway_that_does_not_answer_is_reported(s3: S3, s3_bucket: str, tmp_path: Path) -> None:
     """Jobs get keys for one table there, so the server lends them none."""
     url = f"http://127.0.0.1:{free_port()}"

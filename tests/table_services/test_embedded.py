@@ -139,6 +139,7 @@ def test_table_is_compacted_when_its_policy_enables_it(server: Seamark) -> None:
     assert client.files("db.kept").num_rows == 6
 
 
+@pytest.mark.slow
 def test_workers_that_cannot_work_are_reported_in_every_operators_view(tmp_path: Path) -> None:
     """Here the workers have an address without a server.
 
@@ -164,6 +165,7 @@ def test_workers_that_cannot_work_are_reported_in_every_operators_view(tmp_path:
         assert client.index("db.t", "by_name").lag_files == 2
 
 
+@pytest.mark.slow
 def test_job_that_omits_files_counts_as_failed_until_a_run_succeeds(server: Seamark) -> None:
     catalog = RestCatalog("s", uri=server.base_url)
     catalog.create_namespace("db")
@@ -239,6 +241,7 @@ def list_runs(client: IndexClient) -> list[TimelineInstant]:
     return list(client.timeline("db.t", action="maintenance"))
 
 
+@pytest.mark.slow
 def test_worker_has_lower_cpu_and_disk_priority_than_requests(server: Seamark) -> None:
     catalog = RestCatalog("s", uri=server.base_url)
     catalog.create_namespace("db")

@@ -133,6 +133,7 @@ async def test_tenant_that_fills_the_queue_leaves_places_for_others() -> None:
     queue.check_invariants()
 
 
+@pytest.mark.slow
 async def test_tenant_with_thousands_of_jobs_does_not_delay_one_with_a_single_job() -> None:
     """While several tenants have waiting jobs, each gets the same time, not the same number of jobs."""
     now = ManualClock()
@@ -157,6 +158,7 @@ async def test_tenant_with_thousands_of_jobs_does_not_delay_one_with_a_single_jo
     assert abs(spent["large"] - spent["slow"]) <= 20
 
 
+@pytest.mark.slow
 async def test_work_of_the_queue_grows_little_with_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test counts heap operations, each of logarithmic cost: 10,000 tables with three services."""
     steps = {"push": 0, "pop": 0}

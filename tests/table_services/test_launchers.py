@@ -125,6 +125,7 @@ async def test_each_process_of_a_local_job_inherits_the_memory_limit(
     assert int((tmp_path / "child").read_text()) == 1 << 31
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_end_a_command_that_waits_for_spark_quietly(tmp_path: Path, number: signal.Signals) -> None:
     """This includes signals during its clean-up; the program in place of spark-submit does not end by itself."""
@@ -155,6 +156,7 @@ def test_signals_end_a_command_that_waits_for_spark_quietly(tmp_path: Path, numb
         os.kill(spark, 0)
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("dies", ["before the driver starts", "later"])
 def test_driver_ends_when_its_server_has_died(tmp_path: Path, dies: str) -> None:
     os.mkfifo(tmp_path / ALIVE)

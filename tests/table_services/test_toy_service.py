@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import pyarrow as pa
+import pytest
 from pyiceberg.catalog.rest import RestCatalog
 
 from tests.services.seamark import Seamark
@@ -50,6 +51,7 @@ print(json.dumps(outputs))
 """
 
 
+@pytest.mark.slow
 def test_declaration_and_two_halves_make_a_table_service(tmp_path: Path) -> None:
     program = (sys.executable, "-P", "-c", SERVER)
     with Seamark(tmp_path / "home", env={"SEAMARK_SERVICES_WORKERS": "1"}, prefix=program) as server:

@@ -70,6 +70,7 @@ async def test_lost_database_of_a_warehouse_is_rebuilt_from_its_files(tmp_path: 
         assert await list_tables(world, "/v1") == ["own"]
 
 
+@pytest.mark.slow
 async def test_move_of_a_server_takes_its_warehouses_along(tmp_path: Path, postgres_url: str) -> None:
     async with running_with_warehouses(tmp_path, "sales", "stock") as world:
         await world.create_table("/v1/sales", "db", "t")

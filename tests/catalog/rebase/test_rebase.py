@@ -129,7 +129,7 @@ KNOBS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.each_value
+@pytest.mark.few_cases(8)
 @pytest.mark.parametrize(
     "spoil", [*REQUESTS, *KNOBS], ids=lambda one: one if isinstance(one, str) else one.__name__[1:]
 )

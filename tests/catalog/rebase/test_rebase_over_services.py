@@ -274,6 +274,7 @@ async def test_false_claim_of_rewritten_manifests_is_not_trusted(tmp_path: Path)
             await table.commit(pending)
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(("operation", "merge"), [("replace", 0), ("replace", 9), ("overwrite", 0), ("delete", 0)])
 async def test_append_follows_replaced_files_and_is_rejected_after_changed_rows(
     tmp_path: Path, operation: str, merge: int
