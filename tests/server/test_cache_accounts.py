@@ -347,6 +347,7 @@ async def partition_prefixes(folder: Path) -> AsyncIterator[Fill]:
     yield fill
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
     ("cache", "make"),
     # A third of the caches is in the fast tier.

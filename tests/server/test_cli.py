@@ -191,6 +191,7 @@ def test_tokens_and_grants_are_listed_as_json(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "https://127.0.0.1:1"])
 def test_server_that_does_not_answer_is_reported_in_one_line(url: str) -> None:
     code, text = run_command("table", "list", "--url", url)

@@ -90,6 +90,7 @@ def capture_all_logs(capfd: pytest.CaptureFixture[str]) -> Iterator[list[str]]:
     lines += [out, err, *(str(event) for event in events)]
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("first_bytes", [b"", b"GET /healthz HT", HEALTH[:-2]])
 async def test_header_that_does_not_arrive_in_time_ends_the_connection(tmp_path: Path, first_bytes: bytes) -> None:
     async with running(tmp_path, header_timeout_s=0.2) as server, await RawConnection.open(server) as wire:
@@ -113,6 +114,7 @@ async def test_header_that_arrives_slowly_has_the_same_time_limit(tmp_path: Path
                     break
 
 
+@pytest.mark.slow
 async def test_connection_with_a_request_may_be_idle_longer_than_the_header_limit(tmp_path: Path) -> None:
     async with running(tmp_path, header_timeout_s=3) as server, await RawConnection.open(server) as wire:
         assert await wire.is_healthy()

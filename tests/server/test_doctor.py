@@ -139,6 +139,7 @@ def test_file_that_is_not_a_properties_file_is_a_fault(tmp_path: Path) -> None:
         assert "cannot be read" in str(actual[str(tmp_path / name)]["text"])
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_prints_a_script_that_the_shell_accepts(shell: str) -> None:
     result = CliRunner().invoke(cli, ["completion", shell], prog_name="seamark")
@@ -258,6 +259,7 @@ def test_doctor_names_the_java_of_each_engine(tmp_path: Path, monkeypatch: pytes
     assert "version 25" in {one.subject: one for one in java.check_java()}["Java for Trino"].text
 
 
+@pytest.mark.slow
 def test_missing_compiler_is_reported_before_the_kernels_are_translated(tmp_path: Path) -> None:
     """setup.py and the doctor report it in one sentence with the same command."""
     setup = Path(__file__).parents[2] / "setup.py"

@@ -9,11 +9,14 @@ import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import pytest
+
 from tests.services.process import free_port, is_http_ok
 
 FILES = 64
 
 
+@pytest.mark.slow
 async def test_server_with_64_files_answers_connected_clients_and_logs_a_line(tmp_path: Path) -> None:
     port = free_port()
     command = [

@@ -168,6 +168,7 @@ def test_log_line_says_what_happened_and_contains_no_secret(start_seamark: Calla
     assert [event["event"] for event in events if event["event"] != "request"] == ["serving", "draining", "stopped"]
 
 
+@pytest.mark.slow
 def test_log_that_cannot_be_written_fails_no_request(tmp_path: Path) -> None:
     port = free_port()
     argv = [str(Path(sys.executable).parent / "seamark"), "serve", "--home", str(tmp_path), "--port", str(port)]

@@ -98,6 +98,7 @@ def test_database_outside_the_home_is_private_too(permissive_umask: None, tmp_pa
     assert stat.S_IMODE(database.stat().st_mode) == 0o600
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize(("umask", "mode"), [(None, 0o640), ("022", 0o644)])
 def test_tables_outside_the_home_stay_readable_for_engines_of_other_accounts(
     start_seamark: Start, tmp_path: Path, umask: str | None, mode: int
@@ -125,6 +126,7 @@ def test_home_that_is_a_symbolic_link_is_rejected_with_the_folder_to_use(tmp_pat
         prepare_home(build_settings(tmp_path / "home"))
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("name", ["seamark.db", "seamark.db-wal", "server.json", "server.lock", "encryption.key"])
 def test_symbolic_link_in_place_of_a_server_file_is_rejected(tmp_path: Path, name: str) -> None:
     home = tmp_path / "home"

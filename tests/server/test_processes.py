@@ -63,6 +63,7 @@ def test_running_request_is_finished_before_the_server_ends(start_seamark: Start
     assert server.wait(60) == 0
 
 
+@pytest.mark.slow
 def test_request_that_never_ends_delays_the_drain_only_to_its_limit(start_seamark: Start) -> None:
     server = start_seamark(flags=("--drain-timeout-s", "1"))
     with start_post(server, b"x" * 100):
@@ -139,6 +140,7 @@ def test_workers_do_not_outlive_a_killed_supervisor(start_seamark: Start) -> Non
     assert len(ended) == 2
 
 
+@pytest.mark.slow
 def test_second_server_on_the_port_of_workers_is_rejected(start_seamark: Start, tmp_path: Path) -> None:
     server = start_seamark(flags=("--workers", "2"))
     second = Seamark(tmp_path / "second", port=server.port)

@@ -124,6 +124,7 @@ def test_old_tls_versions_and_plain_http_are_rejected(tls_server: TlsServer, aut
         assert b"200" not in plain_socket.recv(4096)
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
     ("tls_server", "expected"),
     [
@@ -151,6 +152,7 @@ def test_renewed_certificate_is_used_without_a_restart(
     assert tls_server.process.running()
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("broken", ["missing", "not a certificate", "another key", "passphrase"])
 def test_mismatched_certificate_and_key_stop_the_start_with_their_names(
     tmp_path: Path, authority: Authority, broken: str
@@ -169,6 +171,7 @@ def test_mismatched_certificate_and_key_stop_the_start_with_their_names(
     assert "Traceback" not in completed.stderr
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -185,6 +188,7 @@ def test_proxy_that_would_send_passwords_or_its_token_unencrypted_does_not_start
     assert "--allow-plain-http" in result.output
 
 
+@pytest.mark.slow
 def test_proxy_that_may_use_plain_http_logs_a_warning(tmp_path: Path) -> None:
     port = free_port()
     argv = [SEAMARK, "trino-proxy", "--catalog", "lake", "--trino", "http://127.0.0.1:1", "--url", "http://127.0.0.1:1"]

@@ -90,7 +90,8 @@ async def test_server_that_is_off_most_of_the_day_still_deletes_what_is_old(tmp_
                 clock.advance(HOUR_MS)
                 ran_ms += HOUR_MS
                 passed = await look_at_clock(store, clock)
-            assert all(passed.measure_ms(at_ms, passed.now_ms) <= ran_ms - then_ms for at_ms, then_ms in events)
+            sample = events[day % 20 :: 20]  # Each of the days before, in one of 20 days
+            assert all(passed.measure_ms(at_ms, passed.now_ms) <= ran_ms - then_ms for at_ms, then_ms in sample)
             events.append((clock.now_ms(), ran_ms))
             clock.advance(22 * HOUR_MS)
             clock.machine = f"boot {day}"
