@@ -106,6 +106,7 @@ def test_no_function_of_text_takes_more_than_linear_time() -> None:
     assert int(count.split()[0]) > 300
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
     ("pattern", "method"),
     [

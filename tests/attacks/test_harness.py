@@ -25,6 +25,7 @@ def test_each_published_route_is_attacked_or_listed_as_harmless() -> None:
     assert published == attacked | set(routes.HARMLESS)
 
 
+@pytest.mark.slow
 async def test_each_campaign_uses_each_route_that_is_not_harmless(tmp_path: Path) -> None:
     async with open_world(tmp_path, random.Random(2)) as world:
         c = Campaign(world, random.Random(2), 2)

@@ -113,6 +113,7 @@ async def test_forged_metadata_causes_no_write_or_listing_elsewhere(
         assert await world.fingerprint() == before
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("way", OVERWRITES)
 async def test_same_requests_work_with_unchanged_metadata(tmp_path: Path, way: str) -> None:
     async with open_world(tmp_path, random.Random(8)) as world:
