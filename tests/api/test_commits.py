@@ -208,6 +208,7 @@ async def test_version_1_accepts_appends(api: Api) -> None:
     assert refusal.status == 400
 
 
+@pytest.mark.slow
 async def test_small_manifests_are_merged(api: Api) -> None:
     for version in (2, 3):
         properties = {"commit.manifest.min-count-to-merge": "4"}
@@ -365,6 +366,7 @@ async def test_properties_of_writers_are_in_the_summary_and_on_the_timeline(api:
     assert instants[1]["summary"]["added-records"] == "1"
 
 
+@pytest.mark.slow
 async def test_many_files_are_split_into_several_manifests(api: Api) -> None:
     lake = await Lake.create(api, **{"commit.manifest.target-size-bytes": "6000"})
     data = lake.data([(1, 0, "a")])

@@ -9,6 +9,7 @@ from textwrap import dedent
 import pytest
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("log_format", ["console", "json"])
 def test_logged_error_shows_its_place_and_no_variable(log_format: str) -> None:
     program = dedent(
@@ -35,6 +36,7 @@ def test_logged_error_shows_its_place_and_no_variable(log_format: str) -> None:
     assert "secret-key" not in completed.stderr
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("name", ["asyncio", "aiohttp.server", "aiohttp.web"])
 def test_logs_of_libraries_quote_nothing_of_a_failed_request(name: str) -> None:
     program = dedent(

@@ -206,6 +206,7 @@ async def test_rows_match_by_the_callers_semantics(api: Api, seed: int) -> None:
     assert min(outcomes[one] for one in ("absent", "exact", "inexact")) > 10, outcomes
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("version", [2, 3])
 async def test_deleted_rows_are_excluded_on_request(api: Api, version: int) -> None:
     rng = random.Random(version)
@@ -302,6 +303,7 @@ async def test_all_rows_match_without_a_predicate(api: Api) -> None:
     assert (file_report["exact"], file_report["delete-files"], file_report["count"]) == (True, 1, 69)
 
 
+@pytest.mark.slow
 async def test_predicate_with_a_hundred_thousand_values_is_bound_off_the_event_loop(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -346,7 +348,7 @@ async def create_file_with_row_count(api: Api, rows: int, *, deleted: bool = Fal
     return file.path
 
 
-@pytest.mark.each_value
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("form", ["roaring", "positions"])
 @pytest.mark.parametrize("rows", [2**32 + 1, 8 * 10**9, 2**62])
 async def test_any_row_may_match_in_a_file_too_large_for_a_bitmap(api: Api, rows: int, form: str) -> None:
@@ -362,6 +364,7 @@ async def test_any_row_may_match_in_a_file_too_large_for_a_bitmap(api: Api, rows
     )
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("rows", [20_000_000, 2**32])
 async def test_answer_that_all_rows_match_needs_no_memory(api: Api, rows: int) -> None:
     await create_file_with_row_count(api, rows)
@@ -373,6 +376,7 @@ async def test_answer_that_all_rows_match_needs_no_memory(api: Api, rows: int) -
     assert (file_report["count"], file_report["exact"]) == (rows, True)
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("accept", ["application/json", ARROW_STREAM])
 async def test_list_of_positions_longer_than_a_page_is_rejected_before_it_is_built(api: Api, accept: str) -> None:
     path = await create_file_with_row_count(api, 20_000_000)
@@ -383,6 +387,7 @@ async def test_list_of_positions_longer_than_a_page_is_rejected_before_it_is_bui
     assert "request rows in the format roaring" in answer.error[2]
 
 
+@pytest.mark.slow
 async def test_all_rows_are_undecided_when_too_many_must_be_checked_against_deletes(api: Api) -> None:
     rows = 2**31
     await create_file_with_row_count(api, rows, deleted=True)
@@ -397,6 +402,7 @@ async def test_all_rows_are_undecided_when_too_many_must_be_checked_against_dele
     )
 
 
+@pytest.mark.slow
 async def test_rows_of_a_large_file_are_checked_against_deletes_in_parts(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:

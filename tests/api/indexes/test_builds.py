@@ -109,6 +109,7 @@ async def test_listing_skips_no_file_while_files_become_covered(api_with_table: 
     )
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("limit", [1, 2, 100])
 async def test_files_of_branches_and_tags_are_listed_once_after_the_current_files(
     api_with_table: Api, limit: int
@@ -129,6 +130,7 @@ async def test_files_of_branches_and_tags_are_listed_once_after_the_current_file
     assert sorted(await list_missing_files(api_with_table, build, limit=limit)) == [one.path for one in on_branch[1:]]
 
 
+@pytest.mark.slow
 async def test_only_the_newest_snapshots_of_very_many_tags_are_searched(
     api_with_table: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,6 +242,7 @@ async def test_only_one_of_two_merges_of_the_same_files_is_registered(api_with_t
     assert (await load_index(api_with_table))["levels"] == {"1": 1}
 
 
+@pytest.mark.slow
 async def test_builds_and_commits_do_not_block_each_other(api_with_table: Api) -> None:
     build = await begin_build(api_with_table)
     files = [write(build, f"{n}", build_index_file(build, [one])) for n, one in enumerate(FILES)]
@@ -254,6 +257,7 @@ async def test_builds_and_commits_do_not_block_each_other(api_with_table: Api) -
     assert len(await list_missing_files(api_with_table, build)) == 6
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(
     ("other", "expected"),
     [
@@ -367,6 +371,7 @@ async def test_build_of_a_redefined_index_cannot_continue(api_with_table: Api) -
     assert (await api_with_table("POST", build_url(build, "/finish"), {"outcome": "rolled-back"})).status == 200
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("token", ["x", "", "!!", "W10"])
 async def test_invented_page_token_is_rejected(api_with_table: Api, token: str) -> None:
     build, other = await begin_build(api_with_table), await begin_build(api_with_table)
@@ -400,6 +405,7 @@ async def test_build_continues_at_another_server(api_with_table: Api, tmp_path: 
     assert (await api_with_table("GET", build_url(build))).json["state"] == "completed"
 
 
+@pytest.mark.slow
 async def test_files_of_large_tables_are_counted_off_the_event_loop(
     api_with_table: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,7 @@ def delay_whole_files(server: RunningServer) -> SlowWholeFiles:
     return storage
 
 
+@pytest.mark.slow
 async def test_few_keys_are_looked_up_by_range_in_every_snapshot(server: RunningServer) -> None:
     api, rng = Api(server), random.Random(7)
     table = await create_table_with_deletes(api, rng, version=2, partitioned=False)
@@ -99,6 +100,7 @@ async def test_rows_by_predicate_are_the_same_by_range(server: RunningServer) ->
     assert sum(one["exact"] for expected_rows in by_range for one in expected_rows) > 20
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("kind", ["bitmap", "record"])
 async def test_damaged_remote_index_is_quarantined_and_gives_no_wrong_answer(server: RunningServer, kind: str) -> None:
     api = Api(server)

@@ -195,6 +195,7 @@ def get_size_bytes(location: str) -> int:
     return Path(location.removeprefix("file://")).stat().st_size
 
 
+@pytest.mark.slow
 async def test_merged_and_newer_files_are_preferred_among_equal_coverage(api_with_table: Api) -> None:
     build = await begin_build(api_with_table)
     for name, files, level, age in (
@@ -227,6 +228,7 @@ async def test_quarantined_file_stays_quarantined_and_its_copy_is_registered(api
     assert states == {first: "quarantined", twin: "live"}
 
 
+@pytest.mark.slow
 async def test_already_covered_file_is_registered_only_if_the_others_are_unreadable(api_with_table: Api) -> None:
     build, (first,) = await create_build(api_with_table, FILES[:3])
     write(build, "twin", build_valid_index_file(build, FILES[:3]))
@@ -286,6 +288,7 @@ async def test_table_without_indexes_has_no_files_to_register(api: Api) -> None:
     assert (rebuild_report["known"], rebuild_report["registered"], rebuild_report["left-out-files"]) == (0, [], 0)
 
 
+@pytest.mark.slow
 async def test_folder_with_too_many_files_is_rejected(api_with_table: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     build = await begin_build(api_with_table)
     for name in "abc":

@@ -169,6 +169,7 @@ async def test_coverage_counts_files_and_rows_of_the_current_snapshot(api_with_t
     assert (await load_index(api_with_table))["lag-files"] == 1
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "missing"])
 async def test_damaged_index_file_is_quarantined_and_its_data_files_count_as_missing(
     api_with_table: Api, tmp_path: Path, damage: str
@@ -243,6 +244,7 @@ async def test_definition_follows_a_rename_and_reports_a_dropped_column(api_with
     assert (await load_index(api_with_table, "typed"))["field-ids"] == [3]
 
 
+@pytest.mark.slow
 async def test_paused_index_stays_on_its_column(api_with_table: Api) -> None:
     await define(api_with_table, "i", kind="bitmap", columns=["data"])
     fields = [{"id": 1, "name": "id", "required": True, "type": "long"}]
@@ -280,6 +282,7 @@ async def test_indexes_of_a_table_without_a_snapshot_and_an_unknown_index(api: A
     assert (await api("PUT", "/api/v1/tables/db/nope/indexes/i", {"kind": "bitmap", "columns": ["id"]})).error[0] == 404
 
 
+@pytest.mark.slow
 async def test_concurrent_definitions_and_commits_all_succeed(api_with_table: Api) -> None:
     async def define_one(number: int) -> int:
         body = {"kind": "bloom", "columns": ["id"], "fpp": (number + 1) / 100}

@@ -125,7 +125,7 @@ def write_random_deletes(table: StoredTable, live: Sequence[Any], rng: random.Ra
     return equality_deletes
 
 
-@pytest.mark.each_pair
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("partitioned", [False, True])
 @pytest.mark.parametrize("columns", [["id"], ["name", "id"], ["price"]])
@@ -246,7 +246,7 @@ async def test_zeros_are_two_keys_and_a_delete_that_equates_them_leaves_the_row_
     ]
 
 
-@pytest.mark.each_value
+@pytest.mark.few_cases(3)
 @pytest.mark.parametrize("damage", ["gone", "short", "flipped", "of another format"])
 @pytest.mark.parametrize("kind", ["positions", "vector", "equality"])
 async def test_row_with_unreadable_deletes_is_undecided(api: Api, kind: str, damage: str) -> None:
@@ -361,6 +361,7 @@ def repeat_value(form: str, value: str, rows: int) -> pa.Array:
 FORMS = ("dictionary", "runs", "a run that ends far behind the rows", "views")
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("form", FORMS)
 async def test_shared_key_values_count_against_limits_once_for_each_key(
     tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
@@ -403,6 +404,7 @@ def test_values_shared_on_two_levels_count_for_each_row() -> None:
     assert compute_expanded_bytes(with_nulls) - 8 * 3 == 3
 
 
+@pytest.mark.slow
 async def test_few_long_keys_are_hashed_off_the_event_loop(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     table, files = await create_two_files(api)
     await table.index("keys", "record", ["name"], files)

@@ -13,6 +13,7 @@ from seamark.metaserver.api.plans import explain as routes
 from tests.api.client import Api
 from tests.api.plans.planned import append, build_data_file
 from tests.planner.lakes.cases import draw_cases
+from tests.seeds import examples
 from tests.server.rig import running
 
 T = "/api/v1/tables/db/t"
@@ -126,6 +127,7 @@ async def test_explain_of_a_table_without_a_snapshot_has_nothing_to_plan(api: Ap
     )
 
 
+@pytest.mark.slow
 async def test_long_predicates_and_large_plans_are_explained_off_the_event_loop(
     api_with_table: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,8 +157,8 @@ async def test_explain_reports_the_files_that_the_plan_keeps(lake_api: Api, tmp_
 
     The comparison excludes files that pruning kept although their residual is false.
     """
-    count = 0
-    for seed in range(300, 330):
+    count, seeds = 0, range(300, 300 + examples(30, 6))
+    for seed in seeds:
         for case in draw_cases(seed, tmp_path, 4):
             if case.number == 0:
                 body = {"name": f"t{seed}", "metadata-location": case.lake.metadata_location}
@@ -187,4 +189,4 @@ async def test_explain_reports_the_files_that_the_plan_keeps(lake_api: Api, tmp_
             }
             assert {text: files for text, files in residual_files.items() if text != "false"} == residuals, case
             count += len(tasks)
-    assert count > 200
+    assert count > 6 * len(seeds)

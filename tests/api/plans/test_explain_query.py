@@ -49,6 +49,7 @@ def count_files_with_rows(star: Star, expected: set[int]) -> int:
     return len({supplier // 100 for supplier in expected if supplier % 5 == 0})
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("dialect", ["trino", "duckdb"])
 async def test_each_joined_table_is_planned_by_its_conditions_and_by_the_join(star: Star, dialect: str) -> None:
     query = f"SELECT sum(f.f_rate) {JOIN.format('db')} WHERE s.s_region = 'ASIA' AND f.f_key < 9000"
@@ -104,6 +105,7 @@ async def test_each_reference_to_a_table_has_its_own_plan(star: Star) -> None:
     assert answer.json["tables"][0]["plan"]["files"] == 1
 
 
+@pytest.mark.slow
 async def test_table_at_an_earlier_snapshot_is_planned_at_that_snapshot(star: Star) -> None:
     loaded_table = await star("GET", "/v1/namespaces/db/tables/fact")
     first = loaded_table.json["metadata"]["current-snapshot-id"]
@@ -236,6 +238,7 @@ def test_unused_join_has_the_reason_of_its_outcome() -> None:
     )
 
 
+@pytest.mark.slow
 async def test_unused_conditions_are_reported_with_the_reason(star: Star) -> None:
     query = f"SELECT sum(f.f_rate) {JOIN.format('db')} WHERE s_regio = 'ASIA' AND f.f_key = 'x' AND s.s_key < 9"
     plans = {name: table["plan"] for name, table in (await explain_tables(star, query)).items()}
@@ -247,7 +250,7 @@ async def test_unused_conditions_are_reported_with_the_reason(star: Star) -> Non
     assert unfit[1].startswith("'x' is not a literal of f_key, which is ")
 
 
-@pytest.mark.each_value
+@pytest.mark.few_cases(4)
 @pytest.mark.parametrize("dialect", ["trino", "duckdb"])
 @pytest.mark.parametrize(
     "query",

@@ -72,6 +72,7 @@ def count_kept_files(keys: np.ndarray, *columns: tuple[np.ndarray, float, float]
     return int(is_kept.sum())
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("case", range(3))
 async def test_estimate_of_a_sort_is_close_to_the_sorted_table(api: Api, case: int) -> None:
     rng = np.random.default_rng(first_seed() + case)
@@ -97,6 +98,7 @@ async def test_estimate_of_a_sort_is_close_to_the_sorted_table(api: Api, case: i
     assert count > 15
 
 
+@pytest.mark.slow
 async def test_estimate_of_a_clustering_is_close_to_the_hilbert_layout(api: Api) -> None:
     rng = np.random.default_rng(first_seed() + 7)
     ids, letters = rng.integers(0, 60_000, (FILES, ROWS)), rng.integers(0, 26**3, (FILES, ROWS))
@@ -142,6 +144,7 @@ async def test_numbers_at_the_limits_of_their_type_are_estimated(api: Api) -> No
     assert await read_layouts(api, "id IN (1, 2, 3, 9000000000000000000)") == {}, "nothing says how often they occur"
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
     ("low", "high", "below"),
     [

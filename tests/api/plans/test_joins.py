@@ -165,6 +165,7 @@ async def test_join_that_keys_cannot_decide_is_skipped_with_a_reason(star: Star)
     assert await star.find_kept_files(two_column_join) == [0]
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
@@ -283,6 +284,7 @@ async def test_remote_index_prunes_by_keys_only_once_it_is_local(tmp_path: Path)
         assert (answer["files"], answer["complete"]) == (0, True)
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("part", range(8))
 async def test_damaged_index_never_loses_a_file_of_a_join(tmp_path: Path, part: int) -> None:
     async with running(tmp_path) as server:
@@ -316,6 +318,7 @@ async def test_tables_that_share_files_use_defaults_of_their_own_columns(api: Ap
     assert files == {"one": 0, "other": 1}
 
 
+@pytest.mark.slow
 async def test_narrowest_conditions_are_used_when_there_are_too_many(star: Star) -> None:
     for name in ("f_key", "f_supplier"):
         assert await star.fact.index(name, "bitmap", [name], star.fact.data)

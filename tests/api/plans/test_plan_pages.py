@@ -151,6 +151,7 @@ async def test_pages_of_an_incremental_scan_lose_no_file_when_snapshots_expire(p
         assert answer.error[:2] == (404, "NoSuchPlanTaskException")
 
 
+@pytest.mark.slow
 async def test_filter_too_long_for_tokens_is_answered_in_one_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,6 +199,7 @@ async def api_with_small_pages(tmp_path: Path) -> AsyncIterator[Api]:
         yield api
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("headers", [JAVA, {"X-Seamark-Residuals": "exact"}, {**JAVA, "X-Seamark-Residuals": "Exact"}])
 async def test_client_that_filters_only_by_residuals_gets_them_whole_on_smaller_pages(
     api_with_small_pages: Api, headers: dict[str, str]
@@ -248,6 +250,7 @@ async def test_plan_task_too_large_for_one_answer_is_split_again(
     assert len(tasks) == len({task["data-file"]["file-path"] for task in tasks}) == 30
 
 
+@pytest.mark.slow
 async def test_filter_too_long_for_plan_tasks_and_exact_residuals_is_rejected_with_advice(
     api_with_small_pages: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -111,6 +111,7 @@ async def test_plan_answer_has_the_name_of_a_table_with_its_files(plan_api: Plan
     assert (await plan_api("HEAD", f"{STANDARD_TABLES}/{name}")).status == 204
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(
     ("body", "file_numbers"),
     [
@@ -201,6 +202,7 @@ async def test_no_plan_table_is_made_when_it_would_rewrite_more_entries_than_the
             assert (body["name"] is not None) == is_listed, predicate
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("limits", [{"plan_table_files_limit": 4}, {"plan_tables_limit": 0}])
 async def test_reader_that_a_plan_table_would_mislead_gets_the_reason_instead(
     tmp_path: Path, limits: dict[str, int]

@@ -82,6 +82,7 @@ async def test_plan_view_is_the_view_with_another_text(plan_api: PlanApi) -> Non
     assert (await plan_api("GET", f"{STANDARD_TABLES}/{name}")).status == 404, "it is no table"
 
 
+@pytest.mark.few_cases(3)
 @pytest.mark.parametrize(
     ("reference", "default", "replacement"),
     [
@@ -106,6 +107,7 @@ async def test_table_reference_may_have_any_form(
     assert f"FROM {replacement.format(plan=plan)} x" in read_text(loaded_view)
 
 
+@pytest.mark.few_cases(3)
 @pytest.mark.parametrize(
     ("text", "start", "end"),
     [
@@ -223,6 +225,7 @@ async def test_inner_name_must_be_a_plan_of_the_same_view(plan_api: PlanApi) -> 
     assert (await plan_api("POST", f"{OWN_VIEWS}/w/plan-views", body)).status == 404
 
 
+@pytest.mark.slow
 async def test_plan_view_over_a_changed_inner_view_names_a_missing_view(plan_api: PlanApi) -> None:
     """Trino fails on the name, and the proxy then runs the statement without plans."""
     await plan_api.view(**{"view-version": build_version()}, properties=OWNER_PROPERTIES)
@@ -244,6 +247,7 @@ async def test_plan_view_over_a_changed_inner_view_names_a_missing_view(plan_api
         assert (await plan_api("GET", f"{VIEWS}/{name}")).status == status, "each has a lease of its own"
 
 
+@pytest.mark.slow
 async def test_leases_and_files_of_plan_views_equal_those_of_plan_tables(plan_api: PlanApi, tmp_path: Path) -> None:
     await plan_api.view(**{"view-version": build_version()})
     name = await make_plan_view(plan_api)

@@ -254,6 +254,7 @@ NAME_REUSE_CASES: list[tuple[str, dict[str, Any], dict[str, Any], Any]] = [
 ]
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(
     ("old_schema", "now", "where"), [case[1:] for case in NAME_REUSE_CASES], ids=[case[0] for case in NAME_REUSE_CASES]
 )
@@ -351,6 +352,7 @@ async def _post_raw(api: Api, path: str, body: Any, headers: dict[str, str]) -> 
         return Response(answer.status, answer.headers, await answer.read())
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("coding", ["identity", "gzip"])
 async def test_answer_too_large_to_collect_is_streamed_completely(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, coding: str
@@ -388,6 +390,7 @@ async def test_answer_that_fails_midway_is_not_mistaken_for_a_complete_one(
         assert (await api("GET", T)).status == 200
 
 
+@pytest.mark.slow
 async def test_filter_with_tens_of_thousands_of_values_is_bound_off_the_event_loop(
     api_with_files: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -406,6 +409,7 @@ async def test_filter_with_tens_of_thousands_of_values_is_bound_off_the_event_lo
     assert threading.get_ident() not in threads
 
 
+@pytest.mark.slow
 async def test_answer_that_repeats_a_long_filter_is_written_off_the_event_loop(
     api_with_files: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -470,6 +474,7 @@ async def test_cached_answer_is_refused_after_the_grant_was_revoked(tmp_path: Pa
         assert (await api("POST", f"{T}/plan", {})).error[:2] == (401, "NotAuthorizedException")
 
 
+@pytest.mark.slow
 async def test_large_answer_is_written_in_pieces_with_its_length(
     api_with_files: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -511,6 +516,7 @@ MODES = [
 ]
 
 
+@pytest.mark.few_cases(4)
 @pytest.mark.parametrize(("setting", "version", "expected", "mode"), MODES)
 async def test_clients_learn_for_each_table_who_plans(
     tmp_path: Path, setting: str, version: int, expected: str | None, mode: str
@@ -538,6 +544,7 @@ async def test_change_of_planning_mode_is_not_hidden_by_client_caches(tmp_path: 
         assert (await Api(server)("GET", T, headers={"If-None-Match": answer.headers["ETag"]})).status == 200
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize(("setting", "expected"), [("auto", True), ("server", True), ("client", False)])
 async def test_pyiceberg_learns_the_planning_mode_from_the_catalog_configuration(
     tmp_path: Path, setting: str, expected: bool

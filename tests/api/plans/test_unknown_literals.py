@@ -55,6 +55,7 @@ def bind_filter(json: Any) -> Expression:
     return bind(parse_expression(json, unknown=True), schema, (), case_sensitive=True)
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("op", ["eq", "not-eq", "lt", "lt-eq", "gt", "gt-eq"])
 def test_predicate_with_an_unknown_literal_matches_every_row_negated_or_not(op: str) -> None:
     predicate = {"type": op, "term": "d", "value": None}
@@ -95,6 +96,7 @@ def build_random_condition(rng: random.Random, depth: int = 2) -> BooleanExpress
     return kind(column, literal)
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("partitioned", [False, True])
 def test_server_and_client_find_and_count_the_same_rows(server: Seamark, partitioned: bool) -> None:
     schema = Schema(

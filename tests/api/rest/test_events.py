@@ -212,6 +212,7 @@ async def test_unavailable_storage_fails_the_request_and_a_damaged_file_does_not
         assert event["operation"]["updates"]
 
 
+@pytest.mark.slow
 async def test_page_ends_at_its_bytes_and_all_pages_have_all_events(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,6 +230,7 @@ async def test_page_ends_at_its_bytes_and_all_pages_have_all_events(
                 assert await read_all(server, page_size=100) == complete["events"]
 
 
+@pytest.mark.slow
 async def test_long_list_of_names_is_searched_once_for_each_name(tmp_path: Path) -> None:
     async with running(tmp_path) as server:
         await create(server, "t")

@@ -156,6 +156,7 @@ async def test_success_is_replayed_without_a_second_execution(api: Api, case: Ca
     assert await _read_state(api) == state
 
 
+@pytest.mark.few_cases(4)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.operation)
 async def test_final_error_is_replayed_after_later_changes(api: Api, case: Case) -> None:
     await case.before(api)
@@ -170,6 +171,7 @@ async def test_final_error_is_replayed_after_later_changes(api: Api, case: Case)
     _check_same(first, await api(case.method, case.refused_path, body, key=key))
 
 
+@pytest.mark.few_cases(4)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.operation)
 async def test_key_of_another_request_is_unprocessable(api: Api, case: Case) -> None:
     await case.before(api)
@@ -183,6 +185,7 @@ async def test_key_of_another_request_is_unprocessable(api: Api, case: Case) -> 
         assert answer.error[:2] == (422, "UnprocessableEntityException")
 
 
+@pytest.mark.few_cases(4)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.operation)
 async def test_one_of_concurrent_requests_with_a_key_runs_and_all_get_its_answer(api: Api, case: Case) -> None:
     await case.before(api)

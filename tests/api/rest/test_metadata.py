@@ -100,6 +100,7 @@ async def test_listing_has_the_files_of_every_snapshot(lake_api: Api, tmp_path: 
                     assert item["delete-files"] is None
 
 
+@pytest.mark.slow
 async def test_partition_of_a_listing_can_be_used_to_find_its_files(lake_api: Api, tmp_path: Path) -> None:
     narrowed = 0
     for seed in range(40, 40 + examples(20, 5)):

@@ -41,6 +41,7 @@ NAMES = (
 )
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("encode", [lambda name: quote(name, safe=""), quote_plus], ids=["PyIceberg", "Java"])
 async def test_name_is_the_same_in_body_path_and_listing(api: Api, encode: object) -> None:
     assert callable(encode)
@@ -123,6 +124,7 @@ async def test_page_size_without_a_page_token_does_not_shorten_a_listing(api: Ap
         assert page["next-page-token"] is not None, path
 
 
+@pytest.mark.slow
 async def test_drop_at_the_end_of_a_page_loses_no_names(api: Api) -> None:
     for name in ("a", "b", "c", "d"):
         await api.table(name)

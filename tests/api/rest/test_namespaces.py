@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
+import pytest
+
 from seamark.formats.protocol.wire import LEVELS_MAX
 from seamark.metaserver.api.http.errors import MESSAGE_CHARACTERS_MAX
 from seamark.metaserver.catalog.namespaces import DEEP_CHARACTERS_MAX, PROPERTIES_CHARACTERS_MAX
@@ -124,6 +126,7 @@ async def test_namespaces_too_long_for_a_url_are_rejected(api: Api) -> None:
     assert "in a URL" in refusal.error[2]
 
 
+@pytest.mark.slow
 async def test_properties_of_deep_namespaces_and_policies_of_all_are_limited(api: Api) -> None:
     """Table services read the properties of all namespaces above a table."""
     deep_levels = ["a"] * 9

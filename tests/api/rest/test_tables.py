@@ -206,6 +206,7 @@ async def test_credentials_of_a_table_on_local_files_are_an_empty_list(api: Api)
     assert (await api("GET", f"{TABLES}/none/credentials")).error[:2] == (404, "NoSuchTableException")
 
 
+@pytest.mark.slow
 async def test_number_of_stored_metrics_reports_is_limited(api: Api) -> None:
     uuid = (await api.table())["metadata"]["table-uuid"]
     report = {
@@ -226,6 +227,7 @@ async def test_number_of_stored_metrics_reports_is_limited(api: Api) -> None:
     assert len(await api.server.components.store.metrics_reports(uuid, None, 10)) == 1
 
 
+@pytest.mark.slow
 async def test_page_of_reports_is_small_enough_for_the_largest_reports(api: Api) -> None:
     """Otherwise the event loop would decode and encode a thousand reports of 128 KiB."""
     await api.table()

@@ -100,6 +100,7 @@ async def test_conditions_snapshots_and_arrow_work_as_in_sql(site: Site) -> None
     assert plan["cube"]["index"] == "by_country"
 
 
+@pytest.mark.slow
 async def test_names_of_a_request_are_those_of_the_requested_snapshot(site: Site) -> None:
     body = {"namespace": ["db"], "table": "renamed", "measures": ["sum(discount)", "count(*)"]}
     login = {"Authorization": f"Bearer {site.tokens['rita']}"}
@@ -127,6 +128,7 @@ async def test_request_runs_with_the_rights_of_the_caller(site: Site) -> None:
     assert refusals[0].raw == refusals[1].raw, "the answer does not reveal whether the table exists"
 
 
+@pytest.mark.few_cases(4)
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

@@ -220,6 +220,7 @@ OUT_OF_RANGE: list[tuple[str, object]] = [
 """Statements with their answer. The answer is None if the statement fails."""
 
 
+@pytest.mark.slow
 async def test_value_out_of_range_gets_an_answer_or_a_400(site: Site) -> None:
     for statement, value in OUT_OF_RANGE:
         answer = await site.sql("rita", statement)
@@ -235,6 +236,7 @@ async def test_totals_stated_by_a_writer_do_not_stop_readers(site: Site) -> None
     assert (answer.status, answer.json.get("rows")) == (200, [[20]]), answer.raw
 
 
+@pytest.mark.slow
 async def test_size_of_answers_is_limited(home: Path) -> None:
     async with open_site(home, sql_rows_limit=10, sql_time_s=20, sql_bytes_limit=2000) as site:
         assert (await site.sql("rita", "SELECT id FROM db.t LIMIT 10")).status == 200
@@ -255,6 +257,7 @@ async def test_statement_ends_at_its_time_limit_and_leaves_no_process(home: Path
         await until(lambda: not list_workers())
 
 
+@pytest.mark.slow
 async def test_token_of_a_statement_is_issued_after_its_process_has_started(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,6 +280,7 @@ async def test_token_of_a_statement_is_issued_after_its_process_has_started(
     assert steps == ["start", "issue"]
 
 
+@pytest.mark.slow
 async def test_statements_of_a_principal_and_of_the_server_are_limited(home: Path) -> None:
     async with open_site(home, sql_statements_limit=2, sql_time_s=30, sql_queue_s=0.2) as site:
         long = asyncio.create_task(site.sql("rita", LONG_STATEMENT, id="long"))
@@ -296,6 +300,7 @@ async def test_statements_of_a_principal_and_of_the_server_are_limited(home: Pat
         await until(lambda: not list_workers())
 
 
+@pytest.mark.slow
 async def test_two_principals_leave_a_statement_to_a_third(home: Path) -> None:
     async with open_site(home, sql_statements_limit=4, sql_queue_s=0.2) as site:
         long = [
@@ -311,6 +316,7 @@ async def test_two_principals_leave_a_statement_to_a_third(home: Path) -> None:
         await until(lambda: not list_workers())
 
 
+@pytest.mark.slow
 async def test_statement_without_tables_ends_with_its_token(site: Site) -> None:
     headers = {"Authorization": f"Bearer {site.tokens['root']}"}
     grant = {"role": "reader", "namespace": ["db"]}
@@ -369,7 +375,12 @@ async def test_statement_that_needs_too_much_memory_fails_alone(home: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("value", "host", "status"), [("off", "127.0.0.1", 403), ("loopback", "0.0.0.0", 403), ("on", "0.0.0.0", 200)]
+    ("value", "host", "status"),
+    [
+        ("off", "127.0.0.1", 403),
+        ("loopback", "0.0.0.0", 403),
+        pytest.param("on", "0.0.0.0", 200, marks=pytest.mark.slow),
+    ],
 )
 async def test_sql_is_disabled_beyond_loopback_unless_a_setting_enables_it(
     home: Path, value: str, host: str, status: int
