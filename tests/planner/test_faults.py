@@ -75,6 +75,7 @@ async def test_truncated_manifest_is_reported_as_corrupt_by_name(tmp_path: Path)
             assert await plan_file_numbers(planner, table.metadata) == list(range(160)), "a damaged manifest is cached"
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("missing_file", ["m2.avro", "d1.avro", "snap-1.avro"])
 async def test_missing_file_is_named_in_the_error_until_it_is_back(tmp_path: Path, missing_file: str) -> None:
     table, _ = create_filled_table(tmp_path / "t")
@@ -114,6 +115,7 @@ def plan_by_fastavro(manifests: list[Manifest]) -> list[str] | None:
     return results
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 60))])
 async def test_manifest_with_flipped_bytes_is_corrupt_or_planned_as_stored(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
@@ -289,6 +291,7 @@ def _is_clean(answer: Answer, name: str) -> None:
 # Storage that fails for a time
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 60))])
 async def test_plans_are_right_again_once_storage_is_back(tmp_path: Path, seed: int) -> None:
     table, _ = create_filled_table(tmp_path / "t", days=8)
@@ -353,6 +356,7 @@ def damage_file(path: Path, how: Damage, rng: random.Random) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("how", quick(DAMAGES, 2))
 async def test_cache_files_damaged_between_two_runs_are_replaced(tmp_path: Path, how: Damage) -> None:
     table, manifests = create_filled_table(tmp_path / "t", days=2, per_day=3200)
@@ -377,6 +381,7 @@ async def test_cache_files_damaged_between_two_runs_are_replaced(tmp_path: Path,
             assert decoded_count == len(manifests) or how in (flip, write_zeros) or filter is True
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 40))])
 async def test_cache_files_damaged_during_a_run_change_no_answer(tmp_path: Path, seed: int) -> None:
     """No view outlives its plan here, so that each plan reads the folder again, and no file is in use during

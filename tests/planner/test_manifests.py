@@ -87,7 +87,7 @@ PARTITIONS = st.lists(
 )
 
 
-@settings(max_examples=examples(600))
+@settings(max_examples=examples(600, 30))
 @given(expression=draw_expression(KINDS, terms=False), partitions=PARTITIONS, javas=st.booleans(), terse=st.booleans())
 def test_manifest_with_a_file_that_satisfies_the_expression_is_kept(
     expression: Expression, partitions: list[Mapping[int, Any]], javas: bool, terse: bool
@@ -168,7 +168,7 @@ def test_missing_bounds_in_the_manifest_list_prune_nothing() -> None:
     assert ManifestSummaries(listing).find_needed({3: never}, [SPEC_OF_ONE]) == [0, 1, 2]
 
 
-@settings(max_examples=examples(150))
+@settings(max_examples=examples(150, 8))
 @given(data=st.data())
 def test_manifests_together_are_pruned_as_each_alone(data: st.DataObject) -> None:
     """The manifests have several specs; some have no summary or fewer fields, or were decoded for earlier

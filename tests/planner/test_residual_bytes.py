@@ -89,6 +89,7 @@ def build_in_filter(count: int) -> dict[str, Any]:
     return {"type": "in", "term": "c1", "values": list(range(1, count + 1))}
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("dialect", [STANDARD, JAVA, PYICEBERG])
 def test_residuals_of_all_files_stay_within_the_byte_limit(dialect: ClientDialect) -> None:
     tasks, size = encode_plan(500, build_in_filter(20_000), dialect)
@@ -102,6 +103,7 @@ def test_residuals_of_all_files_stay_within_the_byte_limit(dialect: ClientDialec
     assert residuals == [span if dialect.needs_residuals else None] * 500
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("dialect", [STANDARD, JAVA, PYICEBERG])
 def test_few_files_and_short_filters_keep_their_whole_residual(dialect: ClientDialect) -> None:
     for files, where in ((5, build_in_filter(20_000)), (500, build_in_filter(100))):
@@ -109,6 +111,7 @@ def test_few_files_and_short_filters_keep_their_whole_residual(dialect: ClientDi
         assert [task["residual-filter"] for task in tasks] == [where] * files
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dialect", quick([STANDARD, JAVA, PYICEBERG], 1))
 def test_long_residuals_that_differ_by_partition_are_bounded_and_not_all_evaluated(dialect: ClientDialect) -> None:
     spec = (PartitionField(1000, "p", 1, "identity"),)
@@ -133,6 +136,7 @@ def test_exact_residuals_are_never_shortened(dialect: ClientDialect) -> None:
     assert [task["residual-filter"] for task in tasks] == [build_in_filter(20_000)] * 500
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("count", [10, 100, 1_000, 20_000, 190_000])
 def test_exact_residuals_of_one_answer_stay_within_the_byte_limit(count: int) -> None:
     table = build_metadata((), kinds={1: "long"})

@@ -41,6 +41,7 @@ from tests.planner.lakes.tables import (
     open_test_planner,
     plan_file_numbers,
 )
+from tests.seeds import examples
 from tests.server.rig import running
 from tests.support.wrapper_capture import WrapperCapture
 from tests.waits import until
@@ -138,6 +139,7 @@ async def test_repeated_plan_is_served_from_the_cache(tmp_path: Path) -> None:
         assert planner.stats().plan_hits == 1
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("reading", ["snap-1.avro", "m3.avro"])
 async def test_cancelled_waiter_does_not_affect_the_others(tmp_path: Path, reading: str) -> None:
     table, _ = create_filled_table(tmp_path / "t")
@@ -208,7 +210,7 @@ async def test_memory_stays_within_the_budget_and_answers_stay_right(tmp_path: P
     budget = max(expected) + sum(expected) // 3
     rng, decoded_count = random.Random(4), 0
     async with open_test_planner(tmp_path, plan_memory_bytes=budget) as planner:
-        for round_number in range(60):
+        for round_number in range(examples(60, 30)):
             number = rng.randrange(len(tables))
             low = rng.randrange(80)
             assert await plan_file_numbers(planner, tables[number].metadata, make_between(low, low + 5)) == [
@@ -224,6 +226,7 @@ async def test_memory_stays_within_the_budget_and_answers_stay_right(tmp_path: P
     assert decoded_count > sum(2 + n for n in range(6)), "nothing was ever let go: the budget was no budget"
 
 
+@pytest.mark.slow
 async def test_memory_account_counts_the_blocks_that_are_alive(tmp_path: Path) -> None:
     tables = [create_filled_table(tmp_path / f"t{n}", days=3)[0] for n in range(3)]
     async with open_test_planner(tmp_path) as planner:
@@ -265,6 +268,7 @@ async def test_principal_that_plans_many_tables_evicts_its_own_views(tmp_path: P
         assert planner.stats().decoded == decoded_count
 
 
+@pytest.mark.slow
 async def test_adding_a_view_examines_no_other_view(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One reader can have tens of thousands of views of parts of one table."""
     table, _ = create_filled_table(tmp_path / "t", days=12, per_day=2)
@@ -320,6 +324,7 @@ async def test_view_larger_than_the_budget_is_planned_and_released(tmp_path: Pat
         assert planner.stats().decoded == 3 * DAYS
 
 
+@pytest.mark.slow
 async def test_snapshots_that_share_all_blocks_are_evicted_too(tmp_path: Path) -> None:
     """A view needs memory besides its blocks; a thousand snapshots of one table must not accumulate without limit."""
     table, manifests = create_filled_table(tmp_path / "t", days=40, per_day=2)

@@ -210,11 +210,13 @@ async def _run_case(seed: int, folder: Path) -> None:
                     assert await read_parts(segments, part) == (sorted(covered & set(part)), expected), seed
 
 
+@pytest.mark.slow
 async def test_merged_groups_equal_the_entries_after_random_changes(tmp_path: Path) -> None:
     for seed in range(first_seed(), first_seed() + examples(40, 1)):
         await _run_case(seed, tmp_path / str(seed))
 
 
+@pytest.mark.slow
 async def test_commit_of_one_file_reads_few_entries(tmp_path: Path) -> None:
     lake, numbers = Lake(), list(range(500))
     lake.add("first", numbers)

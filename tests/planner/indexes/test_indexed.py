@@ -508,7 +508,7 @@ async def test_large_bloom_index_is_used_for_many_keys_once_it_is_local(rig: Rig
     assert len(await rig.plan_files(planning, long_filter)) < 6
 
 
-@pytest.mark.each_value
+@pytest.mark.few_cases(4)
 @pytest.mark.parametrize("how", ["a page", "the header", "the files table", "the footer", "missing"])
 @pytest.mark.parametrize("kind", ["bloom", "bitmap", "record"])
 async def test_damaged_remote_index_widens_the_plan_and_is_quarantined(rig: Rig, kind: str, how: str) -> None:

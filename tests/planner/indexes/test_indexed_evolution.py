@@ -152,6 +152,7 @@ def read_definition_under_schema_0(table: EvolvedTable) -> IndexDefinition:
     return build_definition_as_of(table.definitions["i"], table.metadata, table.metadata.schemas[0])
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(("promotion", "kind", "transform"), CASES)
 async def test_index_older_than_a_promotion_prunes_no_matching_row(
     promotion: Promotion, kind: str, transform: str, tmp_path: Path, store: PointerStore

@@ -307,6 +307,7 @@ async def test_an_extreme_of_some_rows_is_limited_by_files_whose_rows_all_count(
         assert await plan_files("=", "max", 3) == [2, 3, 4, 5, 6, 7, 8]
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(
     ("join", "message"),
     [

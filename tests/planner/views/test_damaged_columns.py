@@ -173,6 +173,7 @@ async def test_plans_during_the_detection_of_damage_are_right(folder: Path, tabl
         planner.check_invariants()
 
 
+@pytest.mark.slow
 async def test_view_that_was_loading_when_damage_was_found_is_loaded_again(tmp_path: Path) -> None:
     """The view refers to the damaged block, but another block has replaced it by the time the view is loaded."""
     table = Table(tmp_path / "t")

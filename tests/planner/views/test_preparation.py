@@ -114,6 +114,7 @@ class Lake:
         return self.states[-1]
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(
     "round_number", [*range(6), *(pytest.param(round_number, marks=pytest.mark.slow) for round_number in range(6, 150))]
 )
