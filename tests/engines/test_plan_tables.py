@@ -188,7 +188,7 @@ def test_spark_can_neither_change_nor_clean_up_a_plan_table(engines: Engines) ->
     assert name not in {row[1] for row in engines.sql("SHOW TABLES IN {db}")}
 
 
-@pytest.mark.few_cases(1)
+@pytest.mark.slow
 def test_plan_table_is_read_with_the_credentials_of_its_table(lake: Lake, spark: SparkSession) -> None:
     """This includes remote signing: the server signs each request for the table under the table's own name."""
     db = f"{new_catalog(spark, lake.server.base_url, extra=lake.client_properties)}.db"

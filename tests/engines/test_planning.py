@@ -238,7 +238,7 @@ PyIceberg runs all cases.
 """
 
 
-@pytest.mark.few_cases(2)
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
     "case",
     [pytest.param(one, id=one.name, marks=[] if one.name in SPARKS else pytest.mark.slow) for one in CASES],

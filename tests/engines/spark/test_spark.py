@@ -110,6 +110,7 @@ def test_spark_reads_rows_of_evolved_partition_specs(sql: Any) -> None:
     assert sql("SELECT count(DISTINCT spec_id) FROM {db}.p.files") == [(3,)]
 
 
+@pytest.mark.slow
 def test_spark_reads_branches_tags_and_earlier_snapshots(sql: Any) -> None:
     sql("CREATE TABLE {db}.t (id int) USING iceberg")
     sql("INSERT INTO {db}.t VALUES (1)")

@@ -86,6 +86,7 @@ def test_history_has_the_columns_groupings_and_aggregates_of_a_query(rig: Rig) -
     assert (sorted(dimension["columns"]), dimension["grouping"]) == (["color", "i_id", "size"], ["color"])
 
 
+@pytest.mark.slow
 def test_query_reads_the_snapshots_that_were_planned(rig: Rig) -> None:
     """Rows that are committed between planning and running are not visible: all tables are read at one point in
     time.
