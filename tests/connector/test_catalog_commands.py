@@ -293,6 +293,7 @@ def test_mistake_is_reported_in_one_sentence(shop: IndexClient) -> None:
         assert "Traceback" not in result.output, arguments
 
 
+@pytest.mark.slow
 def test_unreachable_server_is_reported_in_one_line() -> None:
     result = CliRunner().invoke(cli, ["table", "list", "--url", "http://127.0.0.1:1"])
     assert result.exit_code == 1

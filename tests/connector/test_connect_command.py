@@ -133,6 +133,7 @@ def test_iceberg_runtime_is_that_of_the_tests() -> None:
     assert RUNTIME.endswith(f":{version[1]}")
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [

@@ -104,6 +104,7 @@ def test_rows_in_s3_are_written_changed_and_read(lake: Lake, mode: str, version:
         assert [tuple(one.values()) for one in actual_rows] == expected
 
 
+@pytest.mark.slow
 def test_concurrent_engine_appends_both_commit_and_leave_no_extra_file(lake: Lake) -> None:
     create(lake.client, "stock", version=2, properties={"seamark.commit.rebase": "append"})
     append(lake.client, "db.stock", build_rows((0, "de", 0)))
@@ -123,6 +124,7 @@ def test_concurrent_engine_appends_both_commit_and_leave_no_extra_file(lake: Lak
     assert scan(lake.client, "db.stock", ["id"]).to_arrow().num_rows == 4
 
 
+@pytest.mark.slow
 def test_unfinished_uploads_of_killed_writers_are_aborted(lake: Lake) -> None:
     """Only uploads of the table's files that are old enough are aborted, and the table stays unchanged."""
     for name in ("uploads", "neighbour"):
@@ -221,6 +223,7 @@ def encrypt_all(lake: Lake, configuration: Any) -> None:
             pq.write_table(table, sink, encryption_properties=properties, write_page_index=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_encrypted", quick([True, False], 1))
 def test_statements_merge_files_and_drop_columns_in_s3(
     lake: Lake, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_encrypted: bool
@@ -260,6 +263,7 @@ def test_statements_merge_files_and_drop_columns_in_s3(
     assert paths <= {path for path in lake.files(".parquet") if path.startswith(location)}
 
 
+@pytest.mark.slow
 def test_columns_of_old_partitions_are_dropped_in_s3(lake: Lake) -> None:
     """The service of column TTL drops them in this way."""
     create_table_of_parts(lake, 2)

@@ -141,6 +141,7 @@ def test_auto_never_replaces_what_a_user_defined(week: Week) -> None:
     assert "Add a bitmap index on label: a user has removed it" in take_advice_step(week.client, TABLE)["reason"]
 
 
+@pytest.mark.slow
 def test_auto_skips_a_column_whose_name_no_index_can_have(week: Week) -> None:
     rename_code(week, "größe")
     run_statements(week.client, [where.replace("code", '"größe"') for where in BY_CODE])
@@ -150,6 +151,7 @@ def test_auto_skips_a_column_whose_name_no_index_can_have(week: Week) -> None:
     assert take_advice_step(week.client, TABLE)["action"] == "apply"
 
 
+@pytest.mark.slow
 def test_clustering_is_set_again_when_its_replacement_fails(week: Week) -> None:
     for _ in range(2):
         week.run_day(BY_DAY)
@@ -180,6 +182,7 @@ def test_verdict_weights_statements_of_unknown_size_by_their_files() -> None:
     assert verdict.reason == "40 statements since the change saved 1.0% of the bytes; the minimum is 2%"
 
 
+@pytest.mark.slow
 def test_auto_applies_once_within_its_budget_although_two_replicas_take_steps(week: Week) -> None:
     week.run_day(BY_DAY)
     change_table_properties(week.client, TABLE, {BYTES_PER_DAY: "1000"}, ())
@@ -223,6 +226,7 @@ def test_auto_applies_once_within_its_budget_although_two_replicas_take_steps(we
     assert "the proposal was applied before, and its state is failed" in reason
 
 
+@pytest.mark.slow
 def test_report_of_a_job_reads_the_stored_trials_once(week: Week, monkeypatch: pytest.MonkeyPatch) -> None:
     run_statements(week.client, BY_DAY)
     step = take_advice_step(week.client, TABLE)
@@ -239,6 +243,7 @@ def test_report_of_a_job_reads_the_stored_trials_once(week: Week, monkeypatch: p
     assert answer == week.trials[0]
 
 
+@pytest.mark.slow
 def test_job_that_fails_ends_its_trial(week: Week, monkeypatch: pytest.MonkeyPatch) -> None:
     run_statements(week.client, BY_DAY)
 
@@ -253,6 +258,7 @@ def test_job_that_fails_ends_its_trial(week: Week, monkeypatch: pytest.MonkeyPat
     assert COLUMNS not in week.properties
 
 
+@pytest.mark.slow
 def test_server_sets_the_properties_of_a_chosen_proposal(week: Week, monkeypatch: pytest.MonkeyPatch) -> None:
     run_statements(week.client, BY_DAY)
     best = load_advice(week.client, TABLE)["proposals"][0]
@@ -271,6 +277,7 @@ def test_server_sets_the_properties_of_a_chosen_proposal(week: Week, monkeypatch
     assert [proposal["proposal"]["id"] for proposal in advice["applied"]] == [best["id"]]
 
 
+@pytest.mark.slow
 def test_chosen_index_replaces_no_index_that_was_created_meanwhile(week: Week, monkeypatch: pytest.MonkeyPatch) -> None:
     run_statements(week.client, BY_CODE)
     best = next(one for one in load_advice(week.client, TABLE)["proposals"] if one["change"]["kind"] == "add-index")

@@ -65,6 +65,7 @@ def test_first_five_proposals_have_most_of_the_best_gain_for_a_benchmark(client:
     assert proposals[0]["pays-after-days"] <= 30
 
 
+@pytest.mark.slow
 def test_no_proposal_is_made_for_statements_that_no_layout_helps(client: IndexClient) -> None:
     make_table(client, np.random.default_rng(first_seed()))
     run_statements(client, [f"day >= {day}" for day in (0, 1, 2)] + ["note <> 'x'"])

@@ -42,12 +42,14 @@ def test_cube_is_proposed_for_the_aggregate_queries_that_it_answers(client: Inde
     assert list_proposals(client, "cube") == []
 
 
+@pytest.mark.slow
 def test_no_cube_is_proposed_for_an_engine_that_does_not_use_cubes(client: IndexClient) -> None:
     make_table(client, np.random.default_rng(first_seed()), files=3)
     run_aggregates(client, "region", engine="spark")
     assert list_proposals(client, "cube") == []
 
 
+@pytest.mark.slow
 def test_sort_order_and_pin_follow_the_proposals_that_save_more(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,7 +72,7 @@ def test_commands_show_prediction_and_measurement(client: IndexClient) -> None:
     make_table(client, rng)
     result = CliRunner().invoke(cli, ["advise", TABLE, "--url", client.url])
     assert "has not seen a statement" in result.output
-    run_statements(client, [f"day >= {day} AND day < {day + 30}" for day in range(0, 300, 7)] + ["code = 'c0300'"] * 9)
+    run_statements(client, [f"day >= {day} AND day < {day + 30}" for day in range(0, 300, 15)] + ["code = 'c0300'"] * 9)
     result = CliRunner().invoke(cli, ["advise", TABLE, "--url", client.url])
     assert result.exit_code == 0, result.output
     assert "Cluster by day" in result.output

@@ -30,7 +30,7 @@ from seamark.formats.iceberg.types import schema as seamark_schema
 from tests.connector.analysis.comparisons import MACROS, ZONE, Column, StoredRelation, quote
 from tests.connector.analysis.statements import Statements
 from tests.planner.lakes.schemas import Field, Schema
-from tests.seeds import quick
+from tests.seeds import examples, quick
 
 QUERIES_PER_LAKE = 40
 
@@ -279,6 +279,7 @@ def compare_extremes(seed: int, lakes_count: int, *, is_named: bool) -> Counter[
     return counts
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("is_named", [False, True])
 @pytest.mark.parametrize("lakes_count", [3, pytest.param(60, marks=pytest.mark.slow)])
 def test_extremes_leave_out_no_row_of_the_answer(lakes_count: int, is_named: bool) -> None:
@@ -337,7 +338,7 @@ def wrap_in_immediate(text: str) -> str:
 
 @pytest.mark.parametrize("seed", quick([11, 12], 1))
 def test_random_queries_keep_their_rows_over_pruned_tables(seed: int) -> None:
-    check_worth(run_campaign(seed, 4))
+    check_worth(run_campaign(seed, examples(4, 2)))
 
 
 @pytest.mark.slow

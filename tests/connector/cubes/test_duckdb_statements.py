@@ -183,6 +183,7 @@ def run_cases(con: duckdb.DuckDBPyConnection, first: int, number: int) -> None:
     assert counts["cube and condition"] > counts.total() / 100, counts.most_common(20)
 
 
+@pytest.mark.slow
 def test_groups_return_the_same_rows_as_the_files(con: duckdb.DuckDBPyConnection) -> None:
     run_cases(con, first_seed(), 200)
 

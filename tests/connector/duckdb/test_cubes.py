@@ -76,6 +76,7 @@ def run_case(server: ServerThread, con: duckdb.DuckDBPyConnection, seed: int, qu
     return counts
 
 
+@pytest.mark.slow
 def test_random_queries_return_the_same_rows_from_cubes(server: ServerThread, con: duckdb.DuckDBPyConnection) -> None:
     counts = Counter[str]()
     for seed in range(first_seed(), first_seed() + examples(10, 1)):
@@ -94,6 +95,7 @@ def test_query_reads_groups_and_the_rows_of_files_without_an_entry(
     assert seamark.duckdb.sql(con, text).fetchall() == [("a", 20, 1.0, 20), ("b", 20, 1.0, 20)]
 
 
+@pytest.mark.slow
 def test_parameters_subtotals_and_constants_follow_from_a_cube(
     server: ServerThread, sales: World, con: duckdb.DuckDBPyConnection
 ) -> None:
@@ -107,6 +109,7 @@ def test_parameters_subtotals_and_constants_follow_from_a_cube(
     assert rewrite_query(con, text, ["a"]).cube == CubeSummary("cube0", 3, 0)
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
     ("outputs", "reason"),
     [

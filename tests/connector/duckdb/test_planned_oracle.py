@@ -286,6 +286,7 @@ def test_conditions_on_fields_of_structs_leave_files_out_but_no_rows(server: Sea
     assert counts["rewritten in the past"] > 0, counts
 
 
+@pytest.mark.slow
 def test_comparison_with_the_extreme_of_a_whole_table_leaves_files_out(server: Seamark) -> None:
     """The extreme comes from the days that still have rows, not from the deleted days."""
     counts = Counter[str]()
@@ -351,6 +352,7 @@ def test_comparisons_with_extremes_and_ranges_leave_files_out(server: Seamark) -
     assert counts["queries"] == 9, counts
 
 
+@pytest.mark.slow
 def test_ranges_of_decimals_texts_and_floats_leave_files_out(server: Seamark) -> None:
     counts = Counter[str]()
     with closing(seamark.duckdb.connect(server.base_url)) as con:
@@ -390,6 +392,7 @@ def test_ranges_of_decimals_texts_and_floats_leave_files_out(server: Seamark) ->
     assert counts["queries"] == 10, counts
 
 
+@pytest.mark.slow
 def test_extremes_of_names_in_with_leave_files_out(server: Seamark) -> None:
     counts = Counter[str]()
     with closing(seamark.duckdb.connect(server.base_url)) as con:

@@ -88,6 +88,7 @@ def test_built_index_leaves_files_out_of_a_plan(client: IndexClient) -> None:
     assert (explained.files, explained.indexes[0]["name"]) == (1, "b")
 
 
+@pytest.mark.slow
 def test_build_includes_files_of_concurrent_commits(client: IndexClient) -> None:
     def append_rows() -> None:
         append(client.url, "db.t", [[1000, 1001]])
@@ -99,6 +100,7 @@ def test_build_includes_files_of_concurrent_commits(client: IndexClient) -> None
     assert client.index("db.t", "b").health == "ok"
 
 
+@pytest.mark.slow
 def test_build_reads_a_partition_spec_that_is_added_during_the_build(client: IndexClient) -> None:
     def append_to_partitions() -> None:
         with open_catalog(client.url) as catalog, catalog.load_table("db.t").update_spec() as update:
@@ -122,6 +124,7 @@ def test_build_reads_a_partition_spec_that_is_added_during_the_build(client: Ind
     assert (report.json["state"], report.progress.files_done, report.files_not_indexed) == ("completed", 8, 0)
 
 
+@pytest.mark.slow
 def test_build_includes_files_that_only_a_branch_has(client: IndexClient) -> None:
     with open_catalog(client.url) as catalog:
         table = catalog.load_table("db.t")
@@ -135,6 +138,7 @@ def test_build_includes_files_that_only_a_branch_has(client: IndexClient) -> Non
     assert (index.health, index.lag_files_of_refs) == ("ok", 0)
 
 
+@pytest.mark.slow
 def test_build_ends_while_writers_keep_committing(client: IndexClient) -> None:
     number = iter(range(1000, 2000))
     commits = [lambda: append(client.url, "db.t", [[next(number)]]) for _ in range(10)]
@@ -177,6 +181,7 @@ build(IndexClient({client.url!r}), "db.t", "b", InProcessWorkers(), limits=Group
     assert client.index("db.t", "b").health == "ok"
 
 
+@pytest.mark.slow
 def test_sigterm_rolls_a_build_back_and_is_its_reason(client: IndexClient) -> None:
     with handle_sigterm(), pytest.raises(KeyboardInterrupt):
         build(
@@ -192,6 +197,7 @@ def test_sigterm_rolls_a_build_back_and_is_its_reason(client: IndexClient) -> No
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
+@pytest.mark.slow
 def test_build_reports_files_that_cannot_be_indexed_and_tries_them_once(client: IndexClient) -> None:
     pages = client.build_files("db.t", "b", client.start_build("db.t", "b")["build-id"])
     damaged_path = Path(next(pages)["files"][3]["file-path"].removeprefix("file://"))
@@ -207,6 +213,7 @@ def test_build_reports_files_that_cannot_be_indexed_and_tries_them_once(client: 
     assert damaged_path.name in second_report.json["reason"]
 
 
+@pytest.mark.slow
 def test_recreated_table_receives_no_index_files_of_the_old_table(client: IndexClient) -> None:
     class WorkersOfAnotherTable(InProcessWorkers):
         def run(self, task: IndexTask, groups: Sequence[Sequence[DataFile]]) -> Iterator[WrittenIndex]:
@@ -291,6 +298,7 @@ def test_build_command_reports_invalid_definitions_and_fails(client: IndexClient
     assert "seamark index list" in result.output
 
 
+@pytest.mark.slow
 def test_build_command_reports_why_it_cannot_build(client: IndexClient) -> None:
     client.put_index("db.t", "b", state="paused")
     for arguments, code, expected in (
@@ -303,6 +311,7 @@ def test_build_command_reports_why_it_cannot_build(client: IndexClient) -> None:
         assert (actual, expected in text) == (code, True), text
 
 
+@pytest.mark.slow
 def test_build_command_reports_in_one_line_that_spark_does_not_start(client: IndexClient) -> None:
     argv = [str(Path(sys.executable).parent / "seamark"), "index", "build", "db.t", "b", "--engine", "spark"]
     environment = {**os.environ, "SEAMARK_URL": client.url, "JAVA_HOME": "/nowhere"}
@@ -313,6 +322,7 @@ def test_build_command_reports_in_one_line_that_spark_does_not_start(client: Ind
     assert list(client.timeline("db.t", action="indexing")) == []
 
 
+@pytest.mark.slow
 def test_build_command_fails_if_no_file_can_be_read(client: IndexClient) -> None:
     pages = client.build_files("db.t", "b", client.start_build("db.t", "b")["build-id"])
     for file in next(pages)["files"]:

@@ -97,6 +97,7 @@ def test_verify_reports_correct_index_files_as_valid(client: IndexClient) -> Non
     assert [index.health for index in client.indexes("db.t")] == ["ok"] * 3
 
 
+@pytest.mark.slow
 def test_audit_counts_the_rows_that_the_index_covers(client: IndexClient) -> None:
     append(client.url, "db.t", [[1000, 1001, 1002]])
     audit = audit_index(client, "db.t", "record", sample=0)
@@ -121,6 +122,7 @@ def test_audit_reports_a_wrong_number_of_rows(client: IndexClient, monkeypatch: 
     assert audit.problems == ("the index files count 120 rows, but the data files have 119",)
 
 
+@pytest.mark.few_cases(1)
 def test_damaged_index_file_is_quarantined_and_built_again(client: IndexClient, kind: str) -> None:
     path = list_index_paths(client, kind)[1]
     whole_file = path.read_bytes()
@@ -144,6 +146,7 @@ def test_damaged_index_file_is_quarantined_and_built_again(client: IndexClient, 
     assert (code, "120 rows counted" in text) == (0, True), text
 
 
+@pytest.mark.few_cases(1)
 def test_index_file_that_does_not_match_the_data_is_quarantined(client: IndexClient, kind: str) -> None:
     first, second, _ = list_index_paths(client, kind)
     swap_blobs(first, second)
@@ -163,6 +166,7 @@ def test_missing_index_file_is_quarantined_if_the_server_confirms_it(client: Ind
     assert read_states(client, "bitmap")[path.name] == "quarantined"
 
 
+@pytest.mark.slow
 def test_index_file_that_cannot_be_read_is_reported_but_not_quarantined(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,6 +179,7 @@ def test_index_file_that_cannot_be_read_is_reported_but_not_quarantined(
     assert set(read_states(client, "bloom").values()) == {"live"}
 
 
+@pytest.mark.slow
 def test_index_file_of_a_newer_version_is_reported_but_not_quarantined(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,6 +205,7 @@ def test_index_file_of_a_newer_version_is_reported_but_not_quarantined(
     assert read_states(client, "bloom")[path.name] == "live"
 
 
+@pytest.mark.slow
 def test_index_file_that_a_merge_replaces_during_the_audit_is_no_problem(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,6 +229,7 @@ def test_index_file_that_a_merge_replaces_during_the_audit_is_no_problem(
     assert (audit.states, audit.problems) == ({old_location: "superseded"}, ())
 
 
+@pytest.mark.slow
 def test_audits_with_the_same_seed_examine_the_same_sample(client: IndexClient) -> None:
     first, second, _ = list_index_paths(client, "bitmap")
     swap_blobs(first, second)
@@ -230,6 +237,7 @@ def test_audits_with_the_same_seed_examine_the_same_sample(client: IndexClient) 
     assert problems[0] == problems[1] != ()
 
 
+@pytest.mark.slow
 def test_verify_refuses_invalid_arguments_with_an_exit_code(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,6 +255,7 @@ def test_verify_refuses_invalid_arguments_with_an_exit_code(
         assert "Traceback" not in text, arguments
 
 
+@pytest.mark.slow
 def test_rebuild_registry_registers_index_files_that_the_server_forgot(
     client: IndexClient, server: ServerThread
 ) -> None:
@@ -281,6 +290,7 @@ def test_rebuild_registry_registers_index_files_that_the_server_forgot(
         other.stop()
 
 
+@pytest.mark.slow
 def test_rebuild_registers_tables_with_their_index_files(client: IndexClient, tmp_path: Path) -> None:
     before = client.explain("db.t", "id = 13").files
     home, warehouse = tmp_path / "home", client.load_table("db.t").location.rpartition("/db/")[0]
@@ -304,6 +314,7 @@ def test_rebuild_registers_tables_with_their_index_files(client: IndexClient, tm
         other.stop()
 
 
+@pytest.mark.slow
 def test_reader_can_verify_without_reporting(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> dict[str, Any]:
         raise AccessDenied("reader may not quarantineIndexFile", status=403)

@@ -106,6 +106,7 @@ def test_merged_index_files_give_the_same_plans(client: IndexClient) -> None:
     assert [one.state for one in client.timeline(action="indexing")] == ["completed", "completed"]
 
 
+@pytest.mark.slow
 def test_merge_drops_entries_of_files_that_no_snapshot_has(client: IndexClient) -> None:
     create_table(client, "db.t", files=5, i=("record", "id"))
     one_each = GroupLimits(files=1)
@@ -124,6 +125,7 @@ def test_merge_drops_entries_of_files_that_no_snapshot_has(client: IndexClient) 
     assert client.index("db.t", "i").health == "ok"
 
 
+@pytest.mark.slow
 def test_concurrent_indexers_index_each_file_once(client: IndexClient, server: ServerThread) -> None:
     for number in range(3):
         create_table(client, f"db.t{number}", files=4, i=("bloom", "id"))
@@ -176,6 +178,7 @@ def flip(client: IndexClient, name: str, index: str, number: int = 0) -> str:
     return location
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("kind", ["bloom", "bitmap", "record"])
 def test_indexer_finds_a_damaged_index_file_and_builds_it_again(client: IndexClient, kind: str) -> None:
     create_table(client, "db.t", files=3, i=(kind, "id"))
@@ -203,6 +206,7 @@ def test_indexer_finds_a_damaged_index_file_and_builds_it_again(client: IndexCli
     assert [(one["index-files"], one["damaged"]) for one in summaries] == [(3, 0), (3, 1)]
 
 
+@pytest.mark.slow
 def test_audits_respect_their_limits_and_reach_every_index_file(client: IndexClient) -> None:
     for name in ("db.a", "db.b"):
         create_table(client, name, files=3, i=("bitmap", "id"))
@@ -239,6 +243,7 @@ class FailingWorkers(InProcessWorkers):
         return super().run(task, groups)
 
 
+@pytest.mark.slow
 def test_failing_index_is_retried_with_growing_pauses_and_delays_no_other(client: IndexClient) -> None:
     create_table(client, "db.a", i=("bloom", "id"))
     create_table(client, "db.b", i=("bitmap", "country"))
@@ -262,6 +267,7 @@ def test_failing_index_is_retried_with_growing_pauses_and_delays_no_other(client
     assert read_health(client, "db.a") == {"db.a i": "ok"}
 
 
+@pytest.mark.slow
 def test_files_that_cannot_be_indexed_are_tried_again_after_a_change_or_a_pause(client: IndexClient) -> None:
     create_table(client, "db.t", i=("bloom", "id"))
     build = client.start_build("db.t", "i")
@@ -360,6 +366,7 @@ def test_indexer_process_keeps_indexes_built_and_ends_at_sigterm(client: IndexCl
     )
 
 
+@pytest.mark.slow
 def test_exit_code_of_one_round_says_whether_it_succeeded(client: IndexClient) -> None:
     create_table(client, "db.t", i=("bloom", "id"))
     with start_seamark(client.url, "--once") as process:

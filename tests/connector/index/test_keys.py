@@ -40,6 +40,7 @@ def create_with_identifier_fields(client: IndexClient, *ids: int) -> None:
     client._request("POST", "/v1/namespaces/db/tables", {}, json.dumps(body).encode())
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("strategy", [None, EQUALITY])
 def test_delete_matches_rows_by_the_named_columns_only(client: IndexClient, strategy: str | None) -> None:
     create(client)
@@ -78,7 +79,7 @@ def build_doubles(*rows: tuple[float, float, int]) -> pa.Table:
     return pa.table({"x": pa.array(x, "float64"), "y": pa.array(y, "float32"), "n": pa.array(n, "int32")})
 
 
-@pytest.mark.each_pair
+@pytest.mark.few_cases(3)
 @pytest.mark.parametrize("index", [(), ("x",), ("x", "y")], ids=["plain", "record", "record of two"])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("spec", [[], [("identity", 1)]], ids=["whole", "partitioned"])
@@ -107,6 +108,7 @@ def test_both_zeros_are_one_key_and_all_nans_are_one_key(
     assert list_numbers(client) == [("1.5", 1)]
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("mode", MODES)
 def test_concurrent_upsert_of_the_other_zero_is_a_conflict(
     client: IndexClient, mode: str, monkeypatch: pytest.MonkeyPatch
@@ -129,7 +131,7 @@ def test_both_zeros_are_equal_as_precombine_values(client: IndexClient) -> None:
 NULS = ("a\0b", "\0", "a\0", "", "a", "a/../b", "..", "x%2e%2e%2fy", "/..", "%00", "\\..\\", "%252525252500")
 
 
-@pytest.mark.each_pair
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("how", [*MODES, EQUALITY])
 @pytest.mark.parametrize("transform", ["identity", "truncate[2]", "bucket[4]"])
 @pytest.mark.parametrize("version", [2, 3])
@@ -171,6 +173,7 @@ CHANGES: dict[str, Any] = {
 }
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("name", CHANGES)
 def test_row_changes_of_a_version_1_table_are_refused_before_a_file_is_written(
     client: IndexClient, server: ServerThread, name: str, monkeypatch: pytest.MonkeyPatch

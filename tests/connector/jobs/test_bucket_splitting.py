@@ -97,6 +97,7 @@ def test_split_includes_the_change_of_a_concurrent_writer(
         assert compute_bucket_sizes(client, "db.t")[0].shared_files == 0
 
 
+@pytest.mark.slow
 def test_split_keeps_files_without_a_bucket_field(client: IndexClient, server: ServerThread) -> None:
     with open_catalog(server.url) as catalog:
         create(catalog, 2)
@@ -107,6 +108,7 @@ def test_split_keeps_files_without_a_bucket_field(client: IndexClient, server: S
         assert split_buckets(client, "db.t").files_before == 0
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("version", [2, 3])
 def test_split_is_undone_below_later_rows_and_can_be_repeated(
     client: IndexClient, server: ServerThread, version: int
@@ -134,6 +136,7 @@ def test_split_is_undone_below_later_rows_and_can_be_repeated(
         assert compute_bucket_sizes(client, "db.t")[0].shared_files == 0
 
 
+@pytest.mark.slow
 def test_split_whose_files_have_changed_is_not_undone(client: IndexClient, server: ServerThread) -> None:
     with open_catalog(server.url) as catalog:
         create(catalog, 2, BY_BUCKET)

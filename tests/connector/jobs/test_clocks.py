@@ -285,6 +285,7 @@ def test_removal_of_a_file_during_its_commit_is_detected(
         assert not late_path.exists()
 
 
+@pytest.mark.slow
 def test_files_are_checked_before_the_commit_lock_is_taken(
     server: ServerThread, client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

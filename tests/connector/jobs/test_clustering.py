@@ -93,6 +93,7 @@ def count_files_by_layer(client: IndexClient) -> Counter[str]:
     return Counter((parse_layer(path) or ("", ""))[1] for path in client.files("db.t")["file_path"].to_pylist())
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
     ("within_max", "names"),
     [pytest.param(25, 8, id="short"), pytest.param(10_000, 100, id="long", marks=pytest.mark.slow)],
@@ -173,6 +174,7 @@ def test_random_histories_with_clusterings_keep_the_rows(
 CURVE_OF = [{"seamark.clustering.curve": curve} for curve in CURVES]
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
     ("curve", "ranges"),
     [
@@ -282,6 +284,7 @@ def test_clustering_rewrites_only_new_files_and_smaller_layers(
         )  # If each run rewrote all files, each row would be rewritten rounds / 2 times.
 
 
+@pytest.mark.slow
 def test_files_clustered_by_earlier_columns_stay_until_a_full_run(client: IndexClient, server: ServerThread) -> None:
     with open_catalog(server.url) as catalog:
         create(catalog, 3)
@@ -318,6 +321,7 @@ def test_clustering_rewrites_files_with_many_deletes(client: IndexClient, server
         assert client.files("db.t", content="deletes").num_rows == 0
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("settings", [{}, {"write.metadata.metrics.column.name": "truncate(16)"}])
 def test_bounds_of_clustered_strings_are_longer_than_their_common_prefix(
     client: IndexClient, server: ServerThread, settings: dict[str, str]
@@ -338,6 +342,7 @@ def test_bounds_of_clustered_strings_are_longer_than_their_common_prefix(
     assert files == (client.files("db.t").num_rows if settings else 1)
 
 
+@pytest.mark.slow
 def test_files_with_deletes_are_clustered_again(client: IndexClient, server: ServerThread) -> None:
     with open_catalog(server.url) as catalog:
         create(catalog, 2)
@@ -351,6 +356,7 @@ def test_files_with_deletes_are_clustered_again(client: IndexClient, server: Ser
     assert cluster_incrementally(client, "db.t").commits == 0
 
 
+@pytest.mark.slow
 def test_clustering_with_too_large_temporary_files_is_refused(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -369,6 +375,7 @@ def test_clustering_with_too_large_temporary_files_is_refused(
         run_clustering(client, ("db", "t"))
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(
     ("properties", "message"),
     [

@@ -99,6 +99,7 @@ def create(server: ServerThread, kind: str, transform: Transform[Any, Any], **pr
     return pa.schema([*fields, ("tags", pa.list_(pa.string())), pa.field("must", pa.int64(), nullable=False)])
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
     ("kind", "unit"), [("date", "identity"), ("date", "month"), ("timestamp", "hour"), ("timestamptz", "day")]
 )
@@ -165,6 +166,7 @@ def read(client: IndexClient) -> dict[int, dict[str, Any]]:
     return {row["id"]: row for row in values}
 
 
+@pytest.mark.slow
 def test_health_counts_the_expired_columns_that_the_command_drops(client: IndexClient, server: ServerThread) -> None:
     arrow = create(server, "date", DayTransform())
     old_date = get_today_for_seconds() - timedelta(days=40)  # The server uses the system clock.
@@ -191,6 +193,7 @@ def list_problems(client: IndexClient) -> list[str]:
     return [problem["problem"] for problem in client.health("db.t")["problems"]]
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(
     ("properties", "reason"),
     [

@@ -307,6 +307,7 @@ def test_expiration_keeps_a_snapshot_that_a_plan_reads(client: IndexClient, serv
         assert catalog.load_table(("db", plan.name)).scan().to_arrow().num_rows == rows_of_plan
 
 
+@pytest.mark.slow
 def test_expiration_can_be_forbidden_and_names_invalid_properties(client: IndexClient, server: ServerThread) -> None:
     with open_catalog(server.url) as catalog:
         table = create_history(client, catalog, 2)
@@ -325,6 +326,7 @@ def test_expiration_can_be_forbidden_and_names_invalid_properties(client: IndexC
             expire(client, "db.none")
 
 
+@pytest.mark.slow
 def test_expiration_above_the_limits_is_refused_before_it_removes_anything(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -340,6 +342,7 @@ def test_expiration_above_the_limits_is_refused_before_it_removes_anything(
         assert len(list_snapshot_ids(table)) == 6
 
 
+@pytest.mark.slow
 def test_table_that_is_registered_during_an_expiration_keeps_its_files(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -362,6 +365,7 @@ def test_table_that_is_registered_during_an_expiration_keeps_its_files(
         assert len(list_snapshot_ids(catalog.load_table("db.again"))) == 5
 
 
+@pytest.mark.slow
 def test_plan_that_is_made_during_an_expiration_keeps_its_files(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -382,6 +386,7 @@ def test_plan_that_is_made_during_an_expiration_keeps_its_files(
         assert catalog.load_table(("db", plans[0])).scan().to_arrow().num_rows > 0
 
 
+@pytest.mark.slow
 def test_expiration_succeeds_while_writers_keep_committing(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -418,6 +423,7 @@ def test_expiration_succeeds_while_writers_keep_committing(
         assert server.run(commit_concurrently()) == [200] * len(attempts)
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("obstacle", ["gc.enabled", "entries"])
 def test_continued_deletion_obeys_the_current_rules(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch, obstacle: str
@@ -444,6 +450,7 @@ def test_continued_deletion_obeys_the_current_rules(
         assert list_stored_files(table) == (before if obstacle == "gc.enabled" else list_needed_files(table))
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("years", [1, 30])
 def test_expiration_accepts_ages_as_long_as_iceberg_allows(
     client: IndexClient, server: ServerThread, years: int

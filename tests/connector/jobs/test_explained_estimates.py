@@ -67,6 +67,7 @@ def is_about(estimate: int, true: int) -> bool:
     return abs(estimate - true) <= 2 or true / 2 <= estimate <= 2 * true
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", quick(range(6), 1))
 def test_clustered_table_keeps_about_as_many_files_as_explain_estimated(client: IndexClient, case: int) -> None:
     draw = np.random.default_rng(first_seed() + case)
@@ -141,6 +142,7 @@ def test_index_keeps_about_as_many_files_as_explain_estimated(client: IndexClien
             assert is_about(term["index-files"], true), (where, term, true)
 
 
+@pytest.mark.slow
 def test_proposed_layout_keeps_the_columns_of_the_policy(client: IndexClient) -> None:
     """The policy is a property of the table or its namespace. A new proposal must not undo an earlier one."""
     make(client, np.random.default_rng(5))
@@ -154,6 +156,7 @@ def test_proposed_layout_keeps_the_columns_of_the_policy(client: IndexClient) ->
     )
 
 
+@pytest.mark.slow
 def test_explain_gives_no_estimate_for_a_value_without_a_sample(client: IndexClient) -> None:
     """The data files cannot be read. Statistics of the table, once they exist, give the number of distinct values."""
     make(client, np.random.default_rng(6))

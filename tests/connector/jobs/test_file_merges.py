@@ -224,6 +224,7 @@ def test_rows_that_are_deleted_during_a_rewrite_stay_deleted(
     assert any(row["payload"] is not None for number, row in after.items() if number >= 5000)
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("number", range(3))
 def test_failed_merge_leaves_the_table_unchanged_and_no_new_file(
     client: IndexClient, server: ServerThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
@@ -249,6 +250,7 @@ def test_failed_merge_leaves_the_table_unchanged_and_no_new_file(
     assert Counter(folder.rglob("*.parquet")) == on_disk
 
 
+@pytest.mark.slow
 def test_partitions_that_are_copied_together_share_an_index_file_and_fail_together(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -343,6 +345,7 @@ class _Kms(encryption.KmsClient):
         return bytes.fromhex(wrapped_key.decode())
 
 
+@pytest.mark.slow
 def test_bounds_of_merged_files_include_their_rows(client: IndexClient, server: ServerThread) -> None:
     create(server, 2)
     for number in range(4):

@@ -33,6 +33,7 @@ def run_health(client: IndexClient, *arguments: str) -> str:
     return " ".join(result.output.split())
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("spec", [PartitionSpec(), BY_PART], ids=["unpartitioned", "by part"])
 def test_health_finds_each_problem_until_its_remedy_has_run(
     client: IndexClient, server: ServerThread, spec: PartitionSpec
@@ -88,6 +89,7 @@ def test_health_reports_many_manifests(client: IndexClient, server: ServerThread
         assert "small manifests" in list_problems(client)
 
 
+@pytest.mark.slow
 def test_health_judges_files_of_a_sorted_table_as_compaction_does(client: IndexClient, server: ServerThread) -> None:
     with open_catalog(server.url) as catalog:
         create(catalog, 2, **{"write_target-file-size-bytes": "5000"})

@@ -155,6 +155,7 @@ def test_plan_of_a_partition_reads_few_manifests_after_a_rewrite(client: IndexCl
         assert 3 <= report["manifests-after"] <= sum(actual) <= report["manifests-after"] + 2
 
 
+@pytest.mark.slow
 def test_rewrite_keeps_the_changes_of_concurrent_writers(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,6 +227,7 @@ class _Unlocked:
         return getattr(self._publisher, name)
 
 
+@pytest.mark.slow
 def test_policy_sets_the_number_of_manifests_that_is_too_high(client: IndexClient, server: ServerThread) -> None:
     with open_catalog(server.url) as catalog:
         create(catalog, 2, **NO_MERGE, **{"seamark_manifests_min-count": "5"})
@@ -244,6 +246,7 @@ def test_policy_sets_the_number_of_manifests_that_is_too_high(client: IndexClien
             rewrite_manifests(client, "db.t")
 
 
+@pytest.mark.slow
 def test_rewrite_of_a_version_1_table_is_refused(client: IndexClient, server: ServerThread) -> None:
     with open_catalog(server.url) as catalog:
         create(catalog, 1)
@@ -251,6 +254,7 @@ def test_rewrite_of_a_version_1_table_is_refused(client: IndexClient, server: Se
             rewrite_manifests(client, "db.t")
 
 
+@pytest.mark.slow
 def test_commands_print_their_changes(client: IndexClient, server: ServerThread) -> None:
     def run_command(*arguments: str) -> str:
         result = CliRunner().invoke(cli, ["run", *arguments], env={"SEAMARK_URL": client.url})
@@ -270,6 +274,7 @@ def test_commands_print_their_changes(client: IndexClient, server: ServerThread)
         assert "nothing to split" in run_command("split-buckets", "db.t")
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("version", [2, 3])
 def test_rewrite_repairs_bounds_that_break_readers(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch, version: int

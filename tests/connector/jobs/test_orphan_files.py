@@ -118,6 +118,7 @@ def test_exactly_the_old_files_without_a_reference_are_removed(client: IndexClie
         assert instant.summary["deleted-files"] == len(orphans)
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
     ("seed", "version"),
     [*list_seeds_by_version((0, 1)), *(pytest.param(2, version, marks=pytest.mark.slow) for version in (2, 3))],
@@ -282,6 +283,7 @@ def test_spellings_of_a_name_have_the_same_hash(spelling: str, stored_as: str) -
     assert orphan_removal._hash_name(spelling) != orphan_removal._hash_name(stored_as + ".parquet")
 
 
+@pytest.mark.slow
 def test_failed_deletions_are_reported_and_a_repeated_job_continues(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -313,6 +315,7 @@ def test_unreadable_manifest_stops_the_removal(client: IndexClient, server: Serv
         assert orphan.exists()
 
 
+@pytest.mark.slow
 def test_refused_removal_names_the_reason(client: IndexClient, server: ServerThread) -> None:
     with open_catalog(server.url) as catalog:
         table = create_history(client, catalog, 2)

@@ -133,6 +133,7 @@ def test_nearest_policies_are_kept_if_there_are_too_many() -> None:
     assert {depth for number, depth in numbers.items() if number < 320} == {"3"}
 
 
+@pytest.mark.slow
 def test_tables_below_a_thousand_namespaces_are_examined(server: ServerThread) -> None:
     """A writer of one namespace can create a thousand. The services of all tables then failed."""
     parts = server.components

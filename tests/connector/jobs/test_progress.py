@@ -35,6 +35,7 @@ def list_jobs() -> dict[str, Callable[[IndexClient], object]]:
     }
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("name", list(list_jobs()))
 def test_job_reports_all_the_files_and_bytes_that_it_expected(
     client: IndexClient, server: ServerThread, name: str

@@ -53,6 +53,7 @@ def test_second_rewrite_job_of_a_table_is_refused_and_due_again(client: IndexCli
     assert JOBS["compaction"](client, ("db", "t")) == {}
 
 
+@pytest.mark.slow
 def test_statement_waits_for_a_running_rewrite_until_its_timeout(client: IndexClient, server: ServerThread) -> None:
     with open_catalog(server.url) as catalog:
         create(catalog, 2)
@@ -82,6 +83,7 @@ def test_statement_waits_for_a_running_rewrite_until_its_timeout(client: IndexCl
         holder.result(60)
 
 
+@pytest.mark.slow
 def test_files_settle_by_age_after_rows_were_changed(client: IndexClient, server: ServerThread) -> None:
     with open_catalog(server.url) as catalog:
         create(catalog, 2)
@@ -159,6 +161,7 @@ def test_rewrite_commits_the_partitions_without_a_conflict(
     assert partial_commits
 
 
+@pytest.mark.slow
 def test_engine_commit_after_a_concurrent_compaction_succeeds(client: IndexClient, server: ServerThread) -> None:
     """PyIceberg loads the table, a job replaces its files, and then PyIceberg commits deletes or overwrites.
 

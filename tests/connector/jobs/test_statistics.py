@@ -53,6 +53,7 @@ def list_statistics_files(catalog: RestCatalog) -> set[Path]:
     return {Path(path.removeprefix("file://")) for path in statistics_paths}
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("version", [2, 3])
 def test_statistics_in_random_histories_are_within_the_error_of_the_sketches(
     client: IndexClient, server: ServerThread, version: int
@@ -118,6 +119,7 @@ def test_incremental_statistics_read_only_new_files_and_equal_a_full_run(
         assert count_exactly(client)[0] == pytest.approx(read_counts(catalog)[1], rel=0.05)
 
 
+@pytest.mark.slow
 def test_columns_with_removed_values_or_a_changed_type_are_read_completely(
     client: IndexClient, server: ServerThread
 ) -> None:
@@ -146,6 +148,7 @@ def test_columns_with_removed_values_or_a_changed_type_are_read_completely(
         assert read_counts(catalog) == {1: 1001, 2: 501, 3: 1}
 
 
+@pytest.mark.slow
 def test_policy_decides_when_and_for_which_columns_statistics_are_computed(
     client: IndexClient, server: ServerThread
 ) -> None:
@@ -228,6 +231,7 @@ def test_refused_statistics_commit_leaves_no_file(
         assert set(folder.rglob("*")) == before
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("version", [2, 3])
 def test_partition_statistics_contain_the_totals_of_each_partition(
     client: IndexClient, server: ServerThread, version: int
@@ -251,6 +255,7 @@ def test_partition_statistics_contain_the_totals_of_each_partition(
         assert [row["last_updated_snapshot_id"] == snapshot.snapshot_id for row in values] == [True, True, False]
 
 
+@pytest.mark.slow
 def test_partition_statistics_accept_decimals_that_truncation_makes_longer(
     client: IndexClient, server: ServerThread
 ) -> None:

@@ -88,6 +88,7 @@ def test_column_is_advised_from_the_age_that_no_read_reached(client: IndexClient
     assert "payload" not in list_advised_ages(client)
 
 
+@pytest.mark.slow
 def test_random_reads_prevent_advice_for_their_columns_and_ages(client: IndexClient, server: ServerThread) -> None:
     seed = first_seed()
     rng = random.Random(seed)

@@ -41,6 +41,7 @@ def count_partitions(files: Sequence[Any]) -> Counter[str]:
     return Counter(str(file["partition"]) for file in files)
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("number", [0, 1, *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 12))])
 def test_merged_files_contain_the_rows_that_the_tasks_wrote(
     client: IndexClient, server: ServerThread, tmp_path: Path, number: int

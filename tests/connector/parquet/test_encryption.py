@@ -228,6 +228,7 @@ def _write_encrypted_file(path: Path, rows: pa.Table, *, checksum: bool = True, 
     )
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("algorithm", ["AES_GCM_V1", "AES_GCM_CTR_V1"])
 @pytest.mark.parametrize("is_signed", [False, True])
 def test_changed_byte_is_refused_or_changes_no_row(tmp_path: Path, algorithm: str, is_signed: bool) -> None:

@@ -202,6 +202,7 @@ DRAWN: Mapping[str, tuple[pa.DataType, Callable[[random.Random], Any]]] = {
 }
 
 
+@pytest.mark.few_cases(3)
 @pytest.mark.parametrize("number", [*range(6), *(pytest.param(n, marks=pytest.mark.slow) for n in range(6, 60))])
 def test_random_files_of_all_writers_are_merged_into_one(tmp_path: Path, number: int) -> None:
     seed = first_seed() + number
@@ -315,6 +316,7 @@ LARGE = {"5,000 columns", "huge values"}
 """Names of the large files in ODD."""
 
 
+@pytest.mark.few_cases(4)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] if name in LARGE else []) for name in ODD_FILES]
 )

@@ -90,6 +90,7 @@ def check(data: bytes, table: pa.Table, names: Sequence[str], rng: np.random.Gen
 FLAT_COLUMNS = ("number", "sorted", "few", "word", "text", "float", "flag", "at", "nanos", "amount", "bytes", "nothing")
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("codec", CODECS)
 def test_rows_from_pages_equal_the_rows_of_the_file(codec: str) -> None:
     seed = first_seed()
@@ -137,6 +138,7 @@ def test_reading_few_rows_reads_a_small_part_of_the_column() -> None:
     assert sum(reads) < len(data) / 5
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("names", [["list"], ["struct"], ["number", "list"], ["list.list.element"], ["unknown"]])
 def test_pages_of_nested_columns_are_not_used(names: list[str]) -> None:
     pages, _ = open_pages(write_parquet(draw_table(np.random.default_rng(1), 5_000), max_rows_per_page=100))

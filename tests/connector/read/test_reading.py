@@ -160,6 +160,7 @@ def to_comparable_row(row: Any) -> tuple[Any, ...]:
     return tuple(repr(one) if isinstance(one, float) else one for one in row)
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
     ("version", "partitioned", "seed"),
     [
@@ -320,6 +321,7 @@ def test_spans_divide_a_file_by_its_row_groups(server: ServerThread, client: Sea
     assert [value for batch in some_task for value in batch["id"].to_pylist()] == [3, 260, 499]
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("version", [2, 3])
 def test_rows_that_only_one_of_two_delete_sets_removes_can_be_read(
     server: ServerThread, client: SeamarkClient, version: int

@@ -44,6 +44,7 @@ def make_rows(model: dict[int, Row]) -> pa.Table:
     return pa.table(columns, pa.schema([("id", pa.int64()), ("word", pa.string()), ("price", pa.float64())]))
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("mode", [MERGE_ON_READ, COPY_ON_WRITE])
 @pytest.mark.parametrize("bitmaps", quick([True, False], 1))
 def test_few_rows_of_a_table_with_deletes_are_read_by_pages(client: IndexClient, mode: str, bitmaps: bool) -> None:

@@ -183,6 +183,7 @@ def test_table_with_a_column_of_a_reserved_name_must_rename_it(client: IndexClie
     ]
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("version", [2, 3])
 def test_column_with_a_reserved_name_is_upserted_if_files_stay(client: IndexClient, version: int) -> None:
     create(client, fields=[*FIELDS, {"id": 5, "name": "_row_id", "required": False, "type": "long"}], version=version)

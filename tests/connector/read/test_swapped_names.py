@@ -62,6 +62,7 @@ def test_overwrite_uses_the_column_names_from_its_start(client: IndexClient, mon
     assert read_rows(client) == [(1, 77), (2, 1)]
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("mode", MODES)
 def test_upsert_is_repeated_after_a_concurrent_swap_and_append(
     client: IndexClient, mode: str, monkeypatch: pytest.MonkeyPatch
@@ -77,6 +78,7 @@ def test_upsert_is_repeated_after_a_concurrent_swap_and_append(
     assert read_rows(client) == [(5, 50), (7, 1)], "the key is the second column now, and one row has it"
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("mode", MODES)
 def test_upsert_and_delete_use_the_names_from_before_a_swap_of_columns(
     client: IndexClient, mode: str, monkeypatch: pytest.MonkeyPatch
@@ -92,6 +94,7 @@ def test_upsert_and_delete_use_the_names_from_before_a_swap_of_columns(
     assert read_rows(client) == [(1, 2)]
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("properties", [{}, {"seamark.index.a": "bitmap(a)", "seamark.index.b": "bitmap(b)"}])
 def test_scan_uses_the_names_of_the_schema_that_it_loaded(
     client: IndexClient, properties: dict[str, str], monkeypatch: pytest.MonkeyPatch
@@ -101,6 +104,7 @@ def test_scan_uses_the_names_of_the_schema_that_it_loaded(
     assert scan(client, "db.t", where="a = 1").to_arrow().to_pylist() == [{"a": 1, "b": 2}]
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("mode", MODES)
 def test_delete_by_a_json_filter_includes_nan_rows_of_a_concurrent_append(
     client: IndexClient, mode: str, monkeypatch: pytest.MonkeyPatch

@@ -19,6 +19,7 @@ def list_tasks(client: IndexClient) -> list[tuple[int, int]]:
     return sorted((one.records, len(one.deletes)) for one in plan(client, open_table(client, "db.t", CURRENT)))
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("version", [2, 3])
 def test_data_file_is_removed_with_its_last_row_and_its_deletes(client: IndexClient, version: int) -> None:
     create(client, version=version)
@@ -36,6 +37,7 @@ def test_data_file_is_removed_with_its_last_row_and_its_deletes(client: IndexCli
     assert read_rows(client) == []
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("version", [2, 3])
 def test_removal_of_a_file_is_repeated_after_a_concurrent_delete(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch, version: int

@@ -69,6 +69,7 @@ def test_rows_before_1970_are_changed(client: IndexClient, session: SqlSession, 
         assert read_ids(session, f"db.{table}") == [10, 13]
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
     ("version", "mode"), [(2, "merge-on-read"), (2, "copy-on-write"), (3, ""), (3, "copy-on-write")]
 )

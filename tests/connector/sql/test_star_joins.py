@@ -359,12 +359,14 @@ def test_duplicate_key_of_a_dimension_counts_each_fact_for_each_of_its_rows(serv
     assert (summary.index, rows) == ("by_shop", [("north", 30, 3), ("south", 20, 2)])
 
 
+@pytest.mark.slow
 def test_left_join_keeps_facts_without_a_partner(server: ServerThread, star: str) -> None:
     text = f"SELECT region, count(*) FROM {star}.facts LEFT JOIN {star}.shops USING (shop_id) GROUP BY 1 ORDER BY 1"
     summary, rows = answer_query(server, text)
     assert (summary.index, rows) == ("by_shop", [("north", 3), ("south", 2), (None, 2)])
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
     ("select", "join", "reason"),
     [
@@ -431,6 +433,7 @@ def test_attribute_is_not_used_after_its_dimension_table_has_changed(server: Ser
     assert (summary.index, rows) == ("by_region", [("north", 10), (None, 20)])
 
 
+@pytest.mark.slow
 def test_new_facts_are_joined_with_the_dimension_table(server: ServerThread, sales: str) -> None:
     facts = [{"shop_id": key, "discount": 1, "amount": 5} for key in (0, 3, 5)]
     with open_catalog(server.url) as catalog:
@@ -451,6 +454,7 @@ def test_dimension_table_with_a_doubled_key_is_refused(server: ServerThread, sta
         client.drop_index((star, "facts"), "by_region")
 
 
+@pytest.mark.slow
 def test_only_a_cube_has_attributes_of_other_tables(server: ServerThread, star: str) -> None:
     with closing(IndexClient(server.url)) as client:
         columns = pin_attributes(client, [f"{star}.shops.region via shop_id = shop_id"])
@@ -458,6 +462,7 @@ def test_only_a_cube_has_attributes_of_other_tables(server: ServerThread, star: 
             client.put_index((star, "facts"), "regions", kind="bitmap", columns=columns[:1])
 
 
+@pytest.mark.slow
 def test_indexer_backs_off_from_a_dropped_dimension_table(server: ServerThread, sales: str) -> None:
     facts = (sales, "facts")
     append_fact(server, sales)
@@ -473,6 +478,7 @@ def test_indexer_backs_off_from_a_dropped_dimension_table(server: ServerThread, 
             build(client, facts, "by_region", workers)
 
 
+@pytest.mark.slow
 def test_index_files_are_merged_after_their_dimension_table_is_dropped(server: ServerThread, sales: str) -> None:
     facts = (sales, "facts")
     with closing(IndexClient(server.url)) as client, closing(InProcessWorkers()) as workers:
@@ -485,6 +491,7 @@ def test_index_files_are_merged_after_their_dimension_table_is_dropped(server: S
         assert (round_.merges, round_.failed) == (1, 0)
 
 
+@pytest.mark.slow
 def test_dimension_tables_above_the_limit_of_memory_are_refused(
     server: ServerThread, sales: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -508,6 +515,7 @@ def open_in_process_workers() -> AbstractContextManager[Workers]:
     return closing(InProcessWorkers())
 
 
+@pytest.mark.slow
 def test_rows_are_read_if_a_cube_covers_few_of_them(server: ServerThread, monkeypatch: pytest.MonkeyPatch) -> None:
     """The groups and the rows of other files would cost more than the rows of all files."""
     query = "SELECT region, sum(f.amount) FROM few.facts f JOIN few.shops s ON f.shop_id = s.shop_id GROUP BY region"

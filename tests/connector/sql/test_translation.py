@@ -118,6 +118,7 @@ def test_text_that_is_not_one_statement_is_refused(text: str) -> None:
         parse(text)
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(
     "text",
     [

@@ -49,6 +49,7 @@ def test_proxy_prints_its_address_and_ends_at_sigterm(tmp_path: Path) -> None:
     assert "ready" not in text
 
 
+@pytest.mark.slow
 def test_proxy_reports_a_server_that_is_not_trino(tmp_path: Path) -> None:
     class HandlerWithoutLog(SimpleHTTPRequestHandler):
         def log_message(self, format: str, *arguments: object) -> None:

@@ -147,6 +147,7 @@ def test_overwrite_replaces_exactly_the_partitions_of_its_rows(client: IndexClie
     assert read_ids_by_land(client) == {"de": [7], "fr": [3], None: [8]}
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("where", ["land = 'de'", {"type": "eq", "term": "land", "value": "de"}])
 def test_overwrite_replaces_the_rows_that_its_predicate_matches(client: IndexClient, where: Any) -> None:
     append(client, "db.t", [build_rows(1, 2), build_rows(3, land="fr")])
@@ -169,6 +170,7 @@ def test_overwrite_that_splits_a_file_is_refused_and_leaves_no_file(client: Inde
     assert read_ids_by_land(client) == {"de": [1, 2]}
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("where", ["f < 0.1", "f > 0.1", "f = 0.1"])
 def test_overwrite_with_an_inexact_literal_is_refused(client: IndexClient, where: str) -> None:
     with open_catalog(client.url) as catalog:
@@ -182,6 +184,7 @@ def test_overwrite_with_an_inexact_literal_is_refused(client: IndexClient, where
         assert catalog.load_table("db.f").scan().to_arrow().num_rows == 1
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(
     "answers",
     [
@@ -243,6 +246,7 @@ def test_conflicting_overwrite_is_refused_and_leaves_no_file(
     assert read_ids_by_land(client) == {"de": [1, 2]}
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("error", [Unreachable("cut off"), ServerFailed("?", status=500)])
 def test_files_of_a_commit_with_an_unknown_outcome_are_kept(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch, error: Exception

@@ -106,6 +106,7 @@ def test_files_written_with_fewer_buckets_count_in_every_bucket_that_may_have_th
     assert (coarse.buckets, coarse.files.tolist(), coarse.shared_files) == (2, [1, 3], 1)
 
 
+@pytest.mark.slow
 def test_bucket_sizes_for_too_many_buckets_are_refused(client: IndexClient) -> None:
     create(client, spec=[("bucket[1048576]", 1)])
     append(client, "db.t", build_key_rows([1, 2]))
@@ -127,6 +128,7 @@ def test_advised_bucket_count_is_the_doubling_nearest_to_the_target_size(client:
         compute_bucket_sizes(client, "db.t", target_bytes=0)
 
 
+@pytest.mark.slow
 def test_bucket_sizes_are_advised_for_the_partition_with_the_median_byte(
     client: IndexClient,
 ) -> None:
@@ -144,6 +146,7 @@ def test_bucket_sizes_are_advised_for_the_partition_with_the_median_byte(
     assert compute_bucket_sizes(client, "db.t", target_bytes=by_land["de"] // 2)[0].advice == 2
 
 
+@pytest.mark.slow
 def test_bucket_sizes_are_empty_without_rows_or_buckets(client: IndexClient) -> None:
     create(client, spec=[("bucket[4]", 1), ("bucket[2]", 2)])
     sizes = compute_bucket_sizes(client, "db.t")
@@ -195,6 +198,7 @@ def test_repeated_resize_changes_nothing(client: IndexClient) -> None:
     assert load_metadata(client) == location
 
 
+@pytest.mark.slow
 def test_resize_to_an_earlier_bucket_count_reuses_its_field(client: IndexClient) -> None:
     create(client, spec=[("bucket[8]", 1)])
     resize(client, "db.t", buckets=16)
@@ -205,6 +209,7 @@ def test_resize_to_an_earlier_bucket_count_reuses_its_field(client: IndexClient)
     assert read_spec_fields(client) == [("id_bucket_16", "bucket[16]", 1001)]
 
 
+@pytest.mark.slow
 def test_resize_gives_the_new_field_an_unused_name(client: IndexClient) -> None:
     create(client, spec=[("bucket[2]", 1)])
     update(
@@ -277,6 +282,7 @@ def test_resize_to_a_count_that_is_no_doubling_is_refused(client: IndexClient) -
         assert read_spec_fields(client) == [("p0", "bucket[8]", 1000)], requested_buckets
 
 
+@pytest.mark.slow
 def test_resize_requires_a_column_if_several_have_buckets(client: IndexClient) -> None:
     create(client, spec=[("bucket[8]", 1), ("bucket[4]", 2)])
     with pytest.raises(InvalidRequest, match="buckets of id, land; give the column"):
@@ -312,6 +318,7 @@ def test_resize_is_repeated_after_a_concurrent_change_of_the_spec(
     assert [field[0] for field in read_spec_fields(client)] == ["note", "id_bucket_16"]
 
 
+@pytest.mark.slow
 def test_resize_gives_up_after_repeated_conflicts(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
     create(client, spec=[("bucket[8]", 1)])
 
@@ -372,6 +379,7 @@ def test_buckets_command_shows_advises_and_resizes(client: IndexClient) -> None:
     assert sum(one["rows"] for one in report["sizes"]) == 1000
 
 
+@pytest.mark.slow
 def test_buckets_command_reports_each_error_in_one_line(client: IndexClient) -> None:
     create(client, spec=[("bucket[8]", 1)])
     create(client, "plain")

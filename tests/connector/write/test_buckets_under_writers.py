@@ -193,6 +193,7 @@ def judge_plans(client: IndexClient, note: str) -> None:
         assert pairs <= {(name, compute_bucket(count, key)) for name, count in names.items()}, f"{note}: {key}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "version", "properties"),
     [
@@ -231,6 +232,7 @@ def test_doubling_from_8_to_64_buckets_delays_no_writer_and_keeps_all_rows(
     assert (sizes.buckets, sizes.shared_files > 0) == (64, True)
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("mode", MODES)
 def test_write_that_began_before_a_resize_is_committed_unchanged(
     client: IndexClient, server: ServerThread, mode: str, monkeypatch: pytest.MonkeyPatch
@@ -250,6 +252,7 @@ def test_write_that_began_before_a_resize_is_committed_unchanged(
     assert lands == ["newer"] * 10 + ["new"] * 10 + ["old"] * 20
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("mode", MODES)
 def test_concurrent_upserts_of_a_key_in_an_old_and_a_new_bucket_conflict(
     client: IndexClient, mode: str, monkeypatch: pytest.MonkeyPatch

@@ -47,12 +47,14 @@ def order_points(points: Any, bits: int, curve: str) -> Any:
     return points[sorted(range(len(keys)), key=keys.__getitem__)].astype(int)
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(("axes", "bits"), GRIDS)
 def test_hilbert_curve_visits_every_point_once_in_steps_to_neighbours(axes: int, bits: int) -> None:
     steps = np.abs(np.diff(order_points(build_grid(axes, bits), bits, HILBERT), axis=0)).sum(axis=1)
     assert (steps == 1).all()
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(("axes", "bits"), GRIDS)
 def test_z_order_interleaves_the_bits_of_all_attributes(axes: int, bits: int) -> None:
     def interleave(point: Any) -> int:
@@ -124,6 +126,7 @@ def test_values_between_sampled_values_rank_between_them_and_nan_above_all() -> 
     assert Ranks.of(pa.array([], pa.string())).places(pa.array(["a", None])).tolist() == [0, 0]
 
 
+@pytest.mark.few_cases(20)
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("kind", KINDS)
 def test_values_outside_the_sample_have_the_rank_that_they_would_have_in_it(kind: str, seed: int) -> None:

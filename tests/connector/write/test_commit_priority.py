@@ -60,7 +60,7 @@ def run_upsert_stream(url: str, keys: list[int]) -> Iterator[list[int]]:
     assert not failed
 
 
-@pytest.mark.each_pair
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("is_indexed", [False, True], ids=["plain", "indexed"])
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("version", [2, 3])
@@ -80,7 +80,7 @@ def test_concurrent_equality_upserts_of_other_keys_are_no_conflict(
     assert (removed_delete.attempts, removed_delete.deleted) == (1, 2)
 
 
-@pytest.mark.each_pair
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("deletes", [False, True], ids=["upsert", "delete"])
@@ -128,6 +128,7 @@ def test_delete_by_another_column_conflicts_with_equality_deletes(
     assert not {7, 31} & read_lands(client).keys()
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("mode", quick(MODES, 1))
 def test_upsert_with_several_conflicts_gets_priority_over_a_stream_of_upserts(

@@ -74,7 +74,7 @@ def create_three_batches(client: IndexClient, catalog: RestCatalog, monkeypatch:
     monkeypatch.setattr(compaction, "BATCH_FILES", 6)
 
 
-@pytest.mark.each_value
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("spec", [PartitionSpec(), BY_PART], ids=["unpartitioned", "by part"])
 def test_small_files_are_compacted_to_few_with_the_same_rows(
@@ -154,6 +154,7 @@ def test_concurrent_change_of_a_file_discards_only_its_batch(
         assert read(client) == Counter(tuple(row.values()) for row in build_rows([100, 101, 102]).to_pylist())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("appends", "files_max"), [(40, 15), pytest.param(120, 25, marks=pytest.mark.slow)])
 def test_tiered_compaction_of_a_growing_table_rewrites_few_rows(
     client: IndexClient, server: ServerThread, appends: int, files_max: int
@@ -232,6 +233,7 @@ def test_random_histories_with_compactions_keep_the_rows(
     assert compactions > 0
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
     ("seed", "version"),
     [
@@ -377,6 +379,7 @@ def test_deletion_vectors_in_one_file_count_for_each_data_file(client: IndexClie
         assert client.files("db.t", content="deletes").num_rows == 0
 
 
+@pytest.mark.slow
 def test_upgrade_during_a_compaction_is_a_conflict(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -407,6 +410,7 @@ def post(client: IndexClient, *updates: dict[str, Any]) -> None:
     client._request_json("POST", "/v1/namespaces/db/tables/t", {}, {"requirements": [], "updates": list(updates)})
 
 
+@pytest.mark.slow
 def test_missing_file_stops_only_its_own_batch(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -419,6 +423,7 @@ def test_missing_file_stops_only_its_own_batch(
             run_compaction(client, ("db", "t"))
 
 
+@pytest.mark.slow
 def test_compaction_that_would_not_reduce_files_is_discarded(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -445,6 +450,7 @@ def test_compaction_that_would_not_reduce_files_is_discarded(
         assert CompactionPolicy.of(open_table(client, "db.t", CURRENT).metadata, {}).small == SMALL_SORTED
 
 
+@pytest.mark.slow
 def test_target_size_above_two_gibibytes_is_accepted_by_every_writer(client: IndexClient, server: ServerThread) -> None:
     with open_catalog(server.url) as catalog:
         create(catalog, 2, **{"write_target-file-size-bytes": str(3 << 30)})
@@ -453,6 +459,7 @@ def test_target_size_above_two_gibibytes_is_accepted_by_every_writer(client: Ind
         assert compact(client, "db.t").files_after == 1
 
 
+@pytest.mark.slow
 def test_files_with_uuids_in_nested_columns_are_merged(client: IndexClient) -> None:
     uuids: dict[str, Any] = {
         "one": {"type": "struct", "fields": [{"id": 5, "name": "u", "required": False, "type": "uuid"}]},

@@ -39,7 +39,7 @@ def read_lands(client: IndexClient) -> dict[int, str]:
     return {row[0]: row[1] for row in actual_rows}
 
 
-@pytest.mark.each_value
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("spec", [[], [("bucket[4]", 1)], [("truncate[10]", 1), ("bucket[2]", 1)]], ids=str)
 @pytest.mark.parametrize("version", [2, 3])
 def test_equality_upsert_replaces_rows_with_its_keys_and_reads_no_file(
@@ -113,6 +113,7 @@ def test_equality_upsert_of_a_promoted_int_key_near_the_minimum_is_refused(clien
     assert scan(client, "db.t", ["id"], where="id < 0").to_arrow().num_rows == 2
 
 
+@pytest.mark.slow
 def test_equality_upsert_with_a_wide_truncation_of_a_promoted_int_is_refused(client: IndexClient) -> None:
     create(client, spec=[("truncate[1500000000]", 1)])
     with pytest.raises(Unwritable, match="a key of column id is in the range of ints"):
@@ -132,6 +133,7 @@ def test_equality_upsert_treats_a_spec_of_void_fields_as_unpartitioned(client: I
     assert read_lands(client) == {2: "fr", 3: "it", 5: "de"}
 
 
+@pytest.mark.slow
 def test_equality_upsert_ignores_void_fields_beside_those_of_the_key(client: IndexClient) -> None:
     create(client, spec=[("void", 2), ("bucket[4]", 1)])
     append(client, "db.t", build_rows(*((key, "old") for key in range(10))))
@@ -157,6 +159,7 @@ def test_changes_that_equality_deletes_cannot_express_are_refused(client: IndexC
     assert delete(client, "db.f", keys=none, strategy=EQUALITY).snapshot_id is None
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
     ("expected", "message"),
     [
@@ -191,6 +194,7 @@ def test_equality_upsert_has_no_conflict_and_the_last_commit_wins(
     assert read_lands(client) == {1: "ours", 2: "theirs"}
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("mode", MODES)
 def test_located_upsert_is_repeated_after_a_concurrent_equality_upsert(
     client: IndexClient, mode: str, monkeypatch: pytest.MonkeyPatch

@@ -23,6 +23,7 @@ from tests.connector.write.test_upserts import BY_ID, build_rows, create
 FILES, ROWS = 120, 4
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize(("bytes_max", "read"), [(4 << 20, FILES // 2), (100, FILES)])
 def test_plan_names_more_keys_than_ranges_if_they_are_short_enough(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch, bytes_max: int, read: int

@@ -35,6 +35,7 @@ def compute_results(transform: str, kind: str, column: pa.Array | pa.ChunkedArra
     return [actual_transform.values[code] for code in actual_transform.codes.tolist()]
 
 
+@pytest.mark.few_cases(60)
 @pytest.mark.parametrize(("transform", "kind"), PAIRS)
 def test_transform_of_a_column_equals_the_transform_of_each_value(transform: str, kind: str) -> None:
     @settings(max_examples=examples(25), suppress_health_check=[HealthCheck.too_slow])
@@ -47,6 +48,7 @@ def test_transform_of_a_column_equals_the_transform_of_each_value(transform: str
     judge()
 
 
+@pytest.mark.few_cases(40)
 @pytest.mark.parametrize(
     ("transform", "kind"),
     [(transform, kind) for transform, kind in PAIRS if not kind.startswith(("float", "decimal", "uuid"))],

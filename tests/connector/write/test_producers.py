@@ -70,7 +70,7 @@ CHANGES: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.each_value
+@pytest.mark.few_cases(3)
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("name", CHANGES)
 def test_repeat_of_a_change_without_effect_changes_no_later_rows(client: IndexClient, name: str, version: int) -> None:

@@ -37,7 +37,7 @@ OTHERS: dict[str, Any] = {
 }
 
 
-@pytest.mark.each_value
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(
     ("version", "during"),
     [
@@ -69,6 +69,7 @@ def test_change_of_a_row_that_changed_since_it_was_read_is_refused(
     assert (2, "a", 1, None) in read_rows(client)
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("mode", MODES)
 def test_changes_of_other_rows_and_rewrites_are_no_conflict(client: IndexClient, mode: str) -> None:
     create(client)
@@ -106,6 +107,7 @@ def test_read_snapshot_outside_the_history_is_refused(client: IndexClient) -> No
         delete(client, "db.t", where="id = 1", read_snapshot_id=4711)
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("spec", [[], [("bucket[4]", 1)]], ids=["whole", "bucketed"])
 @pytest.mark.parametrize("mode", quick(MODES, 1))
 def test_concurrent_increments_of_counters_lose_none(
@@ -152,7 +154,7 @@ REPEATABLE_CHANGES: dict[str, Any] = {
 }
 
 
-@pytest.mark.each_pair
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", REPEATABLE_CHANGES)
 @pytest.mark.parametrize("since", [False, True], ids=["as it was left", "others came since"])

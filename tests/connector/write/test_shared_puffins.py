@@ -50,6 +50,7 @@ class Vectors:
                         self.live[path] += 1
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("seed", quick(range(first_seed(), first_seed() + 4), 2))
 def test_puffin_file_is_marked_as_removed_with_its_last_vector(
     client: IndexClient, server: ServerThread, seed: int

@@ -66,7 +66,7 @@ def read_rows(client: IndexClient, name: str = "db.t", at: At = CURRENT) -> list
     return [tuple(value.values()) for value in values]
 
 
-@pytest.mark.each_pair
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("is_indexed", [False, True])
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("mode", MODES)
@@ -112,6 +112,7 @@ def create_seeded(client: IndexClient, files: int, rows_each: int, *, sorted_key
         append(client, "db.t", pa.table({"id": ids, "note": pa.array(["old"] * rows_each)}))
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("is_indexed", quick([True, False], 1))
 def test_upsert_reads_and_writes_only_files_that_hold_its_keys(
@@ -190,6 +191,7 @@ def test_upsert_reads_only_the_buckets_of_its_keys(client: IndexClient) -> None:
     assert report.files_read <= 7
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("kind", ["long", "string"])
 def test_too_many_keys_to_name_are_located_by_ranges_and_buckets(
     client: IndexClient, kind: str, monkeypatch: pytest.MonkeyPatch
@@ -240,6 +242,7 @@ def test_upsert_with_a_damaged_index_loses_no_row(client: IndexClient, server: S
     assert [row[:2] for row in read_rows(client)] == [(1, "old"), (2, "new"), (3, "new")]
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("version", [2, 3])
 def test_file_without_remaining_rows_is_removed_without_a_read(
     client: IndexClient, server: ServerThread, version: int
@@ -257,6 +260,7 @@ def test_file_without_remaining_rows_is_removed_without_a_read(
 # Precedence of rows
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("mode", MODES)
 def test_row_with_the_latest_precombine_value_wins(client: IndexClient, mode: str) -> None:
     create(client)
@@ -279,6 +283,7 @@ def test_row_with_the_latest_precombine_value_wins(client: IndexClient, mode: st
     assert (report.inserted, report.updated, report.stale) == (1, 3, 2)
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("mode", MODES)
 def test_upsert_without_effect_reports_the_rows_it_found(client: IndexClient, mode: str) -> None:
     create(client)
@@ -291,6 +296,7 @@ def test_upsert_without_effect_reports_the_rows_it_found(client: IndexClient, mo
     assert client.load_table("db.t").location == before, "nothing is committed"
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("mode", MODES)
 def test_partial_upsert_keeps_the_other_columns(client: IndexClient, mode: str) -> None:
     create(client, spec=[("identity", 2)])
@@ -316,7 +322,7 @@ def test_upsert_of_a_repeated_key_leaves_one_row(client: IndexClient) -> None:
     assert (report.updated, report.deleted) == (1, 3)
 
 
-@pytest.mark.each_value
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("how", ["where", "keys", "upsert"])
 @pytest.mark.parametrize("mode", MODES)
 def test_columns_named_as_position_columns_are_changed_as_others(client: IndexClient, mode: str, how: str) -> None:
@@ -340,6 +346,7 @@ def test_columns_named_as_position_columns_are_changed_as_others(client: IndexCl
 # Keys
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("strategy", ["lookup", "scan"])
 def test_keys_of_every_type_are_found(client: IndexClient, strategy: str) -> None:
     for number, (kind, samples) in enumerate(typed.SAMPLES.items()):
@@ -368,6 +375,7 @@ def test_keys_of_every_type_are_found(client: IndexClient, strategy: str) -> Non
         assert removed_delete.deleted == len(chosen_values), kind
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("properties", [{}, {"seamark.index.k": "record(land, id)"}])
 def test_keys_of_several_columns_are_compared_as_a_whole(client: IndexClient, properties: dict[str, str]) -> None:
     create(client, properties=properties, spec=[("identity", 2)])
@@ -431,6 +439,7 @@ def test_mode_of_a_change_comes_from_the_tables_properties(client: IndexClient) 
     assert [row[:2] for row in read_rows(client)] == [(1, "b"), (3, "a")]
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("mode", [*MODES, "unlocated"])
 def test_change_with_too_many_index_files_succeeds_with_fewer(
     client: IndexClient, server: ServerThread, mode: str, monkeypatch: pytest.MonkeyPatch

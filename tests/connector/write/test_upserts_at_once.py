@@ -24,7 +24,7 @@ from seamark.connector.write.row_changes import Report
 from seamark.connector.write.upserts import delete, upsert
 from tests.connector.server_thread import ServerThread
 from tests.connector.write.test_upserts import BY_ID, FIELDS, MODES, build_rows, create, read_rows
-from tests.seeds import quick
+from tests.seeds import examples, quick
 
 
 def run_before_commits(monkeypatch: pytest.MonkeyPatch, *operations: Any) -> list[int]:
@@ -48,6 +48,7 @@ def run_before_commits(monkeypatch: pytest.MonkeyPatch, *operations: Any) -> lis
     return attempts
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("mode", MODES)
 def test_conflicting_upsert_is_repeated_on_the_new_snapshot(
     client: IndexClient, server: ServerThread, mode: str, monkeypatch: pytest.MonkeyPatch
@@ -108,6 +109,7 @@ def test_upsert_gives_up_after_its_attempts_and_leaves_no_file(
     assert server.list_written_files() == before | remaining
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
     "change",
     [
@@ -154,6 +156,7 @@ def test_change_without_effect_on_a_recreated_table_is_refused(
     assert [row[0] for row in read_rows(client)] == [5]
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("mode", MODES)
 def test_change_during_an_upgrade_uses_the_new_format_version(
     client: IndexClient, server: ServerThread, mode: str, monkeypatch: pytest.MonkeyPatch
@@ -222,24 +225,25 @@ def run_in_threads(client: IndexClient, operations: Sequence[Any]) -> None:
 def test_concurrent_upserts_to_different_buckets_have_no_conflicts(client: IndexClient, mode: str) -> None:
     create(client, spec=[("bucket[8]", 1)])
     append(client, "db.t", pa.table({"id": list(range(400)), "ts": pa.array([0] * 400, pa.int32())}))
+    rounds = 1 + examples(5, 2)
     by_bucket = [read_file_keys(task.path) for task in plan(client, open_table(client, "db.t", CURRENT))]
     assert len(by_bucket) == 8
     reports: list[Report] = []
 
     def build_writer(keys: list[int]) -> Any:
         def upsert_rounds(own_client: IndexClient) -> None:
-            for round_number in range(1, 6):
+            for round_number in range(1, rounds):
                 input_rows = build_rows(*((key, None, round_number) for key in keys[round_number::3]))
                 reports.append(upsert(own_client, "db.t", input_rows, keys=["id"], precombine="ts", mode=mode))
 
         return upsert_rounds
 
     run_in_threads(client, [build_writer(keys) for keys in by_bucket])
-    assert len(reports) == 40
+    assert len(reports) == 8 * (rounds - 1)
     assert {report.attempts for report in reports} == {1}
     expected = dict.fromkeys(range(400), 0)
     for keys in by_bucket:
-        for round_number in range(1, 6):
+        for round_number in range(1, rounds):
             expected |= dict.fromkeys(keys[round_number::3], round_number)
     assert {row[0]: row[2] for row in read_rows(client)} == expected
     assert len(read_rows(client)) == 400
@@ -256,10 +260,11 @@ def test_concurrent_upserts_to_one_bucket_all_succeed(client: IndexClient, mode:
     create(client, spec=[("bucket[1]", 1)], properties=BY_ID)
     append(client, "db.t", pa.table({"id": [1, 2, 3], "ts": pa.array([-1] * 3, pa.int32())}))
     attempts: list[int] = []
+    rounds = examples(4, 2)
 
     def build_writer(number: int) -> Any:
         def upsert_rounds(own_client: IndexClient) -> None:
-            for round_number in range(4):
+            for round_number in range(rounds):
                 input_rows = build_rows(
                     (1, None, round_number * 8 + number),
                     (2 + number % 2, None, round_number * 8 + number),
@@ -274,8 +279,8 @@ def test_concurrent_upserts_to_one_bucket_all_succeed(client: IndexClient, mode:
     run_in_threads(client, [build_writer(number) for number in range(8)])
     assert max(attempts) > 1
     assert [(row[0], row[2]) for row in read_rows(client)] == [
-        (1, 31),
-        (2, 30),
-        (3, 31),
-        *((10 + n, 3) for n in range(8)),
+        (1, 8 * rounds - 1),
+        (2, 8 * rounds - 2),
+        (3, 8 * rounds - 1),
+        *((10 + n, rounds - 1) for n in range(8)),
     ]

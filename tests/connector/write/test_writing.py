@@ -104,7 +104,7 @@ LONG = {
 """The cases that write the most files. The fast tests include many partitions with the lowest limits, unsorted."""
 
 
-@pytest.mark.each_pair
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(
     ("limits", "fields", "sorted_by"),
     [
@@ -174,6 +174,7 @@ def check_indexes(write_target: WriteTarget, written_files: WrittenFiles) -> Non
     assert objects_by_key == {}
 
 
+@pytest.mark.slow
 def test_files_have_the_target_size(tmp_path: Path) -> None:
     size = 150_000
     properties = {"write.target-file-size-bytes": str(size), "write.parquet.row-group-size-bytes": "40000"}
@@ -284,6 +285,7 @@ def test_storage_failure_during_a_write_leaves_no_file(tmp_path: Path, monkeypat
     assert not [one for one in tmp_path.rglob("*") if one.is_file()]
 
 
+@pytest.mark.slow
 def test_files_are_written_to_s3_and_discarded(s3: S3, s3_bucket: str) -> None:
     storage = Storage(
         {

@@ -81,6 +81,7 @@ def list_published_files(client: IndexClient, folder: Path) -> list[bytes]:
     return [path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.suffix != ".parquet"]
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("transform", [IdentityTransform(), TruncateTransform(3), BucketTransform(16)])
 def test_job_derives_no_partition_values_from_encrypted_columns(
     client: IndexClient, server: ServerThread, tmp_path: Path, transform: Any
@@ -110,6 +111,7 @@ def test_job_derives_no_partition_values_from_encrypted_columns(
     assert read(client) == before
 
 
+@pytest.mark.slow
 def test_void_partition_field_of_an_encrypted_column_is_accepted(client: IndexClient, server: ServerThread) -> None:
     with open_catalog(server.url) as catalog:
         catalog.create_namespace_if_not_exists("db")
@@ -123,6 +125,7 @@ def test_void_partition_field_of_an_encrypted_column_is_accepted(client: IndexCl
     assert read(client) == before
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("columns", ["price", "fixed, payload", "customer.city"])
 def test_rows_are_not_clustered_by_encrypted_columns(client: IndexClient, server: ServerThread, columns: str) -> None:
     """Attributes of a table that is joined by an encrypted column are refused, too."""
@@ -265,6 +268,7 @@ def test_master_key_is_usable_only_in_the_namespaces_that_the_key_file_names(
     assert EnvironmentKeys()() is None
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("size", [40, 700])
 def test_file_that_is_encrypted_during_a_job_is_not_rewritten_without_encryption(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch, size: int
@@ -315,6 +319,7 @@ def test_error_of_a_job_quotes_no_value_of_an_encrypted_file(
     assert format_error_line(pa.ArrowInvalid("bad value 5"), 500, with_class=True) == "ArrowInvalid: bad value 5"
 
 
+@pytest.mark.slow
 def test_copied_file_keeps_its_encryption_in_another_table(client: IndexClient, server: ServerThread) -> None:
     """The other table is in the same namespace, and a job rewrites it."""
     create(server, 2)

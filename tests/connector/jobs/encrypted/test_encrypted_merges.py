@@ -142,6 +142,7 @@ def _check_files(client: IndexClient, owners: dict[int, set[tuple[str, str]]], h
                 assert not metric_values & {secret[name] for name, _ in actual if name in secret}, metric
 
 
+@pytest.mark.slow
 def test_statement_process_takes_its_keys_from_its_environment(
     client: IndexClient, server: ServerThread, tmp_path: Path
 ) -> None:
@@ -193,6 +194,7 @@ def test_scan_reads_encrypted_files_only_with_explicit_keys(
         scan(client, "db.t", ["id"], "payload = 'a'").to_arrow()  # The literal is within the column's bounds.
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("version", [2, 3])
 def test_encrypted_files_of_a_sorted_table_are_sorted_and_stay_encrypted(
     client: IndexClient, server: ServerThread, kms: None, version: int
@@ -229,6 +231,7 @@ def test_encrypted_files_of_a_sorted_table_are_sorted_and_stay_encrypted(
     assert {task.file["sort-order-id"] for task in plan(client, open_table(client, "db.t", At(ref=MAIN)))} == {1}
 
 
+@pytest.mark.slow
 def test_small_encrypted_files_are_compacted_and_stay_encrypted(
     client: IndexClient, server: ServerThread, kms: None
 ) -> None:

@@ -146,6 +146,7 @@ def test_sealed_temporary_files_return_the_rows_that_were_added(tmp_path: Path) 
         )
 
 
+@pytest.mark.slow
 def test_long_values_in_sealed_files_are_split_into_short_blocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,6 +167,7 @@ def test_long_values_in_sealed_files_are_split_into_short_blocks(
     assert [part.column(0).to_pylist() for part, _, _ in spill.ranges()] == [[text], [text[::-1]]]
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))])
 def test_changed_rows_are_in_files_with_the_same_protection(
@@ -203,6 +205,7 @@ def test_changed_rows_are_in_files_with_the_same_protection(
     assert {frozenset(protection) for protection in read_row_protections(client).values()} <= {frozenset(SECRET)}
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("mode", MODES)
 def test_change_of_rows_from_differently_encrypted_files_is_refused(
     client: IndexClient, server: ServerThread, mode: str
