@@ -40,6 +40,10 @@ FILES = {
     "log/test_cut_connections.py": "engines",
     "objects/test_signing_clients.py": "engines",
     **dict.fromkeys(("packaging/test_imports.py", "packaging/test_lock.py", "packaging/test_wheel.py"), "server"),
+    **dict.fromkeys(("planner/test_joins_oracle.py", "planner/test_views.py"), "server"),
+    "planner/joins/test_join_conditions_oracle.py": "server",
+    "catalog/rebase/test_rebase_over_services.py": "server",
+    "index/kinds/test_toy_kind.py": "server",
 }
 FIXTURES = {
     **dict.fromkeys(("start_seamark", "postgres", "postgres_url", "s3", "s3_bucket", "nats"), "server"),
