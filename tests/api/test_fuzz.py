@@ -139,11 +139,13 @@ def _run_campaign(operation: APIOperation[Any, Any, Any, Any], target: Target, e
     run()
 
 
+@pytest.mark.few_cases(5)
 @pytest.mark.parametrize("operation", STANDARD[::3])
 def test_no_request_to_the_standard_routes_gets_a_server_error(operation: Any, target: Target) -> None:
     _run_campaign(operation, target, EXAMPLES, conform=True)
 
 
+@pytest.mark.few_cases(12)
 @pytest.mark.parametrize("operation", OURS[::3])
 def test_no_request_to_seamarks_routes_gets_a_server_error(operation: Any, target: Target) -> None:
     _run_campaign(operation, target, EXAMPLES, conform=False)

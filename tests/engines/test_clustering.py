@@ -268,6 +268,7 @@ def test_clustering_commits_nothing_if_a_row_is_lost(rig: Rig, monkeypatch: pyte
     assert rig.files("lossy") == files
 
 
+@pytest.mark.slow
 def test_invalid_clustering_options_are_refused_before_a_file_is_read(rig: Rig) -> None:
     rig.sql(f"CREATE TABLE {{db}}.empty ({SALES}) USING iceberg")
     report = rig.cluster("empty", ["day"])

@@ -47,7 +47,7 @@ def measure_s(action: Callable[[], Any]) -> float:
 def catalog(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
     home = tmp_path / "home"
     with Seamark(home) as server:
-        RandomCatalog(server.base_url, first_seed()).run(100)
+        RandomCatalog(server.base_url, first_seed()).run(examples(100, 40))
         return home, list_catalog(server.base_url)
 
 

@@ -67,6 +67,7 @@ def test_most_predictions_are_within_a_fifth_of_the_result(tmp_path: Path) -> No
     assert len(near) >= 0.9 * len(ratios), sorted(round(ratio, 2) for ratio in ratios)
 
 
+@pytest.mark.slow
 def test_commands_show_prediction_and_measurement(client: IndexClient) -> None:
     rng = np.random.default_rng(first_seed())
     make_table(client, rng)
