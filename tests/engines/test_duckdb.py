@@ -253,7 +253,7 @@ LAYOUTS: list[tuple[str, str, list[Any], list[str]]] = [
 ]
 
 
-@pytest.mark.few_cases(2)
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize(("kind", "transform", "values", "literals"), LAYOUTS, ids=[one[0] for one in LAYOUTS])
 def test_partition_values_do_not_make_duckdb_lose_rows(
     con: duckdb.DuckDBPyConnection, server: Seamark, kind: str, transform: str, values: list[Any], literals: list[str]

@@ -86,6 +86,7 @@ def test_boto3_reads_each_kind_of_write(keys: Keys, store_rig: Rig) -> None:
         assert answer_twice(source) == answer_twice(target, Range="bytes=0-9") == "NoSuchKey"
 
 
+@pytest.mark.slow
 def test_pyarrow_rereads_parquet_from_the_cache(keys: Keys) -> None:
     files = keys.open_pyarrow()
     path = f"{keys.bucket}/{keys.prefix}{_create_name()}"

@@ -249,6 +249,7 @@ async def test_an_error_of_another_topic_does_not_end_a_read(kafka: Kafka, monke
         assert await read_texts(log, A) == ["a"]
 
 
+@pytest.mark.slow
 async def test_the_journal_is_read_without_a_gap_after_unexpected_errors(
     kafka: Kafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -303,6 +303,7 @@ async def test_adding_a_view_examines_no_other_view(tmp_path: Path, monkeypatch:
         assert planner.stats().decoded == 12
 
 
+@pytest.mark.slow
 async def test_single_principal_can_use_the_whole_budget(tmp_path: Path) -> None:
     tables = [create_filled_table(tmp_path / f"t{n}", days=2, per_day=40)[0] for n in range(8)]
     expected = await list_sizes_bytes(tmp_path, tables)

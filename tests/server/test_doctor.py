@@ -161,6 +161,7 @@ def test_completion_suggests_commands_and_options() -> None:
     assert "plain,--kind" in complete("seamark", "index", "create", "--ki")
 
 
+@pytest.mark.slow
 def test_running_spark_is_checked_by_its_web_interface() -> None:
     conf = build_catalog_conf("sea", f"{URL}/v1") | {"spark.app.name": "x"}
     jars = [["/jars/iceberg-spark-runtime-3.5_2.12-1.12.0.jar", "System Classpath"]]

@@ -140,6 +140,7 @@ async def test_the_first_rows_of_an_empty_table_are_committed_at_once(stream: St
     assert await stream.ids() == [1, 2]
 
 
+@pytest.mark.slow
 async def test_first_flush_is_repeated_after_a_failure_and_not_by_rows_that_arrive_meanwhile(
     stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:

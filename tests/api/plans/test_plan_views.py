@@ -82,7 +82,7 @@ async def test_plan_view_is_the_view_with_another_text(plan_api: PlanApi) -> Non
     assert (await plan_api("GET", f"{STANDARD_TABLES}/{name}")).status == 404, "it is no table"
 
 
-@pytest.mark.few_cases(3)
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
     ("reference", "default", "replacement"),
     [

@@ -251,6 +251,7 @@ def draw_field_condition(rng: random.Random, alias: str) -> str:
     return f"NOT ({result})" if rng.random() < 0.15 else result
 
 
+@pytest.mark.slow
 def test_conditions_on_fields_of_structs_leave_files_out_but_no_rows(server: Seamark) -> None:
     rng, counts = random.Random(first_seed() + 2), Counter[str]()
     with closing(seamark.duckdb.connect(server.base_url)) as con:

@@ -216,7 +216,7 @@ def make_rows(ids: list[int], name: str, note: str | None = None) -> pa.Table:
     return pa.table({"id": ids, "name": [name] * len(ids), "note": [note] * len(ids), "at": timestamps}, schema=SCHEMA)
 
 
-@pytest.mark.few_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_imported_rows_are_upserted(server: ServerThread, catalog: RestCatalog, tmp_path: Path, mode: str) -> None:
     table = catalog.create_table("db.t", schema=SCHEMA)

@@ -321,7 +321,7 @@ def test_clustering_rewrites_files_with_many_deletes(client: IndexClient, server
         assert client.files("db.t", content="deletes").num_rows == 0
 
 
-@pytest.mark.few_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"write.metadata.metrics.column.name": "truncate(16)"}])
 def test_bounds_of_clustered_strings_are_longer_than_their_common_prefix(
     client: IndexClient, server: ServerThread, settings: dict[str, str]

@@ -165,7 +165,7 @@ def test_undone_snapshot_does_not_expire_within_an_hour(tmp_path: Path) -> None:
     server.stop()
 
 
-@pytest.mark.few_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("version", [2, 3])
 def test_undo_of_a_manifest_rewrite_keeps_later_commits_or_is_refused(
     client: IndexClient, server: ServerThread, version: int

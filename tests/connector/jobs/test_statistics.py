@@ -93,6 +93,7 @@ def test_statistics_in_random_histories_are_within_the_error_of_the_sketches(
         assert incremental, "no statistics were computed from earlier ones"
 
 
+@pytest.mark.slow
 def test_incremental_statistics_read_only_new_files_and_equal_a_full_run(
     client: IndexClient, server: ServerThread
 ) -> None:

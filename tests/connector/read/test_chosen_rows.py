@@ -53,7 +53,7 @@ def make_rows(start: int, source: random.Random) -> pa.Table:
     return pa.table(columns)
 
 
-@pytest.mark.few_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("all_coded", [False, True])
 def test_chosen_rows_equal_the_rows_of_a_scan(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch, all_coded: bool

@@ -391,6 +391,7 @@ def test_sum_of_a_group_without_values_is_null_after_a_delete(server: ServerThre
     assert summary.index == "cube0"
 
 
+@pytest.mark.slow
 def test_renamed_column_keeps_its_cube_and_a_promoted_column_needs_a_new_one(
     server: ServerThread, sales: World
 ) -> None:
