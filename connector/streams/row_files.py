@@ -35,6 +35,7 @@ from seamark.connector.streams.keyed_rows import (
 from seamark.connector.streams.packed_rows import (
     SCHEMA_ID,
     PackedSlice,
+    convert_rows,
     group_by_key,
     key_of_names,
     schema_of,
@@ -259,13 +260,15 @@ def _encode(
         BadRequest: The rows cannot be written.
     """
     try:
-        for schema_id, batches in by_schema.items():
-            target = _target_of(metadata, schema_of(metadata, schema_id))
-            table = pa.Table.from_batches(batches, target.arrow).combine_chunks()
+        for packed_id, batches in by_schema.items():
+            target = _find_target(metadata, schema_of(metadata, packed_id))
+            schema_id = target.schema.id
+            rows = batches if schema_id == packed_id else [convert_rows(batch, target.schema) for batch in batches]
+            table = pa.Table.from_batches(rows, target.arrow).combine_chunks()
             for batch in table.to_batches():
-                for file, rows in _encode_batch(batch, target, folder):
-                    yield file, rows.replace_schema_metadata({SCHEMA_ID: str(schema_id).encode()})
-    except Unwritable as error:
+                for file, written in _encode_batch(batch, target, folder):
+                    yield file, written.replace_schema_metadata({SCHEMA_ID: str(schema_id).encode()})
+    except (AmbiguousColumn, Unwritable) as error:
         raise BadRequest(f"The rows cannot be written: {error}") from None
 
 
@@ -286,8 +289,11 @@ def _encode_batch(
         storage.delete(location)
 
 
-def _target_of(metadata: TableMetadata, schema: Schema) -> WriteTarget:
-    """Return the target for files with a schema of the table, and the newest partition spec whose columns it has."""
+def _find_target(metadata: TableMetadata, schema: Schema) -> WriteTarget:
+    """Return the target for files with a schema of the table, and the newest partition spec whose columns it has.
+
+    If the table has removed all such specs, this is the target for files with the current schema.
+    """
     target = replace(create_target(metadata, MemoryStorage()), indexes=())
     if schema.id == metadata.current_schema_id:
         return target
@@ -295,7 +301,7 @@ def _target_of(metadata: TableMetadata, schema: Schema) -> WriteTarget:
     specs = (metadata.default_spec, *sorted(metadata.partition_specs, key=lambda spec: -spec.spec_id))
     spec = next((spec for spec in specs if all(set(field.sources) <= columns.keys() for field in spec.fields)), None)
     if spec is None:
-        raise Unwritable(f"no partition spec of the table has only columns of its schema {schema.id}")
+        return target
     order = target.sort_order if set(target.sort_order.column_ids) <= columns.keys() else None
     target = replace(target, schema=schema, spec=spec)
     return target if order is not None else replace(target, sort_order=type(target.sort_order)(0, ()))

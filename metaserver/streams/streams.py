@@ -22,7 +22,9 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
 from seamark.formats.protocol.wire import show
 from seamark.formats.runtime.errors import (
+    BadRequest,
     CommitConflict,
+    Corrupt,
     LogUnavailable,
     NoSuchTable,
     RetryLater,
@@ -106,6 +108,8 @@ class _FlushState:
         self.failures = 0
         self.error = ""
         """The message of the last failure."""
+        self.is_blocked = False
+        """Whether the last flush failed for a reason that does not pass."""
         self.not_before_s = 0.0
         self.interval_ms: int | None = None
         """The table's own flush interval, if it has one."""
@@ -453,6 +457,8 @@ class Streams:
 
     async def _flush_and_count(self, table: StreamTable, *, only_first: bool = False) -> int:
         rows = await table.flush(only_first=only_first)
+        if (state := self._flushes.get(table.uuid)) is not None:
+            state.failures, state.is_blocked = 0, False
         self.counts.flushes += rows > 0
         self.counts.flushed_rows += rows
         return rows
@@ -538,7 +544,7 @@ class Streams:
         if table is None or state is None:
             return None
         interval_ms = state.interval_ms or self._context.settings.stream_flush_interval_ms
-        return FlushReport(table.oldest_ms, interval_ms, state.failures, state.error)
+        return FlushReport(table.oldest_ms, interval_ms, state.failures, state.error, state.is_blocked)
 
     def _is_old(self, table: StreamTable, now_ms: int) -> bool:
         state = self._flushes[table.uuid]
@@ -563,12 +569,12 @@ class Streams:
                 # A due flush gives the table a snapshot. It does nothing if another flush has been faster.
                 await self._flush_and_count(table, only_first=is_due)
             state.waiting_since_ms = None
-            state.failures = 0
+            state.failures, state.is_blocked = 0, False
         except NoSuchTable:  # The rows wait in the log until the table is restored or purged.
             self._close_table(table)
         except SeamarkError as error:
             state.failures += 1
-            state.error = error.message
+            state.error, state.is_blocked = error.message, isinstance(error, BadRequest | Corrupt)
             state.is_due = state.is_due or is_due
             self.counts.failed_flushes += 1
             pause_s = min(_RETRY_MAX_S, _RETRY_S * 2 ** min(state.failures - 1, _DOUBLINGS_MAX))
@@ -576,7 +582,7 @@ class Streams:
             _log.warning("a flush failed; it is tried again", table=table.uuid, error=error.message, pause_s=pause_s)
         except Exception:  # noqa: BLE001  a bug of one table must not end the flushes of all
             state.failures += 1
-            state.error = "an unexpected error; the log of the server has it"
+            state.error, state.is_blocked = "an unexpected error; the log of the server has it", True
             self.counts.failed_flushes += 1
             state.not_before_s = self._context.clock.monotonic() + _RETRY_MAX_S
             _log.exception("a flush failed unexpectedly", table=table.uuid)

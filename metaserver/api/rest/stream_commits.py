@@ -236,7 +236,9 @@ def _drops_history(update: dict[str, Any]) -> bool:
     """Return whether waiting rows have to be flushed into a snapshot before an update.
 
     A replaced table loses its branch `main`, and with it the rows. Waiting rows have the schema that was current
-    when they arrived, and that schema must not be removed before their flush.
+    when they arrived. This schema, and the partition specs of its columns, must not be removed before their flush.
     """
     action = update.get("action")
-    return action == "remove-schemas" or (action == "remove-snapshot-ref" and update.get("ref-name") == MAIN)
+    return action in ("remove-schemas", "remove-partition-specs") or (
+        action == "remove-snapshot-ref" and update.get("ref-name") == MAIN
+    )
