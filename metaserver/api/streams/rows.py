@@ -73,6 +73,22 @@ async def append_rows(call: Call, body: bytes) -> AppendedRows:
     row_format, producer = format_of(call.content_type), read_producer(call.query)
     is_envelope = _read_envelope(call.query)
     target = await load_target(call, call.namespace, call.name)
+    if len(body) <= QUICK_BYTES:
+        return await _append_body(call, body, row_format, target, producer, is_envelope=is_envelope)
+    async with call.components.streams.reserve_room(target.uuid, len(body)):
+        return await _append_body(call, body, row_format, target, producer, is_envelope=is_envelope)
+
+
+async def _append_body(
+    call: Call,
+    body: bytes,
+    row_format: RowFormat,
+    target: RowTarget,
+    producer: tuple[str, int] | None,
+    *,
+    is_envelope: bool,
+) -> AppendedRows:
+    """Append the rows of a body, and return the answer."""
     is_quick = len(body) <= QUICK_BYTES
     read = partial(_read_body, call, body, row_format, target.loaded.metadata, is_envelope=is_envelope)
     decoded = read() if is_quick else await call.in_turn(read)
