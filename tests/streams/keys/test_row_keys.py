@@ -284,6 +284,44 @@ def test_rows_without_a_partition_spec_for_their_schema_are_flushed_with_the_cur
     assert encode(log, changed) == ["a"]
 
 
+@pytest.mark.parametrize("kind", ["timestamp", "timestamp_ns"])
+def test_rows_of_a_partition_column_that_was_promoted_are_flushed_with_its_new_type(kind: str) -> None:
+    created = create_table("")
+    metadata = change_table(created, *set_spec("identity"))
+    metadata = change_table(metadata, {"action": "remove-partition-specs", "spec-ids": [created.default_spec.spec_id]})
+    log = Log(1)
+    log.begin_group(metadata)
+    log.append(metadata, 0, [{DAY: "2026-01-02", VALUE: "a"}], [False])
+    promoted = change_fields(metadata, DAY, type=kind)
+    (file,) = FILES.encode(log.list_slices(), promoted, None)
+    assert msgspec.json.decode(file.content_file)["partition"] == ["2026-01-02T00:00:00"]
+    assert read_values([file]) == ["a"]
+
+
+@pytest.mark.parametrize("step", ["spec", "order"])
+def test_rows_are_flushed_after_a_transform_of_the_type_to_which_their_column_was_promoted(step: str) -> None:
+    metadata = create_table("")
+    log = Log(1)
+    log.begin_group(metadata)
+    log.append(metadata, 0, [{DAY: "9999-12-31", VALUE: "a"}], [False])
+    order = {"source-id": DAY, "transform": "hour", "direction": "asc", "null-order": "nulls-first"}
+    by_step = {
+        "spec": set_spec("hour"),
+        "order": (
+            {"action": "add-sort-order", "sort-order": {"order-id": 1, "fields": [order]}},
+            {"action": "set-default-sort-order", "sort-order-id": -1},
+        ),
+    }
+    promoted = change_table(change_fields(metadata, DAY, type="timestamp"), *by_step[step])
+    assert encode(log, promoted) == ["a"]
+
+
+def set_spec(transform: str) -> tuple[dict[str, Any], ...]:
+    """Return the updates that partition a table by a transform of its day."""
+    field = {"source-id": DAY, "transform": transform, "name": "part"}
+    return {"action": "add-spec", "spec": {"fields": [field]}}, {"action": "set-default-spec", "spec-id": -1}
+
+
 def test_delete_does_not_hide_a_missing_value_of_another_row() -> None:
     preparation = RowPreparation(create_table("a-b"), FILES, 1)
     assert preparation.prepare_json([{"a-b": 1, "value": "x"}, {"a-b": 2, "_op": "delete"}]).row_count == 2
