@@ -200,7 +200,7 @@ class StreamTable:
         self.reserved_bytes = 0
         """The bytes of large bodies that are being prepared for an append."""
         self.admission = asyncio.Lock()
-        """Held by the large body that waits for room in memory. Later bodies wait behind it."""
+        """The lock of the large body that waits for room in memory. Later bodies wait for the lock."""
         self._logged_bytes = logged_bytes
         self.keeps_rows = True
         """Whether rows that this process appends stay in memory. Another owner reads them from the log."""

@@ -85,7 +85,7 @@ _CLEAN_S = 5.0
 _ROOM_WAIT_S = 5.0
 """The maximum time for which a large body of rows waits for room in memory."""
 _ROOM_WAITERS_MAX = 32
-"""The maximum number of bodies that wait for room. Further bodies are refused when it is their turn."""
+"""The maximum number of bodies that wait for room. Further bodies are refused if there is no room."""
 _ROOM_LOOK_S = 0.02
 """The time between two checks for room."""
 _THREADS = 8

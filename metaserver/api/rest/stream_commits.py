@@ -234,7 +234,7 @@ def _promotes_column(metadata: TableMetadata, changed: TableMetadata) -> bool:
 
 
 async def _flush_before_change(call: Call, entry: Entry) -> None:
-    """Flush a stream table before a change, so that rows that wait are written as they came.
+    """Flush a stream table before a change, so that rows that wait are written as they were appended.
 
     The commit does not need the flush: rows state their key and their schema, and a later flush orders rows of several
     keys, and converts rows. So an error that would come again does not keep an update from correcting the table.
