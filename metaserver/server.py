@@ -402,8 +402,8 @@ def open_certificate(settings: Settings) -> Certificate | None:
     """
     if not settings.tls_cert:
         return None
-    client_authorities = Path(settings.tls_client_ca) if settings.tls_client_ca else None
-    return Certificate(Path(settings.tls_cert), Path(settings.tls_key), client_authorities)
+    client_files = [Path(name) if name else None for name in (settings.tls_client_ca, settings.tls_client_crl)]
+    return Certificate(Path(settings.tls_cert), Path(settings.tls_key), *client_files)
 
 
 def warn_of_plain_http(settings: Settings) -> None:

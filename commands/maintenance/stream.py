@@ -40,8 +40,8 @@ def list_command(client: IndexClient, as_json: bool) -> None:
     elif not streams:
         say("No stream table that you may see has rows in the log.")
     else:
-        headers = ("table", "waiting rows", "memory", "oldest", "flushed", "durable")
-        print_rows(headers, map(_state_to_row, streams), right_aligned=headers[1:])
+        headers = ("table", "waiting rows", "memory", "oldest", "flushed", "durable", "flush")
+        print_rows(headers, map(_state_to_row, streams), right_aligned=headers[1:-1])
 
 
 @stream.command()
@@ -60,6 +60,8 @@ def show(client: IndexClient, table: str, as_json: bool) -> None:
         f"{show_count(state['fresh-files'], 'fresh file')}"
         + ("" if state["paused"] is None else f"; paused: {state['paused']}")
     )
+    if state["flush-error"] is not None:
+        say(f"The last flush failed, and is tried again: {state['flush-error']}")
     headers = ("shard", "flushed", "durable")
     rows = [(str(one["shard"]), f"{one['flushed']:,}", f"{one['durable']:,}") for one in state["shards"]]
     print_rows(headers, rows, right_aligned=headers)
@@ -126,6 +128,7 @@ def _state_to_row(state: dict[str, Any]) -> tuple[str, ...]:
         _show_age(state["oldest-ms"]),
         f"{sum(shard['flushed'] for shard in shards):,}",
         f"{sum(shard['durable'] for shard in shards):,}",
+        "" if state["flush-error"] is None else "fails",
     )
 
 

@@ -43,7 +43,7 @@ from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan,
 from seamark.formats.iceberg.expressions.expression import FALSE, TRUE, Expression
 from seamark.formats.iceberg.expressions.residuals import Residuals
 from seamark.formats.iceberg.files.footer import END_BYTES
-from seamark.formats.iceberg.files.parquet import AmbiguousColumn, Unreadable
+from seamark.formats.iceberg.files.parquet import AmbiguousColumn, UnfitColumn, Unreadable
 from seamark.formats.iceberg.files.parquet_reading import check_plain, read_plain_metadata
 from seamark.formats.iceberg.metadata.name_mapping import NAME_MAPPING, parse_name_mapping
 
@@ -350,7 +350,7 @@ def _add_path_to_errors(path: str, *, hides: bool = False) -> Iterator[None]:
     try:
         yield
     except AmbiguousColumn as error:
-        raise Unreadable(path, str(error)) from None
+        raise UnfitColumn(path, str(error)) from None
     except (pa.ArrowException, OSError, ValueError) as error:
         if hides:
             raise Unreadable(path, f"the file cannot be read: {type(error).__name__}") from None

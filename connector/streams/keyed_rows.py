@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from seamark.connector.arrow.arrays import Longs, Mask
 from seamark.connector.arrow.casting import Unwritable, get_arrow_type
 from seamark.connector.read.deleted_rows import Deletes, union_positions
-from seamark.connector.read.tables import OpenTable
+from seamark.connector.read.tables import OpenTable, plan
 from seamark.connector.streams.packed_rows import RowKey, UnpackedRows, find_column
 from seamark.connector.streams.stored_files import MemoryStorage, ServedStorage, ServerFiles, StoredRowsPort
 from seamark.connector.write.delete_files import BY_FILE, GRANULARITY, DeletedRows, write_deletes
@@ -33,6 +33,7 @@ from seamark.connector.write.row_locations import (
     find_key_fields,
     hash_key_columns,
     locate,
+    scan_files,
 )
 from seamark.connector.write.target import create_target
 from seamark.connector.write.upserts import read_scope
@@ -40,9 +41,10 @@ from seamark.formats.iceberg.expressions.arrow import build_arrow_array
 from seamark.formats.iceberg.expressions.expression import TRUE, Expression, join_by_or
 from seamark.formats.iceberg.expressions.expression_json import encode_expression
 from seamark.formats.iceberg.expressions.residuals import add_nan
+from seamark.formats.iceberg.files.parquet import UnfitColumn
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.partition import PartitionSpec
-from seamark.formats.iceberg.types.schema import Field, Schema
+from seamark.formats.iceberg.types.schema import Field, Schema, Type
 from seamark.formats.iceberg.types.types import get_base_name
 from seamark.formats.iceberg.types.values import decode_json, get_decimal_precision
 from seamark.formats.index.keys.hashing import Hashes
@@ -59,6 +61,10 @@ _FILES_BY_FILE_MAX = 64
 
 _Version = tuple[int | None, int, int]
 """The ids of a snapshot, a schema and a partition spec. Scan tasks depend on them."""
+
+
+class UnfitKey(Unwritable):
+    """A date of a key column is beyond the range of the type to which the column was promoted."""
 
 
 class KeyHashes(NamedTuple):
@@ -176,20 +182,24 @@ def _read_earlier_columns(fields: Sequence[Field], rows: UnpackedRows) -> list[p
         for key_field in fields:
             column = find_column(rows.rows, key_field.id)
             if column is not None:
-                column = _remove_unfit(column, get_arrow_type(str(key_field.type), key_field.name))
-                columns.append(_cast_key(column, key_field))
+                columns.append(_cast_fitting(column, key_field))
             else:
                 columns += read_key_columns([key_field], rows.rows, rows.schema)
         return columns
 
 
-def _remove_unfit(column: pa.Array, target: pa.DataType) -> pa.Array:
-    """Return a column with null for the dates and times that a type of timestamps cannot hold."""
-    if not (pa.types.is_timestamp(target) and (pa.types.is_date(column.type) or pa.types.is_timestamp(column.type))):
-        return column
-    # A value beyond the range becomes another value, which differs when it is cast back.
-    restored = column.cast(target, safe=False).cast(column.type, safe=False)
-    return pc.if_else(pc.equal(restored, column), column, pa.scalar(None, column.type))
+def _cast_fitting(column: pa.Array, key_field: Field) -> pa.Array:
+    """Return a key column as `_cast_key` does, with null for each date or time that the type cannot hold."""
+    target = get_arrow_type(str(key_field.type), key_field.name)
+    if _is_date_or_time(target) and _is_date_or_time(column.type) and column.type != target:
+        # A value beyond the range becomes another value, which differs when it is cast back.
+        cast = column.cast(target, safe=False)
+        return pc.if_else(pc.equal(cast.cast(column.type, safe=False), column), cast, pa.scalar(None, target))
+    return _cast_key(column, key_field)
+
+
+def _is_date_or_time(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_date(kind) or pa.types.is_timestamp(kind))
 
 
 def _repeat_default(key_field: Field, rows: int) -> pa.Array:
@@ -203,6 +213,7 @@ def _cast_key(column: pa.Array | pa.ChunkedArray, key_field: Field) -> pa.Array:
     """Return a key column with the type that its field has in data files, also after a promotion of a date.
 
     Raises:
+        UnfitKey: A date does not fit the type.
         Unwritable: A value does not fit the type.
     """
     target = get_arrow_type(str(key_field.type), key_field.name)
@@ -210,7 +221,7 @@ def _cast_key(column: pa.Array | pa.ChunkedArray, key_field: Field) -> pa.Array:
         try:
             column = column.cast(target)
         except pa.ArrowInvalid as error:
-            raise Unwritable(f"column {key_field.name} is {key_field.type}: {error}") from None
+            raise UnfitKey(f"column {key_field.name} is {key_field.type}: {error}") from None
     return read_column(pa.table({key_field.name: column}), key_field)
 
 
@@ -253,7 +264,7 @@ def select_rows(groups: Sequence[Sequence[UnpackedRows]], metadata: TableMetadat
         metadata: The table's metadata.
 
     Raises:
-        Unwritable: Rows with one key have values that do not fit the widest type of a key column.
+        Unwritable: A key column is missing, or its values have another kind of type.
     """
     rows = [each for group in groups for each in group]
     stays = np.zeros(sum(each.rows.num_rows for each in rows), dtype=np.bool_)
@@ -266,8 +277,7 @@ def select_rows(groups: Sequence[Sequence[UnpackedRows]], metadata: TableMetadat
         kinds = np.frombuffer(b"".join(each.kinds for each in group), dtype=np.uint8)
         stays[start:end] = kinds != DELETE
         if group[0].key:
-            fields = _hash_fields(group[0].key, rows[: before + len(group)], metadata)
-            columns = _concatenate(read_key_columns(fields, each.rows, each.schema) for each in group)
+            fields, columns = _read_group(group, rows[: before + len(group)], metadata)
             complete = are_complete(columns)
             keyed = np.flatnonzero(complete)
             keyed_columns = [column.take(pa.array(keyed)) for column in columns]
@@ -285,6 +295,27 @@ def select_rows(groups: Sequence[Sequence[UnpackedRows]], metadata: TableMetadat
             keys.append(distinct)
         start, before = end, before + len(group)
     return LatestRows(tuple(keys), fields, hashes, stays)
+
+
+def _read_group(
+    group: Sequence[UnpackedRows], rows: Sequence[UnpackedRows], metadata: TableMetadata
+) -> tuple[tuple[Field, ...], list[pa.Array]]:
+    """Return the fields of the key of a group, and the key columns of the group.
+
+    The fields have types that hold the values of all the rows, if there are such types. A date of the group may be
+    beyond the range of `timestamp_ns`, the type that earlier rows had. The fields then have the types of the group.
+
+    Args:
+        group: Rows with one key.
+        rows: The rows of the group, and those of earlier groups.
+        metadata: The table's metadata.
+    """
+    try:
+        fields = _hash_fields(group[0].key, rows, metadata)
+        return fields, _concatenate(read_key_columns(fields, each.rows, each.schema) for each in group)
+    except Unwritable:
+        fields = _hash_fields(group[0].key, group, metadata)
+        return fields, _concatenate(read_key_columns(fields, each.rows, each.schema) for each in group)
 
 
 def _concatenate(batches: Iterable[Sequence[pa.Array]]) -> list[pa.Array]:
@@ -358,8 +389,16 @@ def encode_deletes(
 
 def _encode_scope(keys: Iterable[BatchKeys], opened: OpenTable) -> bytes:
     """Return the filter of the rows that a commit of these keys has read, as JSON; empty without keys."""
-    scopes = [read_scope(_resolve(each, opened.metadata).keys, opened) for each in keys if each.count]
+    scopes = [_find_scope(each, opened) for each in keys if each.count]
     return msgspec.json.encode(encode_expression(add_nan(join_by_or(*scopes)))) if scopes else b""
+
+
+def _find_scope(keys: BatchKeys, opened: OpenTable) -> Expression:
+    """Return a filter that all rows with one of the keys match; TRUE if the current type does not hold all values."""
+    try:
+        return read_scope(_resolve(keys, opened.metadata).keys, opened)
+    except UnfitKey:
+        return TRUE
 
 
 def _move(path: str, folder: str) -> str:
@@ -403,7 +442,7 @@ class _ReadableKeys(NamedTuple):
 
 
 class _DroppedKeys(BatchKeys):
-    """Keys with a column that the current schema lacks, so that plans have no filter for it."""
+    """Keys with a column of another schema than the current one, so that plans have no filter for it."""
 
     def filter_expression(
         self, values_max: int, specs: Sequence[PartitionSpec] = (), ranges_max: int = RANGES_MAX
@@ -447,10 +486,58 @@ def _holds(schema: Schema, keys: BatchKeys) -> bool:
 
 def _locate(server: ServerFiles, opened: OpenTable, keys: BatchKeys) -> tuple[MatchedRows, ...]:
     """Return the rows in the table's files that have one of the keys."""
-    resolved, schema = _resolve(keys, opened.metadata)
-    if schema.id == opened.schema.id:
-        return locate(server, opened, resolved).files
-    return locate(server, replace(opened, schema=schema), resolved, SCAN).files
+    try:
+        resolved, schema = _resolve(keys, opened.metadata)
+        if schema.id == opened.schema.id:
+            return locate(server, opened, resolved).files
+        return locate(server, replace(opened, schema=schema), resolved, SCAN).files
+    except (UnfitKey, UnfitColumn):
+        return _locate_by_file(server, opened, keys)
+
+
+def _locate_by_file(server: ServerFiles, opened: OpenTable, keys: BatchKeys) -> tuple[MatchedRows, ...]:
+    """Return the rows in the table's files that have one of the keys, if the current type does not hold all values.
+
+    A column of dates may be promoted to `timestamp_ns`, although a row has a date beyond its range. Each file is read
+    with the widest types that hold all of its values. No row of the file has a key that these types do not hold.
+    """
+    readers = [
+        (replace(opened, schema=schema), _select_fitting(keys, schema))
+        for schema in _list_key_schemas(keys, opened.metadata)
+    ]
+    located = []
+    for task in plan(server, opened):
+        for number, (table, fitting) in enumerate(readers, 1):
+            try:
+                located += [MatchedRows(*rows) for rows in scan_files(table, fitting, [task])]
+                break
+            except UnfitColumn:
+                if number == len(readers):
+                    raise
+    return tuple(located)
+
+
+def _list_key_schemas(keys: BatchKeys, metadata: TableMetadata) -> list[Schema]:
+    """Return a schema of the table for each combination of types of the key columns, the widest types first."""
+    ids = [field.id for field in keys.fields]
+    by_types: dict[tuple[Type, ...], Schema] = {}
+    for schema in (*metadata.schemas, metadata.current_schema):
+        types = {field.id: field.type for field in schema.fields}
+        if all(column_id in types for column_id in ids):
+            by_types[tuple(types[column_id] for column_id in ids)] = schema
+    return [
+        by_types[types]
+        for types in sorted(by_types, key=lambda types: [_width_of(str(kind)) for kind in types], reverse=True)
+    ]
+
+
+def _select_fitting(keys: BatchKeys, schema: Schema) -> BatchKeys:
+    """Return the keys that the types of a schema hold."""
+    by_id = {field.id: msgspec.structs.replace(field, required=False) for field in schema.fields}
+    fields = [by_id[field.id] for field in keys.fields]
+    columns = [_cast_fitting(column, field) for column, field in zip(keys.columns, fields, strict=True)]
+    fitting = pa.array(are_complete(columns))
+    return _DroppedKeys(fields, [column.filter(fitting) for column in columns])
 
 
 def _delete_fresh(parts: Sequence[KeyedRows]) -> list[DeletedRows]:

@@ -2,8 +2,9 @@
 
 A payload is an Arrow IPC stream. The metadata of its Arrow schema states for which metadata of the table the rows were
 packed: the id of the schema, the ids of the key columns, and the time. Columns are found by their field ids, because
-two columns may have similar names in files. Rows replace others by the key that they came with. So rows of several keys
-can wait for the same flush, and `group_by_key` returns them in the order in which the table had these keys.
+two columns may have similar names in files. If the table no longer has the schema, the rows get the current one. Rows
+replace others by the key that they came with. So rows of several keys can wait for the same flush, and `group_by_key`
+returns them in the order in which the table had these keys.
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple, Protocol, TypeAlias
 
+import msgspec
 import pyarrow as pa
 
-from seamark.formats.iceberg.files.parquet import FIELD_ID
+from seamark.connector.arrow.casting import UNKNOWN, Unwritable, build_arrow_schema, conform, get_arrow_type
+from seamark.connector.parquet.projection import FileProjection
+from seamark.formats.iceberg.files.parquet import FIELD_ID, AmbiguousColumn
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.index.keys.keys import get_family
@@ -31,6 +35,14 @@ _IPC_OPTIONS = pa.ipc.IpcWriteOptions()
 _PREFIX_BYTES = 8
 """The size of the marker and the length before the first message of an Arrow IPC stream."""
 _HEADERS_MAX = 256
+_KEY_TYPES = {
+    get_arrow_type(kind): kind
+    for kind in (
+        *("boolean", "int", "long", "date", "time", "string", "uuid", "binary"),
+        *("timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns"),
+    )
+}
+"""The types of key columns without parameters, by their types in files."""
 
 RowKey: TypeAlias = tuple[tuple[int, str], ...]
 """The ids of the key columns, and the families of their types when the rows were packed; empty for rows without a key.
@@ -57,12 +69,12 @@ class PackedHeader(NamedTuple):
 
     Attributes:
         schema_id: The id of the table's schema to which the rows conform.
-        key_ids: The ids of the key columns; empty for rows without a key.
+        key: The key of the rows; empty for rows without a key.
         packed_ms: `last_updated_ms` of the metadata for which the rows were packed; 0 if it is unknown.
     """
 
     schema_id: int
-    key_ids: tuple[int, ...]
+    key: RowKey
     packed_ms: int
 
 
@@ -101,28 +113,60 @@ def pack_rows(rows: pa.RecordBatch, metadata: TableMetadata, key: Sequence[str])
 
 
 def unpack_rows(packed: PackedSlice, metadata: TableMetadata) -> UnpackedRows:
-    """Return the rows of a slice.
+    """Return the rows of a slice, with the current schema if the table no longer has their schema.
 
     Raises:
-        BadRequest: The table no longer has the schema of the rows.
+        BadRequest: The table no longer has the schema of the rows, and the rows do not fit the current schema.
     """
     with pa.ipc.open_stream(pa.py_buffer(packed.payload)) as stream:
         batch = stream.read_next_batch()
-    header = _parse_header(stream.schema.metadata)
-    schema = schema_of(metadata, header.schema_id)
+    header = _parse_header(stream.schema)
     rows = batch.slice(packed.first, packed.rows).replace_schema_metadata(None)
     kinds = packed.kinds or bytes(packed.rows)
-    return UnpackedRows(rows, schema, _find_key(header, schema), header.packed_ms, kinds)
+    schema = metadata.schema(header.schema_id)
+    if schema is None:
+        rows, schema = _replace_schema(rows, header, metadata), metadata.current_schema
+    return UnpackedRows(rows, schema, header.key, header.packed_ms, kinds)
+
+
+def _replace_schema(rows: pa.RecordBatch, header: PackedHeader, metadata: TableMetadata) -> pa.RecordBatch:
+    """Return rows with the current schema of a table that has removed their schema.
+
+    Raises:
+        BadRequest: The current schema lacks a key column, or has a column with a type that does not hold its values.
+    """
+    schema = metadata.current_schema
+    try:
+        if lacking := {column_id for column_id, _ in header.key} - {field.id for field in schema.fields}:
+            raise Unwritable(f"the key column with the id {min(lacking)} was dropped")
+        return convert_rows(rows, schema)
+    except (AmbiguousColumn, Unwritable) as error:
+        raise BadRequest(
+            f"The table no longer has the schema {header.schema_id}, in which rows of its stream are stored, and the "
+            f"rows do not fit the current schema: {error}; add a schema with the columns of these rows"
+        ) from None
+
+
+def convert_rows(rows: pa.RecordBatch, schema: Schema) -> pa.RecordBatch:
+    """Return rows of another schema of the table with the columns that files of this schema have.
+
+    A row that deletes may lack required columns.
+
+    Raises:
+        AmbiguousColumn: A value of a column does not fit its type in the schema.
+        Unwritable: A column has an unsupported type.
+    """
+    stored = [field for field in schema.fields if field.type != UNKNOWN]  # Rows have no columns of this type.
+    columns = FileProjection(list(rows.schema), stored, {}).columns(rows, [field.id for field in stored], rows.num_rows)
+    relaxed = Schema(tuple(msgspec.structs.replace(field, required=False) for field in stored), schema.id)
+    batch = pa.RecordBatch.from_arrays([columns[field.id] for field in stored], names=[field.name for field in stored])
+    conformed = conform(batch, relaxed, build_arrow_schema(relaxed))
+    return pa.RecordBatch.from_arrays(conformed.columns, schema=build_arrow_schema(schema))
 
 
 def list_keys(rows: Sequence[PackedSlice], metadata: TableMetadata) -> frozenset[RowKey]:
-    """Return the keys by which rows replace others.
-
-    Raises:
-        BadRequest: The table no longer has the schema of some rows.
-    """
-    headers = {_read_header(packed.payload) for packed in rows}
-    return frozenset(_find_key(header, schema_of(metadata, header.schema_id)) for header in headers)
+    """Return the keys by which rows replace others."""
+    return frozenset(_read_header(packed.payload).key for packed in rows)
 
 
 def group_by_key(rows: Sequence[UnpackedRows], current: RowKey) -> list[list[UnpackedRows]]:
@@ -179,11 +223,6 @@ def key_of_names(schema: Schema, names: Sequence[str]) -> RowKey:
     return tuple((by_name[name].id, get_family(str(by_name[name].type))) for name in names)
 
 
-def _find_key(header: PackedHeader, schema: Schema) -> RowKey:
-    types = {field.id: str(field.type) for field in schema.fields}
-    return tuple((column_id, get_family(types[column_id])) for column_id in header.key_ids)
-
-
 def _read_header(payload: bytes) -> PackedHeader:
     """Return what a payload states, without reading its rows."""
     length = int.from_bytes(payload[4:_PREFIX_BYTES], "little")
@@ -192,9 +231,21 @@ def _read_header(payload: bytes) -> PackedHeader:
 
 @lru_cache(_HEADERS_MAX)
 def _read_schema_message(message: bytes) -> PackedHeader:
-    return _parse_header(pa.ipc.read_schema(pa.py_buffer(message)).metadata)
+    return _parse_header(pa.ipc.read_schema(pa.py_buffer(message)))
 
 
-def _parse_header(texts: dict[bytes, bytes]) -> PackedHeader:
-    key_ids = tuple(int(text) for text in texts.get(_KEY_IDS, b"").split(b",") if text)
-    return PackedHeader(int(texts[SCHEMA_ID]), key_ids, int(texts.get(_PACKED_MS, b"0")))
+def _parse_header(schema: pa.Schema) -> PackedHeader:
+    texts = schema.metadata
+    types = {(field.metadata or {}).get(FIELD_ID): field.type for field in schema}
+    ids = [text for text in texts.get(_KEY_IDS, b"").split(b",") if text]
+    key = tuple((int(text), get_family(_name_key_type(types[text]))) for text in ids)
+    return PackedHeader(int(texts[SCHEMA_ID]), key, int(texts.get(_PACKED_MS, b"0")))
+
+
+def _name_key_type(kind: pa.DataType) -> str:
+    """Return the Iceberg type of a key column with this type in files."""
+    if pa.types.is_decimal(kind):
+        return f"decimal({kind.precision}, {kind.scale})"
+    if pa.types.is_fixed_size_binary(kind):
+        return f"fixed[{kind.byte_width}]"
+    return _KEY_TYPES[kind]

@@ -17,6 +17,8 @@ import numpy as np
 import pyarrow as pa
 
 from seamark.connector.arrow.casting import UNKNOWN, Unwritable, build_arrow_schema, conform
+from seamark.connector.arrow.partitions import Partitioner
+from seamark.connector.arrow.sort_order import Ordering
 from seamark.connector.parquet.projection import FileProjection
 from seamark.connector.streams.index_files import encode_index_files as encode_index_files
 from seamark.connector.streams.keyed_reads import get_keyed_rows as get_keyed_rows
@@ -35,6 +37,7 @@ from seamark.connector.streams.keyed_rows import (
 from seamark.connector.streams.packed_rows import (
     SCHEMA_ID,
     PackedSlice,
+    convert_rows,
     group_by_key,
     key_of_names,
     schema_of,
@@ -48,7 +51,10 @@ from seamark.connector.write.target import WriteTarget, check_unencrypted, creat
 from seamark.formats.iceberg.expressions.arrow import to_row_type
 from seamark.formats.iceberg.files.parquet import FIELD_ID, AmbiguousColumn, Unreadable
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.partition import PartitionSpec
+from seamark.formats.iceberg.metadata.sort_order import UNSORTED
 from seamark.formats.iceberg.types.schema import Schema
+from seamark.formats.iceberg.types.transforms import IDENTITY, canonicalize_transform
 from seamark.formats.runtime.errors import BadRequest, Corrupt
 
 _ARROW_SCHEMAS_MAX = 64
@@ -259,13 +265,15 @@ def _encode(
         BadRequest: The rows cannot be written.
     """
     try:
-        for schema_id, batches in by_schema.items():
-            target = _target_of(metadata, schema_of(metadata, schema_id))
-            table = pa.Table.from_batches(batches, target.arrow).combine_chunks()
+        for packed_id, batches in by_schema.items():
+            target = _find_target(metadata, schema_of(metadata, packed_id))
+            schema_id = target.schema.id
+            rows = batches if schema_id == packed_id else [_convert_batch(batch, target.schema) for batch in batches]
+            table = pa.Table.from_batches(rows, target.arrow).combine_chunks()
             for batch in table.to_batches():
-                for file, rows in _encode_batch(batch, target, folder):
-                    yield file, rows.replace_schema_metadata({SCHEMA_ID: str(schema_id).encode()})
-    except Unwritable as error:
+                for file, written in _encode_batch(batch, target, folder):
+                    yield file, written.replace_schema_metadata({SCHEMA_ID: str(schema_id).encode()})
+    except (AmbiguousColumn, Unwritable) as error:
         raise BadRequest(f"The rows cannot be written: {error}") from None
 
 
@@ -286,16 +294,62 @@ def _encode_batch(
         storage.delete(location)
 
 
-def _target_of(metadata: TableMetadata, schema: Schema) -> WriteTarget:
-    """Return the target for files with a schema of the table, and the newest partition spec whose columns it has."""
+def _find_target(metadata: TableMetadata, schema: Schema) -> WriteTarget:
+    """Return the target for files with a schema of the table, and the newest partition spec whose columns it has.
+
+    If the table has no such spec, this is the target for files with the current schema.
+    """
     target = replace(create_target(metadata, MemoryStorage()), indexes=())
     if schema.id == metadata.current_schema_id:
         return target
     columns = schema.index.by_id
     specs = (metadata.default_spec, *sorted(metadata.partition_specs, key=lambda spec: -spec.spec_id))
-    spec = next((spec for spec in specs if all(set(field.sources) <= columns.keys() for field in spec.fields)), None)
+    spec = next((spec for spec in specs if _can_partition(spec, schema, metadata.current_schema)), None)
     if spec is None:
-        raise Unwritable(f"no partition spec of the table has only columns of its schema {schema.id}")
+        return target
     order = target.sort_order if set(target.sort_order.column_ids) <= columns.keys() else None
     target = replace(target, schema=schema, spec=spec)
-    return target if order is not None else replace(target, sort_order=type(target.sort_order)(0, ()))
+    return target if order is not None and _can_sort(target) else replace(target, sort_order=UNSORTED)
+
+
+def _can_partition(spec: PartitionSpec, schema: Schema, current: Schema) -> bool:
+    """Return whether files of a schema can have a partition spec.
+
+    Values of an identity partition have the current type of their column, so a promoted column needs converted rows.
+    """
+    before, after = schema.index.by_id, current.index.by_id
+    for field in spec.fields:
+        if not set(field.sources) <= before.keys():
+            return False
+        is_identity = canonicalize_transform(field.transform) == IDENTITY
+        if is_identity and any(
+            after[source].type != before[source].type for source in field.sources if source in after
+        ):
+            return False
+    try:
+        Partitioner(spec, schema)
+    except Unwritable:  # The transform is for the type to which the column was promoted.
+        return False
+    return True
+
+
+def _can_sort(target: WriteTarget) -> bool:
+    try:
+        Ordering(target.sort_order, target.schema)
+    except Unwritable:
+        return False
+    return True
+
+
+def _convert_batch(rows: pa.RecordBatch, schema: Schema) -> pa.RecordBatch:
+    """Return rows of an earlier schema with the current one.
+
+    Raises:
+        AmbiguousColumn: A value of a column does not fit its type in the schema.
+        Unwritable: A required column would be null.
+    """
+    converted = convert_rows(rows, schema)
+    for field, column in zip(converted.schema, converted.columns, strict=True):
+        if not field.nullable and column.null_count:
+            raise Unwritable(f"column {field.name} is required, but rows that were appended before lack it")
+    return converted

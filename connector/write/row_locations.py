@@ -417,7 +417,7 @@ def locate(
     count = sum(len(rows.positions) for rows in located)
     _check_count(count, rows_max)
     to_read = [task for path, task in tasks.items() if answer is None or path in answer.unsure]
-    for task, positions, ordinals in _scan_files(table, keys, to_read, count, rows_max):
+    for task, positions, ordinals in scan_files(table, keys, to_read, count, rows_max):
         located.append(MatchedRows(task, positions, ordinals))
     return LocatedKeys(tuple(located), frozenset(task.path for task in to_read))
 
@@ -516,8 +516,8 @@ def _check_count(count: int, rows_max: int | None) -> None:
         raise TooLarge(f"The keys have more than {rows_max:,} rows, which is the limit. Send fewer keys")
 
 
-def _scan_files(
-    table: OpenTable, keys: BatchKeys, tasks: Iterable[ScanTask], count: int, rows_max: int | None
+def scan_files(
+    table: OpenTable, keys: BatchKeys, tasks: Iterable[ScanTask], count: int = 0, rows_max: int | None = None
 ) -> Iterator[tuple[ScanTask, Longs, Longs]]:
     """Read the key columns of files.
 
@@ -532,6 +532,7 @@ def _scan_files(
 
     Raises:
         TooLarge: The keys have more rows.
+        Unreadable: A file cannot be read.
     """
     names = [field.name for field in keys.fields]
     # Rows are matched by hash. The filter only prunes row groups by statistics. It must be short, because it is also

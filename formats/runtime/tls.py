@@ -20,12 +20,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import structlog
 
 from seamark.formats.runtime.errors import ConfigError, Unauthenticated
+from seamark.formats.runtime.lazy_module import LazyModule
+
+if TYPE_CHECKING:
+    from seamark.formats.runtime import revocations
+else:
+    revocations = LazyModule("seamark.formats.runtime.revocations")
 
 CA_VARIABLE = "SEAMARK_CA"
 """The environment variable for a PEM file with authorities that Seamark's clients trust in addition to the
@@ -61,18 +67,27 @@ class Certificate:
         ConfigError: A file is unusable; the message names it.
     """
 
-    def __init__(self, certificate: Path, key: Path, client_authorities: Path | None = None) -> None:
+    def __init__(
+        self,
+        certificate: Path,
+        key: Path,
+        client_authorities: Path | None = None,
+        client_revocations: Path | None = None,
+    ) -> None:
         """Load the files.
 
         Args:
             certificate: The chain of the server.
             key: The key of the server.
             client_authorities: The authorities that sign certificates of clients. None: clients have no certificates.
+            client_revocations: The revocation lists of these authorities. None: no certificate is revoked.
         """
         self._files = (certificate, key)
         self._client_authorities = client_authorities
+        self._client_revocations = client_revocations
         self._seen = self._read_state()
-        self._current, self._current_login, self._authorities = self._load()
+        self._revoked: revocations.RevokedCertificates | None = None
+        self._current, self._current_login, self._authorities, self._revoked = self._load()
         self._leaves = [_read_leaf(certificate)]
         """The previous certificate, and then the certificate for new connections."""
         self.context = _make_server_context(certificate, key)
@@ -81,18 +96,21 @@ class Certificate:
         self.login_context = self.context
         """The context for servers that clients log in to: it requests a certificate of the client."""
         if client_authorities is not None:
-            self.login_context = _make_login_context(certificate, key, client_authorities)
+            self.login_context = _make_login_context(certificate, key, client_authorities, client_revocations)
             self.login_context.sni_callback = self._request_certificate
         self._clients: WeakKeyDictionary[ssl.SSLObject, ClientCertificate] = WeakKeyDictionary()
         self._resumable: OrderedDict[bytes, ClientCertificate] = OrderedDict()
 
-    def _load(self) -> tuple[ssl.SSLContext, ssl.SSLContext | None, frozenset[bytes]]:
-        """Return the context for new connections, the context for new logins, and the authorities of clients."""
+    def _load(
+        self,
+    ) -> tuple[ssl.SSLContext, ssl.SSLContext | None, frozenset[bytes], revocations.RevokedCertificates | None]:
+        """Return the contexts for new connections and for new logins, and the authorities and revoked certificates."""
         context = _make_server_context(*self._files)
         if self._client_authorities is None:
-            return context, None, frozenset()
-        login_context = _make_login_context(*self._files, self._client_authorities)
-        return context, login_context, frozenset(login_context.get_ca_certs(binary_form=True))
+            return context, None, frozenset(), None
+        login_context = _make_login_context(*self._files, self._client_authorities, self._client_revocations)
+        revoked = None if self._client_revocations is None else _read_revoked(self._client_revocations)
+        return context, login_context, frozenset(login_context.get_ca_certs(binary_form=True)), revoked
 
     def _present_certificate(
         self, connection: ssl.SSLSocket | ssl.SSLObject, name: str | None, context: ssl.SSLContext
@@ -108,7 +126,7 @@ class Certificate:
         """Return the certificate of the client of a connection, or None if the client presented none.
 
         Raises:
-            Unauthenticated: The authority of the certificate was removed after the handshake.
+            Unauthenticated: The certificate was revoked, or its authority was removed, after the handshake.
         """
         client = self._clients.get(connection)
         if client is None:
@@ -118,6 +136,8 @@ class Certificate:
             client = self._clients[connection] = self._find_client(connection, leaf)
         if client.authority not in self._authorities:
             raise Unauthenticated("The server no longer trusts the authority of the client's certificate; renew it")
+        if self._revoked is not None and self._revoked.includes(client.leaf):
+            raise Unauthenticated("The client's certificate was revoked; log in with a new certificate")
         return client
 
     def _find_client(self, connection: ssl.SSLObject, leaf: bytes) -> ClientCertificate:
@@ -136,7 +156,7 @@ class Certificate:
         """Load the current files. If they are unusable, the previous certificate and authorities stay in use."""
         self._seen = self._read_state()
         try:
-            self._current, self._current_login, self._authorities = self._load()
+            self._current, self._current_login, self._authorities, self._revoked = self._load()
         except ConfigError as error:
             _log.error("the new certificate cannot be used; the previous certificate stays in use", error=error.message)
         else:
@@ -162,7 +182,7 @@ class Certificate:
                 self.reload()
 
     def _read_state(self) -> list[tuple[int, int, int]]:
-        return _read_file_states([*self._files, *filter(None, [self._client_authorities])])
+        return _read_file_states([*self._files, *filter(None, [self._client_authorities, self._client_revocations])])
 
 
 def _read_file_states(paths: Sequence[Path]) -> list[tuple[int, int, int]]:
@@ -231,12 +251,19 @@ def _make_server_context(certificate: Path, key: Path) -> ssl.SSLContext:
         ) from None
 
 
-def _make_login_context(certificate: Path, key: Path, authorities: Path) -> ssl.SSLContext:
+def _read_revoked(path: Path) -> revocations.RevokedCertificates:
+    try:
+        return revocations.RevokedCertificates(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"Cannot read revocation lists of clients from {path}: {error}") from None
+
+
+def _make_login_context(certificate: Path, key: Path, authorities: Path, revoked: Path | None) -> ssl.SSLContext:
     """Return a context that asks clients for a certificate of one of the authorities.
 
     A client may have no certificate: the server's own processes and probes have none. A certificate of another
-    authority, or an expired one, fails the handshake. There are no session tickets, because a ticket would be accepted
-    after its certificate has expired.
+    authority, or an expired or revoked one, fails the handshake. There are no session tickets, because a ticket would
+    be accepted after its certificate has expired.
     """
     context = _make_server_context(certificate, key)
     try:
@@ -246,10 +273,32 @@ def _make_login_context(certificate: Path, key: Path, authorities: Path) -> ssl.
         raise ConfigError(f"Cannot read authorities of clients from {authorities}: {reason}") from None
     if not context.get_ca_certs():
         raise ConfigError(f"The file {authorities} has no certificate of an authority of clients: add one")
+    if revoked is not None:
+        _load_revocations(context, revoked)
     context.verify_mode = ssl.CERT_OPTIONAL
     context.options |= ssl.OP_NO_TICKET
     context.num_tickets = 0
     return context
+
+
+def _load_revocations(context: ssl.SSLContext, path: Path) -> None:
+    """Make handshakes check certificates of clients against revocation lists.
+
+    Raises:
+        ConfigError: The file has no list, or has a certificate, which the server would trust.
+    """
+    before = context.cert_store_stats()
+    try:
+        context.load_verify_locations(cafile=path)
+    except OSError as error:
+        reason = getattr(error, "reason", None) or error.strerror or error
+        raise ConfigError(f"Cannot read revocation lists of clients from {path}: {reason}") from None
+    after = context.cert_store_stats()
+    if after["x509"] != before["x509"]:
+        raise ConfigError(f"The file {path} has certificates beside the revocation lists of clients: remove them")
+    if after["crl"] == before["crl"]:
+        raise ConfigError(f"The file {path} has no revocation list of an authority of clients: add one")
+    context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
 
 
 class _IdentifiedContext(ssl.SSLContext):

@@ -21,7 +21,7 @@ from seamark.metaserver.objects.clouds.aws_sts import assume_role
 from seamark.metaserver.objects.clouds.azure_storage import suggest_azure_fix
 from seamark.metaserver.objects.clouds.backed import BackedObjects, Backing, check_roots
 from seamark.metaserver.objects.clouds.gcs_storage import suggest_google_fix
-from seamark.metaserver.objects.clouds.issued_keys import REUSE_MS, KeyCache, describe_keys
+from seamark.metaserver.objects.clouds.issued_keys import REUSE_MS, KeyCache, lend_keys
 from seamark.metaserver.objects.credentials import VendedKeys, build_key_properties
 from seamark.metaserver.objects.folder import FolderObjects
 from seamark.metaserver.objects.local import LocalObjects
@@ -111,12 +111,16 @@ class S3Storage(ServerStorage):
         address = store_address(settings)
         if access_mechanism(settings, delegation) is None:
             return address, []
-        writable = may_write is not None and may_write()
         role = settings.s3_sts_endpoint, settings.s3_sts_role, settings.s3_sts_external_id
-        key = *role, settings.s3_access_key_id, table, writable
-        issued = await self._issued.get(key, partial(assume_role, settings, table, writable=writable))
-        refresh = {"client.refresh-credentials-endpoint": refresh_path} if refresh_path else {}
-        return describe_keys(table, address, {**issued.properties, **refresh})
+        return await lend_keys(
+            self._issued,
+            partial(assume_role, settings),
+            (*role, settings.s3_access_key_id),
+            table,
+            address,
+            may_write=may_write,
+            refresh=("client.refresh-credentials-endpoint", refresh_path),
+        )
 
     def compute_keys_stamp(self, settings: Settings, now_ms: int) -> int | None:
         return now_ms // REUSE_MS if settings.s3_client_access == "sts" else None

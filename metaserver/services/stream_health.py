@@ -1,4 +1,4 @@
-"""The problems of a stream table: late flushes, a pause, a topic that waits, full memory, a full disk of the log."""
+"""The problems of a stream table: late or blocked flushes, a pause, a waiting topic, full memory, a full disk."""
 
 from __future__ import annotations
 
@@ -35,7 +35,14 @@ def stream_problems(
     if reason is not None:
         yield Problem("paused stream", f"the table takes no rows: {reason}", "writers of rows are refused")
     report = streams.report_flushes(table_uuid)
-    if report is not None and report.oldest_ms is not None:
+    if report is not None and report.is_blocked:
+        yield Problem(
+            "blocked flush",
+            f"the waiting rows cannot be added to the table's files: {report.error}",
+            "the rows stay in the log, and engines that plan by themselves do not see them; change the table as the "
+            "message says",
+        )
+    elif report is not None and report.oldest_ms is not None:
         late_ms = max(_LATE_MS_MIN, _LATE_INTERVALS * report.interval_ms)
         age_ms = now_ms - report.oldest_ms
         if age_ms > late_ms:

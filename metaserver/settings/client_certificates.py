@@ -14,6 +14,12 @@ class ClientCertificateSettings:
         "Authorities that sign certificates of clients (PEM). The server then asks each client for a certificate, and "
         "refuses a connection with a certificate of another authority. It reloads the file with tls_cert.",
     )
+    tls_client_crl: str = setting(
+        "",
+        "Revocation lists (CRLs, PEM) of the authorities in tls_client_ca, one list of each authority. The server "
+        "refuses clients with a revoked certificate, and all clients of an authority without a list or with a list "
+        "that is past its next update. It reloads the file with tls_cert.",
+    )
     tls_client_auth: str = setting(
         "optional",
         "Whether a request needs a client certificate: optional, or required, also beside a token. Probes and the "

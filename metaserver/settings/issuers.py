@@ -7,6 +7,7 @@ import difflib
 import re
 import tomllib
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,6 +23,8 @@ RESERVED_NAMES = frozenset(
     {"anonymous", "cert", "cli", "group", "internal", "job", "role", "service", "statement", "table"}
 )
 ISSUERS_MAX = 32
+_FILES_MAX = 8
+"""The maximum number of files whose issuers are kept."""
 _ISSUER_NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
 
 
@@ -84,7 +87,8 @@ def read_issuers(settings: Settings) -> tuple[IssuerSettings, ...]:
             )
         )
     if settings.oidc_issuers_file:
-        issuers += _read_file(Path(settings.oidc_issuers_file))
+        path = Path(settings.oidc_issuers_file)
+        issuers += _read_file(path, _identify_content(path))
     for attribute in ("name", "url"):
         values = [getattr(issuer, attribute) for issuer in issuers]
         for value in values:
@@ -93,7 +97,23 @@ def read_issuers(settings: Settings) -> tuple[IssuerSettings, ...]:
     return tuple(issuers)
 
 
-def _read_file(path: Path) -> list[IssuerSettings]:
+def _identify_content(path: Path) -> tuple[int, int, int]:
+    """Return numbers that change when the file is replaced; zeros if it cannot be read."""
+    try:
+        status = path.stat()
+    except OSError:
+        return 0, 0, 0
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+@lru_cache(maxsize=_FILES_MAX)
+def _read_file(path: Path, content: tuple[int, int, int]) -> tuple[IssuerSettings, ...]:
+    """Return the issuers of a file, which several components of a server need.
+
+    Args:
+        path: The file.
+        content: The numbers that identify its content.
+    """
     try:
         with path.open("rb") as file:
             document = tomllib.load(file)
@@ -106,7 +126,7 @@ def _read_file(path: Path) -> list[IssuerSettings]:
         raise ConfigError(f"The file {path} of oidc_issuers_file must have only tables [[issuer]]")
     if len(tables) > ISSUERS_MAX:
         raise ConfigError(f"The file {path} has {len(tables)} issuers; the server accepts at most {ISSUERS_MAX}")
-    return [_read_issuer(table, f"issuer {number} of {path}") for number, table in enumerate(tables, 1)]
+    return tuple(_read_issuer(table, f"issuer {number} of {path}") for number, table in enumerate(tables, 1))
 
 
 def _read_issuer(table: dict[str, Any], source: str) -> IssuerSettings:

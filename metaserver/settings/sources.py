@@ -143,6 +143,8 @@ def _check_client_certificates(settings: Settings) -> None:
         raise ConfigError(
             "tls_client_ca needs tls_cert and tls_key: the server can check certificates of clients only if it ends TLS"
         )
+    if settings.tls_client_crl and not settings.tls_client_ca:
+        raise ConfigError("tls_client_crl has lists of the authorities of client certificates: set tls_client_ca")
     if settings.tls_client_auth == "required" and not settings.tls_client_ca:
         raise ConfigError(
             "tls_client_auth = 'required' needs the authorities of client certificates: set tls_client_ca"

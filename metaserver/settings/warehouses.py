@@ -59,6 +59,13 @@ class WarehouseSettings:
         minimum=0.1,
         maximum=300,
     )
+    federation_read_timeout_s: float = setting(
+        15.0,
+        "Seconds without a byte from the catalog in federation_uri after which a request to it fails with 503. A "
+        "request of a client may need several such requests, and federation_timeout_s limits them together.",
+        minimum=0.1,
+        maximum=300,
+    )
     federation_requests_limit: int = setting(
         64,
         "Maximum number of requests in one process that wait for the catalog in federation_uri at the same time. "

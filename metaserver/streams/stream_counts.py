@@ -55,9 +55,12 @@ class FlushReport(NamedTuple):
         interval_ms: The age at which rows are flushed.
         failures: The flushes that have failed since the last successful flush.
         error: The message of the last failure.
+        is_blocked: Whether the last flush failed because the table and its waiting rows do not fit each other, so that
+            no later flush succeeds either.
     """
 
     oldest_ms: int | None
     interval_ms: int
     failures: int
     error: str
+    is_blocked: bool = False

@@ -197,6 +197,10 @@ class StreamTable:
         self._is_release_late = False
         """Whether the log did not release rows that are flushed."""
         self.appending_bytes = 0
+        self.reserved_bytes = 0
+        """The bytes of large bodies that are being prepared for an append."""
+        self.admission = asyncio.Lock()
+        """The lock of the large body that waits for room in memory. Later bodies wait for the lock."""
         self._logged_bytes = logged_bytes
         self.keeps_rows = True
         """Whether rows that this process appends stay in memory. Another owner reads them from the log."""

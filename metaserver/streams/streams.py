@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from contextvars import copy_context
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -22,7 +23,9 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
 from seamark.formats.protocol.wire import show
 from seamark.formats.runtime.errors import (
+    BadRequest,
     CommitConflict,
+    Corrupt,
     LogUnavailable,
     NoSuchTable,
     RetryLater,
@@ -79,6 +82,12 @@ _STALE_TRIES = 20
 _FOREIGN_FILES_MS = 86_400_000
 """The age after which no plan of another process names a fresh file."""
 _CLEAN_S = 5.0
+_ROOM_WAIT_S = 5.0
+"""The maximum time for which a large body of rows waits for room in memory."""
+_ROOM_WAITERS_MAX = 32
+"""The maximum number of bodies that wait for room. Further bodies are refused if there is no room."""
+_ROOM_LOOK_S = 0.02
+"""The time between two checks for room."""
 _THREADS = 8
 T = TypeVar("T")
 _log = structlog.get_logger("seamark.streams")
@@ -106,6 +115,8 @@ class _FlushState:
         self.failures = 0
         self.error = ""
         """The message of the last failure."""
+        self.is_blocked = False
+        """Whether the last flush failed for a reason that does not pass."""
         self.not_before_s = 0.0
         self.interval_ms: int | None = None
         """The table's own flush interval, if it has one."""
@@ -163,7 +174,7 @@ class Streams:
         self.pauses = Pauses()
         self.counts = StreamCounts()
         self.topic_counts = TopicCounts()
-        self._next_shard = 0
+        self._next_shard = self._room_waiters = 0
         # The threads of `asyncio.to_thread` are not used: they make the plans for which these threads wait.
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="streams")
         self._cleaned_s = 0.0
@@ -286,8 +297,8 @@ class Streams:
             return self._next_shard
         return int.from_bytes(hashlib.sha256(producer.name.encode()).digest()[:4], "big") % table.shards
 
-    def _check_memory(self, table: StreamTable, size_bytes: int) -> None:
-        """Check that the memory has room for rows of a table.
+    def _check_memory(self, table: StreamTable, size_bytes: int, *, reserved_bytes: int = 0) -> None:
+        """Check that the memory has room for rows of a table, beside bytes that are reserved for other rows of it.
 
         With the new rows, a table may use at most as much memory as remains free. So one table uses at most half of the
         memory, and tables that are not flushed leave room for other tables.
@@ -302,13 +313,60 @@ class Streams:
                 f"The rows take {size_bytes:,} bytes; a table may use half of {limit_bytes:,} bytes "
                 "(stream_memory_bytes). Send fewer rows"
             )
-        free_bytes = limit_bytes - self.size_bytes - size_bytes
-        if table.size_bytes + size_bytes > free_bytes:
+        free_bytes = limit_bytes - self.size_bytes - size_bytes - reserved_bytes
+        if table.size_bytes + size_bytes + reserved_bytes > free_bytes:
             raise TooManyRequests(
                 f"The rows that wait for a flush take {self.size_bytes:,} bytes of {limit_bytes:,} "
                 f"(stream_memory_bytes), {table.size_bytes:,} of them for this table; send the rows again later",
                 1,
             )
+
+    @asynccontextmanager
+    async def reserve_room(self, uuid: str, size_bytes: int) -> AsyncIterator[None]:
+        """Keep room for a large body of rows of a table while the context is active.
+
+        If the memory for rows is full, this waits some seconds for a flush, in the order of the requests. Otherwise
+        each large body would be decoded and refused, and its writer would send it again.
+
+        Args:
+            uuid: The table.
+            size_bytes: The size of the body, which is about that of its rows.
+
+        Raises:
+            TooManyRequests: The memory is still full.
+            TooLarge: The body has more bytes than one table may ever have.
+        """
+        table = self._tables.get(uuid)
+        if table is None:
+            yield
+            return
+        wait_s = _ROOM_WAIT_S if self._room_waiters < _ROOM_WAITERS_MAX else 0.0
+        until_s = self._context.clock.monotonic() + wait_s
+        self._room_waiters += 1
+        try:
+            async with table.admission:
+                await self._wait_for_room(table, size_bytes, until_s)
+                table.reserved_bytes += size_bytes
+        except TooManyRequests:
+            self.counts.refused += 1
+            raise
+        finally:
+            self._room_waiters -= 1
+        try:
+            yield
+        finally:
+            table.reserved_bytes -= size_bytes
+
+    async def _wait_for_room(self, table: StreamTable, size_bytes: int, until_s: float) -> None:
+        while True:
+            try:
+                self._check_memory(table, size_bytes, reserved_bytes=table.reserved_bytes)
+            except TooManyRequests:
+                if self._context.clock.monotonic() >= until_s:
+                    raise
+            else:
+                return
+            await asyncio.sleep(_ROOM_LOOK_S)
 
     async def load_fresh(self, entry: Entry, metadata: TableMetadata | None = None) -> FreshTable:
         """Return the table with all rows that were acknowledged before the call.
@@ -453,6 +511,8 @@ class Streams:
 
     async def _flush_and_count(self, table: StreamTable, *, only_first: bool = False) -> int:
         rows = await table.flush(only_first=only_first)
+        if (state := self._flushes.get(table.uuid)) is not None:
+            state.failures, state.is_blocked = 0, False
         self.counts.flushes += rows > 0
         self.counts.flushed_rows += rows
         return rows
@@ -538,7 +598,7 @@ class Streams:
         if table is None or state is None:
             return None
         interval_ms = state.interval_ms or self._context.settings.stream_flush_interval_ms
-        return FlushReport(table.oldest_ms, interval_ms, state.failures, state.error)
+        return FlushReport(table.oldest_ms, interval_ms, state.failures, state.error, state.is_blocked)
 
     def _is_old(self, table: StreamTable, now_ms: int) -> bool:
         state = self._flushes[table.uuid]
@@ -563,12 +623,12 @@ class Streams:
                 # A due flush gives the table a snapshot. It does nothing if another flush has been faster.
                 await self._flush_and_count(table, only_first=is_due)
             state.waiting_since_ms = None
-            state.failures = 0
+            state.failures, state.is_blocked = 0, False
         except NoSuchTable:  # The rows wait in the log until the table is restored or purged.
             self._close_table(table)
         except SeamarkError as error:
             state.failures += 1
-            state.error = error.message
+            state.error, state.is_blocked = error.message, isinstance(error, BadRequest | Corrupt)
             state.is_due = state.is_due or is_due
             self.counts.failed_flushes += 1
             pause_s = min(_RETRY_MAX_S, _RETRY_S * 2 ** min(state.failures - 1, _DOUBLINGS_MAX))
@@ -576,7 +636,7 @@ class Streams:
             _log.warning("a flush failed; it is tried again", table=table.uuid, error=error.message, pause_s=pause_s)
         except Exception:  # noqa: BLE001  a bug of one table must not end the flushes of all
             state.failures += 1
-            state.error = "an unexpected error; the log of the server has it"
+            state.error, state.is_blocked = "an unexpected error; the log of the server has it", True
             self.counts.failed_flushes += 1
             state.not_before_s = self._context.clock.monotonic() + _RETRY_MAX_S
             _log.exception("a flush failed unexpectedly", table=table.uuid)

@@ -253,13 +253,16 @@ async def test_the_streams_page_shows_offsets_pauses_and_rates_without_a_reload(
     shards = [{"shard": 0, "flushed": 1000, "durable": 1500}, {"shard": 1, "flushed": 200, "durable": 200}]
     listing = {
         **{"namespace": ["db"], "table": "t", "shards": shards, "waiting-rows": 500, "waiting-bytes": 1 << 20},
-        **{"oldest-ms": 1, "fresh-files": 3, "paused": None},
+        **{"oldest-ms": 1, "fresh-files": 3, "paused": None, "flush-error": None},
     }
-    state = {"streams": [listing, listing | {"table": "u", "paused": "a move of the table"}], "next-page-token": None}
+    paused = listing | {"table": "u", "paused": "a move of the table"}
+    failing = listing | {"table": "v", "flush-error": "the rows do not fit the table"}
+    state = {"streams": [listing, paused, failing], "next-page-token": None}
     async with running(tmp_path) as server, open_browser() as browser, open_page(browser, server.url) as recorded_page:
         await recorded_page.page.route("**/api/v1/streams*", lambda route: route.fulfill(json=state))
         await recorded_page.open("#/streams")
         await wait_for_text(recorded_page, "a move of the table")
+        await wait_for_text(recorded_page, "the rows do not fit the table")
         await wait_for_text(recorded_page, "1,200")
         await wait_for_text(recorded_page, "1,700")
         await wait_for_text(recorded_page, "1 MiB")

@@ -225,6 +225,32 @@ async def test_requests_that_wait_for_the_other_catalog_are_limited_in_number_an
             assert all(isinstance(end, RetryLater) and "answers 500" in end.message for end in ends), ends
 
 
+async def test_catalog_that_sends_nothing_is_given_up_long_before_the_limit_of_the_request() -> None:
+    is_closing = asyncio.Event()
+
+    async def begin_answer(request: web.Request) -> web.StreamResponse:
+        if request.path == "/v1/config":
+            return web.json_response({})
+        response = web.StreamResponse()
+        if request.path.endswith("stalled"):
+            await response.prepare(request)
+            await response.write(b"{")
+        await is_closing.wait()
+        return response
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", begin_answer)
+    async with TestServer(app) as server:
+        uri = str(server.make_url("/")).rstrip("/")
+        settings = Settings(federation_uri=uri, federation_timeout_s=300, federation_read_timeout_s=0.2)
+        async with open_federated_store(settings) as store, asyncio.timeout(60):
+            for name in ("silent", "stalled"):
+                with pytest.raises(RetryLater, match=r"sent nothing for 0\.2 seconds") as caught:
+                    await store.entry(EntryKind.TABLE, ("db",), name)
+                assert (caught.value.code, caught.value.type) == (503, "ServiceUnavailableException")
+        is_closing.set()
+
+
 @asynccontextmanager
 async def open_federated_store(settings: Settings) -> AsyncIterator[FederatedStore]:
     async with open_other_catalog(settings, SystemClock()) as catalog:

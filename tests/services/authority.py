@@ -76,6 +76,26 @@ class Authority:
         files.key.write_bytes(encode_key_pem(key))
         return files
 
+    def build_revocation_list(self, *revoked: ClientFiles, valid_s: float = _DAYS_VALID * 86400) -> str:
+        """Return the list (PEM) of revoked certificates.
+
+        Args:
+            revoked: The files of the certificates.
+            valid_s: The seconds from now until the next list; negative: this list is out of date.
+        """
+        now = datetime.datetime.now(datetime.UTC)
+        builder = (
+            x509.CertificateRevocationListBuilder()
+            .issuer_name(self._name)
+            .last_update(now - datetime.timedelta(days=_DAYS_VALID))
+            .next_update(now + datetime.timedelta(seconds=valid_s))
+        )
+        for files in revoked:
+            number = x509.load_pem_x509_certificate(files.certificate.read_bytes()).serial_number
+            entry = x509.RevokedCertificateBuilder().serial_number(number).revocation_date(now).build()
+            builder = builder.add_revoked_certificate(entry)
+        return builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
+
     def _build_certificate(
         self,
         subject: x509.Name,

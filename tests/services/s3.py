@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -95,6 +96,18 @@ class S3:
         }
 
 
+def manage_users(s3: S3, *arguments: str) -> None:
+    """Run `versitygw admin` with arguments: `create-user` or `delete-user`."""
+    binary = find_versitygw()
+    if binary is None:
+        raise ServiceFailed("versitygw is not installed; run `make services`")
+    login = ("--access", s3.access_key, "--secret", s3.secret_key, "--endpoint-url", s3.endpoint, "--region", s3.region)
+    command = [binary, "admin", *login, *arguments]
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if completed.returncode:
+        raise ServiceFailed(f"versitygw admin {arguments[0]} failed: {completed.stderr or completed.stdout}")
+
+
 def find_versitygw() -> str | None:
     gopath = Path(os.environ.get("GOPATH", Path.home() / "go")) / "bin" / "versitygw"
     places = [CACHE / "bin" / "versitygw", gopath]
@@ -131,19 +144,23 @@ def _build_s3proxy(root: Path, port: int, settings: dict[str, str], log: Path) -
 
 
 @contextmanager
-def run_s3(folder: Path, *, keep_alive: bool = False) -> Iterator[S3]:
+def run_s3(folder: Path, *, keep_alive: bool = False, has_users: bool = False) -> Iterator[S3]:
     """Start an S3 server whose objects are below `folder`; yield it.
 
     Create buckets with `create_bucket()`.
 
     Args:
         keep_alive: Versitygw keeps connections open, like stores in the cloud; by default it does not.
+        has_users: Versitygw accepts the keys of users that `manage_users` creates and deletes.
     """
     root = folder / "objects"
     root.mkdir(parents=True)
     settings, port, log = read_env_file(CONFIG), free_port(), folder / "s3.log"
     if keep_alive:
         settings["VGW_KEEP_ALIVE"] = "true"
+    if has_users:
+        (folder / "users").mkdir()
+        settings |= {"VGW_IAM_DIR": str(folder / "users"), "VGW_IAM_CACHE_DISABLE": "true"}
     endpoint, binary = f"http://127.0.0.1:{port}", find_versitygw()
     process = (
         _build_versitygw(binary, root, port, settings, log) if binary else _build_s3proxy(root, port, settings, log)

@@ -36,7 +36,7 @@ from seamark.metaserver.streams.catalog_tables import CatalogTables
 from seamark.metaserver.streams.stream_properties import ENABLED
 from tests.seeds import examples, first_seed
 from tests.server.rig import RunningServer, running
-from tests.waits import until
+from tests.waits import PATIENCE_S, until
 
 NEVER_MS = 3_600_000
 SCHEMA = Schema(
@@ -388,6 +388,30 @@ async def test_writers_are_held_back_at_the_limit_of_memory(tmp_path: Path) -> N
         (table,) = stream.server.components.streams.tables.values()
         await until(lambda: table.size_bytes == 0)
         await stream.post({"id": 2})
+
+
+async def test_large_bodies_wait_for_room_instead_of_being_sent_again(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams = stream.server.components.streams
+    await stream.post({"id": 0})
+    (table,) = streams.tables.values()
+    await until(lambda: table.size_bytes == 0)
+    monkeypatch.setattr("seamark.metaserver.streams.streams._ROOM_WAIT_S", PATIENCE_S)
+    table.appending_bytes = streams._context.settings.stream_memory_bytes // 2  # The state while a flush is slow.
+    body = json.dumps([{"id": 1, "name": "x" * 300_000}]).encode()
+    sent = [asyncio.create_task(stream.send(body)) for _ in range(3)]
+    await until(lambda: streams._room_waiters == 3)
+    assert (await stream.send_refused(b'[{"id": 2}]'))[0] == 429  # A small body costs little to send again.
+    table.appending_bytes = 0
+    assert [status for status, _ in await asyncio.gather(*sent)] == [200, 200, 200]
+    assert (table.reserved_bytes, streams._room_waiters) == (0, 0)
+    assert await stream.ids() == [0, 1, 1, 1]
+    monkeypatch.setattr("seamark.metaserver.streams.streams._ROOM_WAIT_S", 0.0)
+    table.appending_bytes = streams._context.settings.stream_memory_bytes // 2
+    assert (await stream.send(body))[0] == 429
+    assert table.reserved_bytes == 0
+    table.appending_bytes = 0
 
 
 @pytest.mark.slow

@@ -12,7 +12,9 @@ import pytest
 from pyiceberg.catalog.rest import RestCatalog
 
 from seamark.connector.client.client import SeamarkClient
+from seamark.connector.streams import row_files
 from seamark.connector.streams.status import list_streams
+from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.sql.generator_store import GeneratorStore
@@ -187,6 +189,36 @@ async def test_metrics_count_appends_refusals_and_flushes(tmp_path: Path) -> Non
         async with asyncio.timeout(60):
             while not await is_shown(f"{counts[0]} 2.0", f"{counts[1]} 2.0", f"{counts[2]} 1.0"):
                 await asyncio.sleep(0.1)
+
+
+async def test_flush_that_cannot_succeed_is_shown_with_its_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with streaming(tmp_path, stream_flush_interval_ms=1) as stream:
+        await create(stream)
+        url = stream.server.url
+
+        async def list_problems() -> set[str]:
+            status, health = await stream.server.get("/api/v1/tables/db/t/health")
+            assert status == 200, health
+            return {problem["problem"] for problem in health["problems"]}
+
+        with monkeypatch.context() as patch:
+
+            def refuse(*args: object) -> None:
+                raise BadRequest("The rows do not fit the table: add the column back")
+
+            patch.setattr(row_files, "encode_rows", refuse)
+            await stream.post({"id": 1})
+            async with asyncio.timeout(60):
+                while "blocked flush" not in await list_problems():
+                    await asyncio.sleep(0.02)
+            assert "and is tried again: The rows do not fit the table" in await run_stream_command(url, "show", "db.t")
+            (listed,) = json.loads(await run_stream_command(url, "list", "--json"))
+            assert listed["flush-error"] == "The rows do not fit the table: add the column back"
+        assert await run_stream_command(url, "flush", "db.t") == "1 row of db.t was flushed\n"
+        assert json.loads(await run_stream_command(url, "show", "db.t", "--json"))["flush-error"] is None
+        assert "blocked flush" not in await list_problems()
 
 
 async def test_health_reports_a_pause_a_late_flush_and_full_memory(tmp_path: Path) -> None:

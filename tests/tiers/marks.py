@@ -39,6 +39,7 @@ FILES = {
     "iceberg/test_puffin.py": "engines",
     "log/test_cut_connections.py": "engines",
     "objects/test_signing_clients.py": "engines",
+    "warehouses/test_key_rotation.py": "server",
     **dict.fromkeys(("packaging/test_imports.py", "packaging/test_lock.py", "packaging/test_wheel.py"), "server"),
     **dict.fromkeys(("planner/test_joins_oracle.py", "planner/test_views.py"), "server"),
     "planner/joins/test_join_conditions_oracle.py": "server",

@@ -41,6 +41,10 @@ class EncryptedFile(Unreadable):
     """The file is encrypted, and the reader has no keys."""
 
 
+class UnfitColumn(Unreadable):
+    """A column of the file cannot be read as the type that it has in the schema of the reader."""
+
+
 class AmbiguousColumn(ValueError):
     """A column is ambiguous. In the message, "it" means the file."""
 

@@ -52,6 +52,8 @@ _METADATA_COLUMNS = {
 _COUNTS = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts")
 _BOUNDS = ("lower_bounds", "upper_bounds")
 _BY_COLUMN = (*_COUNTS, *_BOUNDS)
+_DATE_BYTES = 4
+"""The size of the bound of a date; that of a time is larger."""
 _OPAQUE = frozenset({"variant", "geometry", "geography"})
 """Types whose bounds are not single values."""
 
@@ -438,7 +440,11 @@ def _decode_bounds(name: str, bounds: dict[int, bytes] | None, kinds: Mapping[in
         if get_base_name(kind) in _OPAQUE:
             continue
         try:
-            value = values.decode_bound(kind, data)
+            if len(data) == _DATE_BYTES and kind in ("timestamp", "timestamp_ns"):
+                # The file is older than the promotion of its dates, which may be beyond the range of the type.
+                value = values.promote_value("date", kind, values.decode_bound("date", data))
+            else:
+                value = values.decode_bound(kind, data)
         except ValueError as error:
             raise ValueError(f"{name}: column {column}: {error}") from None
         decoded[column] = kind, value

@@ -16,7 +16,7 @@ def read_client_certificate(components: ServerComponents, request: web.Request) 
     Return None if the client presented none, or if the server asks clients for none.
 
     Raises:
-        Unauthenticated: The authority of the certificate is no longer trusted.
+        Unauthenticated: The certificate was revoked, or its authority is no longer trusted.
     """
     if not components.settings.tls_client_ca or components.certificate is None or request.transport is None:
         return None

@@ -45,7 +45,7 @@ async def prepare_stream_table(
     requirements: Sequence[dict[str, Any]],
     updates: Sequence[dict[str, Any]],
 ) -> Snapshot | None:
-    """Flush a stream table before a commit that removes rows or changes its key.
+    """Flush a stream table before a commit that removes rows, or changes its key or how its files are written.
 
     A commit on a fresh snapshot that has expired is not refused here: it may be the repetition of a commit that
     succeeded. Its requirement fails otherwise, and the engine loads the table again.
@@ -63,7 +63,7 @@ async def prepare_stream_table(
     snapshots = [update.get("snapshot") for update in updates if update.get("action") == "add-snapshot"]
     is_reset = any(_drops_history(update) for update in updates)
     await _check_new_properties(call, updates)
-    may_set_key = any(update.get("action") in _KEY_ACTIONS for update in updates)
+    may_set_key = any(update.get("action") in _WRITING_ACTIONS for update in updates)
     if not (snapshots or is_reset or may_set_key) or not call.components.streams.has_log:
         return None
     entry = await call.components.store.entry(EntryKind.TABLE, namespace, name)
@@ -73,8 +73,10 @@ async def prepare_stream_table(
     if is_reset:
         with suppress(LogElsewhere):  # No reader of this process has seen rows that wait on another server.
             await call.components.streams.flush(entry.uuid)
-    elif may_set_key and await call.in_turn(partial(_changes_key, updates, metadata, call.components.clock.now_ms())):
-        await _flush_before_new_key(call, entry)
+    elif may_set_key and await call.in_turn(
+        partial(_changes_writing, updates, metadata, call.components.clock.now_ms())
+    ):
+        await _flush_before_change(call, entry)
     fresh = None
     for snapshot in snapshots:
         if not isinstance(snapshot, dict):  # which the commit refuses
@@ -192,26 +194,50 @@ async def _check_new_properties(call: Call, updates: Sequence[dict[str, Any]]) -
             await check_named_tables(call, properties)
 
 
-_KEY_ACTIONS = frozenset({"add-schema", "set-current-schema", "set-properties", "remove-properties"})
-"""The actions of updates that may change the key of a stream table."""
+_WRITING_ACTIONS = frozenset(
+    (
+        *("add-schema", "set-current-schema", "set-properties", "remove-properties"),
+        *("add-spec", "set-default-spec", "add-sort-order", "set-default-sort-order"),
+    )
+)
+"""The actions of updates that may change the key of a stream table, or how its files are written."""
+_WRITING_PROPERTIES = ("write.", "encryption.")
+"""The prefixes of properties that state how files are written."""
 
 
-def _changes_key(updates: Sequence[dict[str, Any]], metadata: TableMetadata, now_ms: int) -> bool:
-    """Return whether updates give a stream table another key, or may do so."""
+def _changes_writing(updates: Sequence[dict[str, Any]], metadata: TableMetadata, now_ms: int) -> bool:
+    """Return whether updates change the key of a stream table, or how its files are written, or may do so."""
     try:
         # Types of version 3 need that version.
-        of_key = [update for update in updates if update.get("action") in (*_KEY_ACTIONS, "upgrade-format-version")]
-        changed = apply_updates(metadata, read_updates(of_key), now_ms=now_ms)
+        actions = (*_WRITING_ACTIONS, "upgrade-format-version")
+        relevant = [update for update in updates if update.get("action") in actions]
+        changed = apply_updates(metadata, read_updates(relevant), now_ms=now_ms)
     except SeamarkError:  # The commit probably fails, too.
         return True
-    return identify_key(changed) != identify_key(metadata)
+    return (
+        identify_key(changed) != identify_key(metadata)
+        or _describe_writing(changed) != _describe_writing(metadata)
+        or _promotes_column(metadata, changed)
+    )
 
 
-async def _flush_before_new_key(call: Call, entry: Entry) -> None:
-    """Flush a stream table before its key changes, so that rows that wait replace others by the key they came with.
+def _describe_writing(metadata: TableMetadata) -> tuple[object, ...]:
+    """Return the spec, the order and the properties by which files of a table are written."""
+    properties = {name: value for name, value in metadata.properties.items() if name.startswith(_WRITING_PROPERTIES)}
+    return metadata.default_spec, metadata.default_sort_order_id, properties
 
-    The commit does not need the flush: rows state their key, and a later flush orders rows of several keys. So an error
-    that would come again does not keep an update from correcting the table.
+
+def _promotes_column(metadata: TableMetadata, changed: TableMetadata) -> bool:
+    """Return whether a column of the current schema gets another type."""
+    types = {column.id: column.type for column in metadata.current_schema.fields}
+    return any(types.get(column.id, column.type) != column.type for column in changed.current_schema.fields)
+
+
+async def _flush_before_change(call: Call, entry: Entry) -> None:
+    """Flush a stream table before a change, so that rows that wait are written as they were appended.
+
+    The commit does not need the flush: rows state their key and their schema, and a later flush orders rows of several
+    keys, and converts rows. So an error that would come again does not keep an update from correcting the table.
 
     Raises:
         SeamarkError: The flush may succeed if the client repeats the commit.
@@ -223,7 +249,7 @@ async def _flush_before_new_key(call: Call, entry: Entry) -> None:
     except (CommitConflict, CommitUnknown, RetryLater, ReadOnlyServer):
         raise
     except Exception:  # noqa: BLE001  a table with a row that cannot be flushed must stay changeable
-        _log.warning("rows wait while the key of their table changes", table=entry.uuid, exc_info=True)
+        _log.warning("rows wait while their table changes", table=entry.uuid, exc_info=True)
 
 
 def _lower_action(update: dict[str, Any]) -> dict[str, Any]:
@@ -236,7 +262,9 @@ def _drops_history(update: dict[str, Any]) -> bool:
     """Return whether waiting rows have to be flushed into a snapshot before an update.
 
     A replaced table loses its branch `main`, and with it the rows. Waiting rows have the schema that was current
-    when they arrived, and that schema must not be removed before their flush.
+    when they arrived. This schema, and the partition specs of its columns, must not be removed before their flush.
     """
     action = update.get("action")
-    return action == "remove-schemas" or (action == "remove-snapshot-ref" and update.get("ref-name") == MAIN)
+    return action in ("remove-schemas", "remove-partition-specs") or (
+        action == "remove-snapshot-ref" and update.get("ref-name") == MAIN
+    )

@@ -80,7 +80,8 @@ async def _describe(call: Call, entry: Entry, durable: Mapping[int, int]) -> Lis
         for number, offset in sorted(entry.parse_flushed_offsets().items())
     ]
     metadata = await call.components.catalog.documents.table(entry.metadata_location)
-    status = to_status(shards, call.components.streams.tables.get(entry.uuid), pause_of(metadata))
+    streams = call.components.streams
+    status = to_status(shards, streams.tables.get(entry.uuid), pause_of(metadata), streams.report_flushes(entry.uuid))
     return ListedStream(**msgspec.structs.asdict(status), namespace=list(entry.namespace), table=entry.name)
 
 

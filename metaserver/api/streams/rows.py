@@ -33,6 +33,7 @@ from seamark.metaserver.streams.incoming.prepared_rows import JoinedRows, Prepar
 from seamark.metaserver.streams.incoming.rows import RowFormat, decode_rows, format_of, split_lines
 from seamark.metaserver.streams.incoming.sizes import check_columns, check_size
 from seamark.metaserver.streams.pauses import pause_of
+from seamark.metaserver.streams.stream_counts import FlushReport
 from seamark.metaserver.streams.stream_table import StreamTable
 
 _PARAMETERS = (
@@ -72,6 +73,22 @@ async def append_rows(call: Call, body: bytes) -> AppendedRows:
     row_format, producer = format_of(call.content_type), read_producer(call.query)
     is_envelope = _read_envelope(call.query)
     target = await load_target(call, call.namespace, call.name)
+    if len(body) <= QUICK_BYTES:
+        return await _append_body(call, body, row_format, target, producer, is_envelope=is_envelope)
+    async with call.components.streams.reserve_room(target.uuid, len(body)):
+        return await _append_body(call, body, row_format, target, producer, is_envelope=is_envelope)
+
+
+async def _append_body(
+    call: Call,
+    body: bytes,
+    row_format: RowFormat,
+    target: RowTarget,
+    producer: tuple[str, int] | None,
+    *,
+    is_envelope: bool,
+) -> AppendedRows:
+    """Append the rows of a body, and return the answer."""
     is_quick = len(body) <= QUICK_BYTES
     read = partial(_read_body, call, body, row_format, target.loaded.metadata, is_envelope=is_envelope)
     decoded = read() if is_quick else await call.in_turn(read)
@@ -110,6 +127,7 @@ class StreamStatus(msgspec.Struct, frozen=True, rename="kebab"):
     ]
     fresh_files: Annotated[int, doc("The fresh files that the next plan may name.")]
     paused: Annotated[str | None, doc("The reason why the table accepts no rows. Null if it accepts rows.")]
+    flush_error: Annotated[str | None, doc("Why the last flush of this server failed. Null if it succeeded.")]
 
 
 @Route(
@@ -135,16 +153,19 @@ async def load_stream(call: Call) -> StreamStatus:
     shards = [
         ShardStatus(number, flushed[number], max(flushed[number], mark)) for number, mark in sorted(durable.items())
     ]
-    return to_status(shards, table, pause_of(metadata))
+    return to_status(shards, table, pause_of(metadata), call.components.streams.report_flushes(entry.uuid))
 
 
-def to_status(shards: list[ShardStatus], table: StreamTable | None, paused: str | None) -> StreamStatus:
+def to_status(
+    shards: list[ShardStatus], table: StreamTable | None, paused: str | None, flushes: FlushReport | None
+) -> StreamStatus:
     """Return the state of a stream.
 
     Args:
         shards: Its shards.
         table: The open table, or None if none of its rows are in memory.
         paused: The reason of its pause, or None if it accepts rows.
+        flushes: The state of its flushes, or None if the table is not open.
     """
     return StreamStatus(
         shards,
@@ -153,6 +174,7 @@ def to_status(shards: list[ShardStatus], table: StreamTable | None, paused: str 
         oldest_ms=None if table is None else table.oldest_ms,
         fresh_files=0 if table is None else len(table.list_fresh_files()),
         paused=paused,
+        flush_error=flushes.error if flushes is not None and flushes.failures else None,
     )
 
 

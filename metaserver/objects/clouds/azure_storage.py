@@ -15,7 +15,7 @@ from seamark.formats.storage.storages import STORAGES
 from seamark.metaserver.objects.clouds.azure import AzureObjects
 from seamark.metaserver.objects.clouds.azure_access import build_key_properties, get_service_address
 from seamark.metaserver.objects.clouds.azure_sas import SasIssuer, compute_expiry_ms
-from seamark.metaserver.objects.clouds.issued_keys import KeyCache, describe_keys, requests_keys
+from seamark.metaserver.objects.clouds.issued_keys import KeyCache, lend_keys, lends_keys
 from seamark.metaserver.objects.credentials import VendedKeys
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.objects.storage import ClientAccess, ServerStorage
@@ -55,20 +55,24 @@ class AzureStorage(ServerStorage):
         may_write: Callable[[], bool] | None = None,
     ) -> ClientAccess:
         address = get_service_address(settings, table)
-        if settings.azure_client_access == "none" or not requests_keys(delegation):
+        if not lends_keys(settings.azure_client_access, delegation):
             return address, []
-        writable = may_write is not None and may_write()
         stamp = self.compute_keys_stamp(settings, self._clock.now_ms())
-        identity = settings.azure_endpoint, settings.azure_tenant_id, settings.azure_client_id
-        key = (*identity, settings.azure_account_key, table, writable, stamp)
-        issued = await self._issued.get(key, partial(self._sas.issue, settings, table, writable=writable))
-        refresh = {"adls.refresh-credentials-endpoint": refresh_path} if refresh_path else {}
-        return describe_keys(table, address, {**issued.properties, **refresh})
+        login = settings.azure_tenant_id, settings.azure_client_id, settings.azure_account_key
+        return await lend_keys(
+            self._issued,
+            partial(self._sas.issue, settings),
+            (settings.azure_endpoint, *login, stamp),
+            table,
+            address,
+            may_write=may_write,
+            refresh=("adls.refresh-credentials-endpoint", refresh_path),
+        )
 
     def access_stamp(self, settings: Settings, delegation: str | None) -> tuple[str | bool, ...]:
         return (
             settings.azure_client_access,
-            settings.azure_client_access != "none" and requests_keys(delegation),
+            lends_keys(settings.azure_client_access, delegation),
             settings.azure_endpoint,
             settings.azure_tenant_id,
             settings.azure_client_id,

@@ -18,7 +18,7 @@ from seamark.metaserver.objects.clouds.gcs_access import (
     get_service_address,
     restrict_token,
 )
-from seamark.metaserver.objects.clouds.issued_keys import REUSE_MS, KeyCache, describe_keys, requests_keys
+from seamark.metaserver.objects.clouds.issued_keys import REUSE_MS, KeyCache, lend_keys, lends_keys
 from seamark.metaserver.objects.credentials import VendedKeys
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.objects.storage import ClientAccess, ServerStorage
@@ -56,18 +56,22 @@ class GoogleStorage(ServerStorage):
         may_write: Callable[[], bool] | None = None,
     ) -> ClientAccess:
         address = get_service_address(settings)
-        if settings.gcs_client_access == "none" or not requests_keys(delegation):
+        if not lends_keys(settings.gcs_client_access, delegation):
             return address, []
-        writable = may_write is not None and may_write()
-        key = settings.gcs_service_account_key, settings.gcs_service_account_file, table, writable
-        issued = await self._issued.get(key, partial(restrict_token, settings, table, writable=writable))
-        refresh = {"gcs.oauth2.refresh-credentials-endpoint": refresh_path} if refresh_path else {}
-        return describe_keys(table, address, {**issued.properties, **refresh})
+        return await lend_keys(
+            self._issued,
+            partial(restrict_token, settings),
+            (settings.gcs_service_account_key, settings.gcs_service_account_file),
+            table,
+            address,
+            may_write=may_write,
+            refresh=("gcs.oauth2.refresh-credentials-endpoint", refresh_path),
+        )
 
     def access_stamp(self, settings: Settings, delegation: str | None) -> tuple[str | bool, ...]:
         return (
             settings.gcs_client_access,
-            settings.gcs_client_access != "none" and requests_keys(delegation),
+            lends_keys(settings.gcs_client_access, delegation),
             settings.gcs_endpoint,
             settings.gcs_service_account_file,
             settings.gcs_service_account_key,

@@ -9,9 +9,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
 
 from seamark.formats.runtime.clock import Clock, SystemClock
 from seamark.formats.storage.locations import Location
+from seamark.metaserver.objects.storage import ClientAccess
 from seamark.metaserver.objects.vending import VENDED
 
 LIFETIME_MIN_S = 900
@@ -96,15 +99,51 @@ class KeyCache:
                 del self._requests[key]
 
 
-def requests_keys(delegation: str | None) -> bool:
-    """Return whether a client that sends this `X-Iceberg-Access-Delegation` wants keys. Without the header, it does."""
+class KeyIssuer(Protocol):
+    """Issues keys for a table. It may block."""
+
+    def __call__(self, table: Location, /, *, writable: bool) -> IssuedKeys: ...
+
+
+def lends_keys(client_access: str, delegation: str | None) -> bool:
+    """Return whether a client gets keys for a table.
+
+    Args:
+        client_access: The setting of the storage for the access of clients; `none` for no keys.
+        delegation: The header `X-Iceberg-Access-Delegation`. A client without it wants keys.
+    """
     requested = [name.strip().lower() for name in (delegation or "").split(",") if name.strip()]
-    return not requested or VENDED in requested
+    return client_access != "none" and (not requested or VENDED in requested)
 
 
-def describe_keys(
-    table: Location, address: dict[str, str], keys: dict[str, str]
-) -> tuple[dict[str, str], list[dict[str, object]]]:
+async def lend_keys(
+    cache: KeyCache,
+    issue: KeyIssuer,
+    identity: tuple[object, ...],
+    table: Location,
+    address: dict[str, str],
+    *,
+    may_write: Callable[[], bool] | None,
+    refresh: tuple[str, str],
+) -> ClientAccess:
+    """Return the configuration of a client with keys for a table, which a cloud issues.
+
+    Args:
+        cache: The keys that were issued last.
+        issue: Issues new keys.
+        identity: The values that determine the keys, besides the table and the rights of the client.
+        table: The location of the table.
+        address: The properties with the address of the cloud.
+        may_write: Returns whether the client may change the table. Without it, the client may only read.
+        refresh: The name of the property with the path for new keys, and the path. It may be empty.
+    """
+    writable = may_write is not None and may_write()
+    issued = await cache.get((*identity, table, writable), partial(issue, table, writable=writable))
+    name, path = refresh
+    return describe_keys(table, address, {**issued.properties, **({name: path} if path else {})})
+
+
+def describe_keys(table: Location, address: dict[str, str], keys: dict[str, str]) -> ClientAccess:
     """Return the `config` and the `storage-credentials` of a LoadTableResult.
 
     Clients read `storage-credentials` first, but before Iceberg 1.8 only `config`.

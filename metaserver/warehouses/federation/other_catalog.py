@@ -27,7 +27,8 @@ from seamark.formats.runtime.tls import build_client_context
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import EntryKind, NamespacePath
 
-_CONNECT_S = 5
+_CONNECT_S = 5.0
+"""The time after which a connection to the other catalog fails."""
 _ANSWER_BYTES_MAX = 256 << 20
 _ANSWERS_MAX = 20_000
 """The maximum number of answers that are kept."""
@@ -365,6 +366,13 @@ class OtherCatalog:
                         )
                     chunks.append(chunk)
                 return _Answer(answer.status, b"".join(chunks), answer.headers.get("ETag", ""))
+        except aiohttp.ServerTimeoutError as error:
+            is_connected = isinstance(error, aiohttp.SocketTimeoutError)
+            limit_s = self._settings.federation_read_timeout_s if is_connected else _CONNECT_S
+            raise RetryLater(
+                f"The catalog {self._uri} of this warehouse "
+                f"{'sent nothing' if is_connected else 'did not accept a connection'} for {limit_s:g} seconds"
+            ) from None
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             reason = str(error) or type(error).__name__
             raise RetryLater(
@@ -426,6 +434,11 @@ class _NextPage(msgspec.Struct, rename="kebab"):
 async def open_other_catalog(settings: Settings, clock: Clock) -> AsyncIterator[OtherCatalog]:
     """Open the connections to the catalog in `federation_uri`."""
     connector = aiohttp.TCPConnector(ssl=build_client_context() or True, limit=32)
-    timeout = aiohttp.ClientTimeout(total=settings.federation_timeout_s, sock_connect=_CONNECT_S)
+    timeout = aiohttp.ClientTimeout(
+        total=settings.federation_timeout_s,
+        connect=None,  # The time for a connection of the pool: `federation_timeout_s` limits it.
+        sock_connect=_CONNECT_S,
+        sock_read=settings.federation_read_timeout_s,
+    )
     async with aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=True) as session:
         yield OtherCatalog(settings, clock, session)

@@ -325,6 +325,61 @@ async def test_removed_authority_ends_the_logins_of_open_connections(
             writer.close()
 
 
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_3, ssl.TLSVersion.TLSv1_2])
+async def test_revoked_certificate_ends_its_login_in_new_open_and_resumed_connections(
+    tmp_path: Path, authority: Authority, version: ssl.TLSVersion
+) -> None:
+    clients = [authority.issue_client(name, uri(SPIFFE)) for name in ("stays", "revoked")]
+    lists = tmp_path / "clients.crl"
+    lists.write_text(authority.build_revocation_list())
+    async with serve(tmp_path / "home", authority, "cert", tls_client_crl=str(lists)) as server:
+        await grant(server, Grant(f"cert:{SPIFFE}", "reader"))
+        certificate = server.components.certificate
+        assert certificate is not None
+        address = "127.0.0.1", int(server.url.rpartition(":")[2])
+        contexts = [trust(authority, files) for files in clients]
+        for context in contexts:
+            context.minimum_version = context.maximum_version = version
+        sessions = [await asyncio.to_thread(open_session, context, *address) for context in contexts]
+
+        async def try_again(number: int) -> int:
+            return await asyncio.to_thread(resume, contexts[number], *address, sessions[number])
+
+        async with connect(authority, clients[0]) as staying, connect(authority, clients[1]) as revoked:
+            assert [(await ask(http, server))[0] for http in (staying, revoked)] == [200, 200]
+            lists.write_text(authority.build_revocation_list(clients[1]))
+            certificate.reload()
+            assert (await ask(staying, server))[0] == 200
+            status, text = await ask(revoked, server)
+            assert (status, "was revoked" in text) == (401, True)
+        assert await try_again(0) == 200
+        assert await try_again(1) != 200
+        async with connect(authority, clients[1]) as http:
+            with pytest.raises((aiohttp.ClientError, ssl.SSLError)):
+                await ask(http, server)
+        for unusable in ("", authority.build_revocation_list() + Authority(tmp_path, file="other.pem").pem):
+            lists.write_text(unusable)
+            certificate.reload()  # This changes nothing.
+            async with connect(authority, clients[0]) as http:
+                assert (await ask(http, server))[0] == 200
+        lists.write_text(authority.build_revocation_list(valid_s=-60))
+        certificate.reload()
+        async with connect(authority, clients[0]) as http:
+            with pytest.raises((aiohttp.ClientError, ssl.SSLError)):
+                await ask(http, server)
+
+
+def open_session(context: ssl.SSLContext, host: str, port: int) -> ssl.SSLSession | None:
+    """Send a request in a new connection, and return its session."""
+    with (
+        socket.create_connection((host, port), PATIENCE_S) as plain,
+        context.wrap_socket(plain, server_hostname=host) as secured,
+    ):
+        secured.sendall(f"GET {NAMESPACES} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+        assert b" 200 " in secured.recv(4096)
+        return secured.session
+
+
 def resume(context: ssl.SSLContext, host: str, port: int, session: ssl.SSLSession | None) -> int:
     """Send a request with the session of an earlier connection, and return the status; 0 if the handshake fails."""
     with (
@@ -508,6 +563,7 @@ def test_invalid_rules_stop_the_start(tmp_path: Path, text: str, message: str) -
         ({"auth": "cert"}, "set tls_client_ca"),
         ({"tls_client_ca": "ca.pem"}, "needs tls_cert"),
         ({"tls_client_auth": "required"}, "set tls_client_ca"),
+        ({"tls_client_crl": "ca.crl"}, "set tls_client_ca"),
         ({"auth": "token", "tls_client_rules_file": "rules.toml"}, "add +cert"),
     ],
 )

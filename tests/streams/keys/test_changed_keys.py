@@ -14,9 +14,13 @@ from typing import Any
 
 import pytest
 from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.types import DecimalType, LongType, NestedField, StringType
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import DateType, DecimalType, LongType, NestedField, StringType
 
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.read.scans import scan
 from seamark.connector.streams import row_files
 from seamark.formats.runtime.errors import RetryLater
 from seamark.metaserver.streams.appends import TableRows
@@ -156,6 +160,65 @@ async def test_error_of_the_flush_leaves_the_table_changeable(tmp_path: Path, mo
                 (4, 2, "four"),
             ]
             await stream.flush()
+
+
+async def test_dates_beyond_the_range_of_a_promoted_key_are_flushed_and_replace_stored_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schema = Schema(NestedField(1, "day", DateType(), required=True), NestedField(2, "v", StringType()))
+    async with streaming(tmp_path) as stream:
+        await create(stream, schema, properties={"format-version": "3", KEY: "day"})
+        await stream.post(*({"day": day, "v": "old"} for day in ("9999-12-31", "2026-01-02", "0001-01-01")))
+        await stream.flush()
+        with monkeypatch.context() as patch:
+
+            def fail(*args: object) -> None:
+                raise KeyError("a bug of the encoder")
+
+            patch.setattr(row_files, "encode_keyed_rows", fail)
+            await stream.post({"day": "9999-12-31", "v": "new"}, {"day": "2026-01-02", "v": "new"})
+            await stream.post({"day": "0001-01-01", "_op": "delete"}, {"day": "9000-01-01", "v": "new"})
+            fields = [
+                {"id": 1, "name": "day", "type": "timestamp_ns", "required": True},
+                {"id": 2, "name": "v", "type": "string", "required": False},
+            ]
+            promotion = {"action": "add-schema", "schema": {"type": "struct", "fields": fields}}
+            assert await commit(stream, promotion, {"action": "set-current-schema", "schema-id": -1}) == 200
+        assert await stream.flush() == 4
+        url = f"{stream.server.url}/v1/namespaces/db/tables/t/plan"
+        above = {"type": "gt", "term": "day", "value": "2026-01-01T00:00:00"}
+        async with stream.server.http.post(url, json={"filter": above}) as answer:
+            plan = await answer.json()
+            assert (answer.status, len(plan["file-scan-tasks"])) == (200, 1), plan
+        # A later key that the type holds is located, although a stored file has dates that the type does not hold.
+        await stream.post({"day": "2026-01-02T00:00:00", "_op": "delete"})
+        assert await stream.flush() == 1
+        assert await commit(stream, {"action": "set-current-schema", "schema-id": 0}) == 200
+        rows = sorted((row["day"].isoformat(), row["v"]) for row in await read(stream))
+        assert rows == [("9000-01-01", "new"), ("9999-12-31", "new")]
+
+
+async def test_rows_are_flushed_before_their_partition_column_is_promoted(tmp_path: Path) -> None:
+    schema = Schema(NestedField(1, "day", DateType()), NestedField(2, "v", StringType()))
+    by_day = PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "day"))
+    async with streaming(tmp_path) as stream:
+        await create(stream, schema, partition_spec=by_day, properties={"format-version": "3"})
+        await stream.post({"day": "2026-01-01", "v": "a"})
+        await stream.flush()
+        await stream.post({"day": "2026-01-02", "v": "b"})
+        fields = [
+            {"id": 1, "name": "day", "type": "timestamp", "required": False},
+            {"id": 2, "name": "v", "type": "string", "required": False},
+        ]
+        promotion = {"action": "add-schema", "schema": {"type": "struct", "fields": fields}}
+        assert await commit(stream, promotion, {"action": "set-current-schema", "schema-id": -1}) == 200
+        (table,) = stream.server.components.streams.tables.values()
+        assert table.unflushed_rows == 0
+        await stream.post({"day": "2026-01-03T00:00:00", "v": "c"})
+        assert await stream.flush() == 1
+        rows = await asyncio.to_thread(lambda: scan(SeamarkClient(stream.server.url), "db.t").to_arrow().to_pylist())
+        days = sorted((row["day"].isoformat(), row["v"]) for row in rows)
+        assert days == [(f"2026-01-0{number}T00:00:00", v) for number, v in enumerate("abc", 1)]
 
 
 async def test_append_that_read_an_earlier_key_is_repeated_after_rows_with_the_new_key(tmp_path: Path) -> None:

@@ -29,7 +29,9 @@ NAMES = ("a-b", "a_x2Db", "a b", "1x")
 """Names of columns that differ in files. Two of them would have the same name there."""
 VALUE, PRICE, DAY = 5, 6, 7
 """The ids of the columns beside those of `NAMES`, whose ids begin at 1."""
-PROMOTIONS = {"int": "long", "decimal(9, 2)": "decimal(20, 2)", "date": "timestamp"}
+PROMOTIONS = {"int": ("long",), "decimal(9, 2)": ("decimal(20, 2)",), "date": ("timestamp", "timestamp_ns")}
+LATE_DAY = "9999-12-31"
+"""A day beyond the range of `timestamp_ns`."""
 
 
 def create_table(key: str) -> TableMetadata:
@@ -170,7 +172,7 @@ def test_rows_replace_others_by_the_key_that_they_came_with(seed: int) -> None:
         elif step == "promote":
             changed = rng.choice([each for each in ids.values() if each.type in PROMOTIONS] or [None])
             if changed is not None:
-                metadata = change_fields(metadata, changed.id, type=PROMOTIONS[changed.type])
+                metadata = change_fields(metadata, changed.id, type=rng.choice(PROMOTIONS[changed.type]))
         elif step == "rename":
             keyed = {name.strip() for name in metadata.properties[KEY].split(",")}
             changed = rng.choice([each for each in ids.values() if each.name not in keyed and each.id < VALUE])
@@ -185,7 +187,10 @@ def test_rows_replace_others_by_the_key_that_they_came_with(seed: int) -> None:
             # Some appends have read the metadata before a change of the key.
             used, group = rng.choice(history[-3:]) if rng.random() < 0.3 else (metadata, len(log.groups) - 1)
             rows = [choose_row(rng, number := number + 1) for _ in range(rng.randint(1, 6))]
-            if used.current_schema.fields[DAY - 1].type == "timestamp":
+            day_type = used.current_schema.fields[DAY - 1].type
+            if day_type != "timestamp_ns":
+                rows = [row | {DAY: LATE_DAY if rng.random() < 0.2 else row[DAY]} for row in rows]
+            if day_type != "date":
                 rows = [row | {DAY: f"{row[DAY]}T00:00:00"} for row in rows]
             deletes = [bool(key_of(used)) and rng.random() < 0.2 for _ in rows]
             log.append(used, group, rows, deletes)
@@ -226,8 +231,95 @@ def test_dates_beyond_the_range_of_a_promoted_key_are_not_replaced() -> None:
     restored = change_table(promoted, {"action": "set-current-schema", "schema-id": date_schema})
     log.begin_group(restored)
     log.append(restored, 2, [{DAY: "9999-12-31", VALUE: "again"}], [False])
-    with pytest.raises(BadRequest, match="later rows replace cannot be found: column day is timestamp_ns"):
-        encode(log, restored)
+    assert encode(log, restored) == ["2026-01-03", "again", "new"]
+
+
+@pytest.mark.parametrize("key", ["a-b", ""])
+def test_rows_of_a_schema_that_the_table_has_removed_are_flushed_with_the_current_schema(key: str) -> None:
+    metadata = create_table(key)
+    log = Log(3)
+    log.begin_group(metadata)
+    old_rows = [{1: number, VALUE: f"a{number}"} for number in (1, 1, 2, 3)]
+    log.append(metadata, 0, old_rows, 4 * [False])
+    if key:
+        log.append(metadata, 0, [{1: 3}], [True])
+    changed = change_fields(change_fields(metadata, 1, type="long"), PRICE)
+    removed = [schema.id for schema in changed.schemas if schema.id != changed.current_schema_id]
+    changed = change_table(changed, {"action": "remove-schemas", "schema-ids": removed})
+    log.append(changed, 0, [{1: 2, VALUE: "b2"}], [False])
+    assert encode(log, changed) == log.replay()
+
+
+def test_rows_whose_key_column_and_schema_are_gone_wait_with_an_error_that_says_what_to_do() -> None:
+    metadata = create_table("a-b")
+    log = Log(1)
+    log.begin_group(metadata)
+    log.append(metadata, 0, [{1: 1, VALUE: "a"}], [False])
+    changed = change_fields(change_table(metadata, {"action": "set-properties", "updates": {KEY: ""}}), 1)
+    changed = change_table(changed, {"action": "remove-schemas", "schema-ids": [metadata.current_schema_id]})
+    with pytest.raises(BadRequest, match=r"the key column with the id 1 was dropped; add a schema with the columns"):
+        encode(log, changed)
+
+
+def test_rows_without_a_partition_spec_for_their_schema_are_flushed_with_the_current_schema() -> None:
+    metadata = create_table("")
+    log = Log(1)
+    log.begin_group(metadata)
+    log.append(metadata, 0, [{1: 1, VALUE: "a"}], [False])
+    fields = [msgspec.to_builtins(each) for each in metadata.current_schema.fields]
+    changed = change_table(
+        metadata,
+        {
+            "action": "add-schema",
+            "schema": {
+                "type": "struct",
+                "fields": [*fields, {"id": 8, "name": "town", "type": "string", "required": False}],
+            },
+        },
+        {"action": "set-current-schema", "schema-id": -1},
+        {"action": "add-spec", "spec": {"fields": [{"source-id": 8, "transform": "identity", "name": "town"}]}},
+        {"action": "set-default-spec", "spec-id": -1},
+        {"action": "remove-partition-specs", "spec-ids": [metadata.default_spec.spec_id]},
+    )
+    assert encode(log, changed) == ["a"]
+
+
+@pytest.mark.parametrize("kind", ["timestamp", "timestamp_ns"])
+def test_rows_of_a_partition_column_that_was_promoted_are_flushed_with_its_new_type(kind: str) -> None:
+    created = create_table("")
+    metadata = change_table(created, *set_spec("identity"))
+    metadata = change_table(metadata, {"action": "remove-partition-specs", "spec-ids": [created.default_spec.spec_id]})
+    log = Log(1)
+    log.begin_group(metadata)
+    log.append(metadata, 0, [{DAY: "2026-01-02", VALUE: "a"}], [False])
+    promoted = change_fields(metadata, DAY, type=kind)
+    (file,) = FILES.encode(log.list_slices(), promoted, None)
+    assert msgspec.json.decode(file.content_file)["partition"] == ["2026-01-02T00:00:00"]
+    assert read_values([file]) == ["a"]
+
+
+@pytest.mark.parametrize("step", ["spec", "order"])
+def test_rows_are_flushed_after_a_transform_of_the_type_to_which_their_column_was_promoted(step: str) -> None:
+    metadata = create_table("")
+    log = Log(1)
+    log.begin_group(metadata)
+    log.append(metadata, 0, [{DAY: "9999-12-31", VALUE: "a"}], [False])
+    order = {"source-id": DAY, "transform": "hour", "direction": "asc", "null-order": "nulls-first"}
+    by_step = {
+        "spec": set_spec("hour"),
+        "order": (
+            {"action": "add-sort-order", "sort-order": {"order-id": 1, "fields": [order]}},
+            {"action": "set-default-sort-order", "sort-order-id": -1},
+        ),
+    }
+    promoted = change_table(change_fields(metadata, DAY, type="timestamp"), *by_step[step])
+    assert encode(log, promoted) == ["a"]
+
+
+def set_spec(transform: str) -> tuple[dict[str, Any], ...]:
+    """Return the updates that partition a table by a transform of its day."""
+    field = {"source-id": DAY, "transform": transform, "name": "part"}
+    return {"action": "add-spec", "spec": {"fields": [field]}}, {"action": "set-default-spec", "spec-id": -1}
 
 
 def test_delete_does_not_hide_a_missing_value_of_another_row() -> None:

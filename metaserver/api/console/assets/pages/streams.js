@@ -42,7 +42,7 @@ function StreamTables({ found }) {
   const before = useBefore(found);
   return html`<${Grid} label="Stream tables" empty="No stream table that you may see has rows in the log." rows=${found.streams} columns=${[
     { title: "Table", cell: (stream) => html`<a href=${tableHref(stream.namespace, stream.table)}>${keyOf(stream)}</a>` },
-    { title: "State", cell: (stream) => stream.paused === null ? html`<${Badge} kind="good">takes rows<//>` : html`<${Badge} kind="warn">paused<//> ${clip(stream.paused, 100)}` },
+    { title: "State", cell: (stream) => stream["flush-error"] ? html`<${Badge} kind="bad">flush fails<//> ${clip(stream["flush-error"], 100)}` : stream.paused === null ? html`<${Badge} kind="good">takes rows<//>` : html`<${Badge} kind="warn">paused<//> ${clip(stream.paused, 100)}` },
     { title: "Rows/s", number: true, cell: (stream) => { const rate = rateOf(stream, before, found.loadedMs); return rate === null ? "–" : decimal(rate); } },
     { title: "Waiting rows", number: true, cell: (stream) => count(stream["waiting-rows"]) },
     { title: "Oldest", cell: (stream) => stream["oldest-ms"] === null ? "" : html`<time title=${time(stream["oldest-ms"])}>${ago(stream["oldest-ms"])}</time>` },

@@ -1,0 +1,49 @@
+"""Certificates that their authorities have revoked, by the lists (CRLs, RFC 5280) in a PEM file.
+
+TLS checks the lists in each handshake. This module serves connections that were open before a certificate was revoked,
+and sessions that are resumed without a check of the certificate.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from pathlib import Path
+
+from cryptography import x509
+
+_LIST = re.compile(rb"-----BEGIN X509 CRL-----.*?-----END X509 CRL-----", re.DOTALL)
+_CERTIFICATES_MAX = 10_000
+"""The maximum number of certificates whose issuers and numbers are kept."""
+
+
+class RevokedCertificates:
+    """The numbers of revoked certificates, by issuer.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: The file has no list, or a list is invalid.
+    """
+
+    def __init__(self, path: Path) -> None:
+        lists = [x509.load_pem_x509_crl(text) for text in _LIST.findall(path.read_bytes())]
+        if not lists:
+            raise ValueError("it has no certificate revocation list")
+        self._numbers: dict[bytes, set[int]] = {}
+        for revocations in lists:
+            numbers = self._numbers.setdefault(revocations.issuer.public_bytes(), set())
+            numbers.update(revoked.serial_number for revoked in revocations)
+
+    def includes(self, certificate: bytes) -> bool:
+        """Return whether a certificate (DER) is revoked. A certificate that cannot be read counts as revoked."""
+        try:
+            issuer, number = _read_issuer_and_number(certificate)
+        except ValueError:
+            return True
+        return number in self._numbers.get(issuer, ())
+
+
+@lru_cache(maxsize=_CERTIFICATES_MAX)
+def _read_issuer_and_number(certificate: bytes) -> tuple[bytes, int]:
+    parsed = x509.load_der_x509_certificate(certificate)
+    return parsed.issuer.public_bytes(), parsed.serial_number

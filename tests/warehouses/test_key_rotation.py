@@ -1,0 +1,96 @@
+"""The keys with which the server reaches a storage are replaced while clients work: no request fails."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from tests.objects.test_s3 import build_settings
+from tests.services.s3 import S3, find_versitygw, manage_users, run_s3
+from tests.waits import PATIENCE_S
+from tests.warehouses.world import WarehouseServer, running_with_warehouses
+
+ROOT = "/v1/sales"
+
+
+class Load:
+    """Clients that create, change and load tables of a warehouse until they are stopped."""
+
+    def __init__(self, world: WarehouseServer) -> None:
+        self._world = world
+        self.answers = [0, 0]
+        self._tasks = [asyncio.create_task(self._work(number)) for number in range(len(self.answers))]
+
+    async def _work(self, number: int) -> None:
+        updates = [{"action": "set-properties", "updates": {"p": "1"}}]
+        for table in itertools.count():
+            path = f"{ROOT}/namespaces/n{number}/tables/t{table}"
+            await self._world.create_table(ROOT, f"n{number}", f"t{table}")
+            for method, body in (("POST", {"requirements": [], "updates": updates}), ("GET", None)):
+                status, answer = await self._world.send(method, path, body)
+                assert status == 200, answer
+            self.answers[number] += 1
+
+    async def wait(self, more: int = 2) -> None:
+        """Wait until each client has received more answers."""
+        goals = [count + more for count in self.answers]
+        while any(count < goal for count, goal in zip(self.answers, goals, strict=True)):
+            for task in self._tasks:
+                if task.done():
+                    task.result()
+            await asyncio.sleep(0.01)
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        for result in await asyncio.gather(*self._tasks, return_exceptions=True):
+            assert isinstance(result, asyncio.CancelledError), result
+
+
+def make_credentials(name: str) -> dict[str, str]:
+    return {"s3_access_key_id": name, "s3_secret_access_key": f"secret of {name}"}
+
+
+def create_key(s3: S3, name: str) -> None:
+    manage_users(s3, "create-user", "--access", name, "--secret", f"secret of {name}", "--role", "admin")
+
+
+async def test_storage_keys_are_replaced_under_load_without_a_failed_request(tmp_path: Path) -> None:
+    if find_versitygw() is None:
+        pytest.skip("only versitygw has users whose keys are created and deleted while it runs")
+    with run_s3(tmp_path / "s3", has_users=True) as s3:
+        bucket = s3.create_bucket()
+        await asyncio.to_thread(create_key, s3, "first")
+        options: dict[str, Any] = {
+            name: getattr(build_settings(s3, bucket), name) for name in ("s3_region", "storage_timeout_s")
+        }
+        roots = (f"s3://{bucket}/lake",)
+        async with running_with_warehouses(
+            tmp_path, **options, s3_endpoint=s3.endpoint, warehouse_roots=roots, warehouse_endpoints=(s3.endpoint,)
+        ) as world:
+            settings = {"s3_endpoint": s3.endpoint, "s3_path_style": True}
+            definition = {"location": f"s3://{bucket}/lake/sales", "settings": settings}
+            await world.create_warehouse("sales", **definition, credentials=make_credentials("first"))
+            clients = Load(world)
+            async with asyncio.timeout(3 * PATIENCE_S):
+                await clients.wait()
+                await asyncio.to_thread(create_key, s3, "second")
+                await clients.wait()
+                body = {**definition, "credentials": make_credentials("second")}
+                status, answer = await world.send("PUT", "/api/v1/warehouses/sales", body)
+                assert status == 200, answer
+                await clients.wait()
+                # Requests that began with the first keys have ended.
+                await asyncio.to_thread(manage_users, s3, "delete-user", "--access", "first")
+                await clients.wait(5)
+                await clients.stop()
+            keys = make_credentials("first")
+            former = replace(s3, access_key=keys["s3_access_key_id"], secret_key=keys["s3_secret_access_key"])
+            with pytest.raises(ClientError, match=r"InvalidAccessKeyId|SignatureDoesNotMatch"):
+                former.client().list_objects_v2(Bucket=bucket)
