@@ -9,12 +9,14 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 from urllib.parse import urlsplit
 
 import pytest
 from pyspark.sql import SparkSession
 
 from seamark.connector.client.errors import Conflict, InvalidRequest
+from seamark.connector.read.tables import divide_task
 from seamark.connector.spark.frames import clustering
 from seamark.connector.spark.frames.writes import WriteReport, decode_files
 from seamark.connector.write.appends import commit as commit_change
@@ -113,6 +115,27 @@ def test_clustering_applies_deletes_and_removes_their_files(rig: Rig, version: i
     assert report.rows == len(before) < 3500
     assert rig.rows(table, columns) == before
     assert rig.sql(f"SELECT * FROM {{db}}.{table}.delete_files") == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", [2, 3])
+def test_one_large_file_is_clustered_by_several_tasks(rig: Rig, version: int) -> None:
+    table = f"large_{version}"
+    properties = f"'format-version'='{version}', 'write.parquet.row-group-size-bytes'='8000'"
+    rig.sql(f"CREATE TABLE {{db}}.{table} ({SALES}) USING iceberg TBLPROPERTIES ({properties})")
+    rig.create_sales(f"source_{version}")
+    rig.sql(f"INSERT INTO {{db}}.{table} SELECT /*+ COALESCE(1) */ * FROM {{db}}.source_{version}")
+    (offsets,) = rig.sql(f"SELECT split_offsets FROM {{db}}.{table}.files")[0]
+    assert len(offsets) >= 4
+    rig.sql(f"ALTER TABLE {{db}}.{table} SET TBLPROPERTIES ('write.delete.mode'='merge-on-read')")
+    rig.sql(f"DELETE FROM {{db}}.{table} WHERE id % 5 = 1")
+    columns = "*, _row_id, _last_updated_sequence_number" if version == 3 else "*"
+    before = rig.rows(table, columns)
+    with patch.object(clustering, "divide_task", wraps=divide_task) as divide:
+        report = rig.cluster(table, BY, joins=JOINS, files=10)
+    assert sum(len(list(divide_task(*call.args))) for call in divide.call_args_list) >= 4
+    assert report.rows == len(before) == 3200
+    assert rig.rows(table, columns) == before
 
 
 @pytest.mark.slow
