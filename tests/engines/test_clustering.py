@@ -12,6 +12,8 @@ from typing import Any
 from unittest.mock import patch
 from urllib.parse import urlsplit
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
@@ -21,6 +23,7 @@ from seamark.connector.spark.frames import clustering
 from seamark.connector.spark.frames.writes import WriteReport, decode_files
 from seamark.connector.write.appends import commit as commit_change
 from seamark.spark import JoinedTable, cluster, write
+from tests.connector.lake import open_catalog
 from tests.engines.spark.test_spark_writing import ALL_TYPE_COLUMNS, COLUMNS
 from tests.engines.tables import SparkTables
 
@@ -121,12 +124,19 @@ def test_clustering_applies_deletes_and_removes_their_files(rig: Rig, version: i
 @pytest.mark.parametrize("version", [2, 3])
 def test_one_large_file_is_clustered_by_several_tasks(rig: Rig, version: int) -> None:
     table = f"large_{version}"
-    properties = f"'format-version'='{version}', 'write.parquet.row-group-size-bytes'='8000'"
+    properties = f"'format-version'='{version}', 'write.parquet.row-group-limit'='500'"
     rig.sql(f"CREATE TABLE {{db}}.{table} ({SALES}) USING iceberg TBLPROPERTIES ({properties})")
-    rig.create_sales(f"source_{version}")
-    rig.sql(f"INSERT INTO {{db}}.{table} SELECT /*+ COALESCE(1) */ * FROM {{db}}.source_{version}")
-    (offsets,) = rig.sql(f"SELECT split_offsets FROM {{db}}.{table}.files")[0]
-    assert len(offsets) >= 4
+    ids = np.arange(4000)
+    numbers = {"day": ids * 7 % 100, "customer": ids * 13 % CUSTOMERS, "quantity": ids % 7}
+    rows = pa.table(
+        {
+            "id": ids,
+            **{name: values.astype(np.int32) for name, values in numbers.items()},
+            "note": [f"n{number}" for number in ids],
+        }
+    )
+    with open_catalog(rig.client.url) as catalog:
+        catalog.load_table(f"db.{table}").append(rows)
     rig.sql(f"ALTER TABLE {{db}}.{table} SET TBLPROPERTIES ('write.delete.mode'='merge-on-read')")
     rig.sql(f"DELETE FROM {{db}}.{table} WHERE id % 5 = 1")
     columns = "*, _row_id, _last_updated_sequence_number" if version == 3 else "*"
