@@ -65,7 +65,7 @@ _APPENDED_ROWS = 1_000_000
 def open_demo_session(uri: str, folder: Path) -> Iterator[SparkSession]:
     """Start Spark with the server at `uri` as its catalog.
 
-    The JVM writes its messages to spark.log.
+    The JVM writes its messages to spark.log. It lives for minutes, so all ways to run a query use its fast compiler.
     """
     conf = {
         **session_conf(iceberg_jars(CACHE / "jars")),
