@@ -231,15 +231,18 @@ test-all: venv jars services opa $(if $(JAVA25_FOUND),trino)
 
 .PHONY: demo-note
 demo-note:
+	@echo "First a lookup and a stream, in half a minute; then the Star Schema Benchmark, in four minutes."
 	@command -v java >/dev/null && command -v mvn >/dev/null || \
 	  echo "Note: without a JDK 17 and Maven the demo ends after its first act. apt-get install openjdk-17-jdk-headless maven"
 # Without the packages of tests and lint; each act begins as soon as its own packages are there.
 ACT = $(if $(wildcard $(CACHE)/venv.stamp),$(CACHE)/venv.stamp,$(CACHE)/$(1).stamp)
 demo: demo-note
-	@$(MAKE) --no-print-directory PACKAGES=$(call ACT,demo) $(CACHE)/kernels.stamp $(call ACT,demo)
-	@.venv/bin/seamark demo
-	@$(MAKE) --no-print-directory java $(call ACT,ssb) jars $(if $(filter-out 0,$(or $(TRINO),1)),$(if $(JAVA25_FOUND),trino))
-	@SCALE="$(SCALE)" KEEP="$(KEEP)" TRINO="$(TRINO)" $(PY) -m bench.demo
+	@set -e; $(MAKE) --no-print-directory PACKAGES=$(call ACT,demo) $(CACHE)/kernels.stamp $(call ACT,demo); \
+	began=$$SECONDS; .venv/bin/seamark demo; installs=$$SECONDS; \
+	$(MAKE) --no-print-directory java $(call ACT,ssb) jars $(if $(filter-out 0,$(or $(TRINO),1)),$(if $(JAVA25_FOUND),trino)); \
+	began=$$((began + SECONDS - installs)); \
+	SCALE="$(SCALE)" KEEP="$(KEEP)" TRINO="$(TRINO)" $(PY) -m bench.demo; took=$$((SECONDS - began)); \
+	printf '\nThe demo took %d:%02d minutes, without the installation.\n' $$((took / 60)) $$((took % 60))
 
 BENCHES := planning index writing streams fleet corpus recovery $(if $(JAVA25_FOUND),trino)
 bench: venv jars services $(if $(JAVA25_FOUND),trino)

@@ -1,9 +1,9 @@
 """Run the demo with `python -m bench.demo` or `make demo`.
 
 The data of the Star Schema Benchmark are generated once and kept in `.cache/ssb`. `seamark serve` starts with
-default settings, Spark writes the tables through it, and the server builds the indexes. DuckDB checks every
-answer on the source data. One wrong row fails the demo. `bench/demo/options.py` lists the environment
-variables.
+default settings, PyIceberg writes the tables through it, and the server builds the indexes and cubes. DuckDB
+checks every answer on the source data. One wrong row fails the demo. `bench/demo/options.py` lists the
+environment variables.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import os
 import signal
 import sys
 import webbrowser
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
@@ -28,8 +28,8 @@ from rich.text import Text
 from bench import connect
 from bench.demo import lake, trino
 from bench.demo.options import NOTE, DemoFailed, Options, provide_home
-from bench.demo.queries import Comparison, build_spark_runners, compare, warm_up
-from bench.demo.report import write_report
+from bench.demo.queries import Comparison, RunQuery, build_spark_runners, compare, warm_up
+from bench.demo.report import read_ranges, write_report
 from bench.demo.screen import show
 from bench.ssb.bounds import count_files_with_rows, list_data_paths
 from bench.ssb.generate import generate
@@ -41,7 +41,6 @@ from seamark.connector.spark.session import iceberg_jars
 from tests.services.process import CACHE, ServiceFailed
 from tests.services.seamark import Seamark
 
-SPARK_WARM_UPS = 2
 TRINO_ROUNDS = 1
 SERVER = {"SEAMARK_SERVICES_WORKERS": "1"}
 """The default of `seamark serve`. The servers of the tests set no such workers."""
@@ -71,32 +70,40 @@ def run(options: Options, console: Console) -> list[Comparison]:
     columns = TextColumn("{task.description:<48}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with provide_home(options) as folder, Progress(*columns, console=console) as progress:
         steps = progress.add_task("Seamark and Spark start", total=2)
-        with ThreadPoolExecutor(1) as meanwhile, Seamark(folder / "server", port=options.port, env=SERVER) as server:
-            generated = meanwhile.submit(_generate, options, progress)
-            future = meanwhile.submit(lambda: _compute_answers(generated.result()))  # Runs while Spark starts.
+        with (
+            contextlib.ExitStack() as engines,
+            ThreadPoolExecutor(1) as meanwhile,
+            Seamark(folder / "server", port=options.port, env=SERVER) as server,
+        ):
             progress.advance(steps)
+            # The tables are written while Spark starts, and the answers are computed while Spark clusters.
+            written = meanwhile.submit(_write, server.base_url, options, progress)
+            oracle_future = meanwhile.submit(lambda: _compute_answers(written.result()))
             with (
                 lake.open_demo_session(server.base_url, folder) as spark,
                 contextlib.closing(IndexClient(server.base_url)) as client,
             ):
                 progress.advance(steps)
-                data = generated.result()
-                lake.write(spark, data, options, progress)
-                lake.define_indexes(client, lake.WRITTEN)  # The server indexes while Spark clusters.
+                data = written.result()
                 lake.cluster_facts(spark, client, options, progress)
-                lake.define_indexes(client, lake.CLUSTERED)
-                asks, oracle = build_spark_runners(spark), future.result()
-                warm_up("Spark", asks, oracle, progress, repeats=SPARK_WARM_UPS)  # The server indexes meanwhile.
-                lake.wait_for_indexes(client, progress)
                 written_paths, clustered_paths = (
                     list_data_paths(client, table) for table in (lake.WRITTEN, lake.CLUSTERED)
                 )
-                bounds = _compute_bounds(clustered_paths, data, progress)
+                bounds_future = meanwhile.submit(count_files_with_rows, clustered_paths, data)
+                asks, oracle = build_spark_runners(spark), oracle_future.result()
+                warm_up("Spark", asks, oracle, progress)  # The server builds indexes meanwhile.
+                # One process builds the rest of the indexes, and Trino starts on the other core.
+                trino_future = meanwhile.submit(_start_trino, options, server, folder, progress, engines)
+                lake.wait_for_indexes(client, progress)
+                trino_asks, bounds = trino_future.result(), bounds_future.result()
                 comparisons = [compare("Spark", asks, oracle, bounds, progress, rounds=options.rounds)]
-            if options.trino and trino.is_installed():
-                comparisons.append(_run_in_trino(server, folder, oracle, bounds, progress))
+            layouts = [meanwhile.submit(read_ranges, paths, data) for paths in (written_paths, clustered_paths)]
+            if trino_asks is not None:  # Two cores are not enough for queries in both engines at a time.
+                warm_up("Trino", trino_asks, oracle, progress)
+                wait(layouts)
+                comparisons.append(compare("Trino", trino_asks, oracle, bounds, progress, rounds=TRINO_ROUNDS))
             oracle.close()
-            page = write_report(comparisons, written_paths, clustered_paths, data, options.scale)
+            page = write_report(comparisons, *(layout.result() for layout in layouts), options.scale)
             options.report.parent.mkdir(parents=True, exist_ok=True)
             options.report.write_text(page)
             progress.stop()
@@ -109,28 +116,32 @@ def run(options: Options, console: Console) -> list[Comparison]:
     return comparisons
 
 
+def _write(uri: str, options: Options, progress: Progress) -> Path:
+    """Generate the data if they are not there, write the tables, and return the folder of the data."""
+    data = _generate(options, progress)
+    lake.write(uri, data, options, progress)
+    return data
+
+
 def _compute_answers(data: Path) -> Oracle:
     oracle = Oracle(data)
     oracle.prepare()
     return oracle
 
 
-def _compute_bounds(clustered_paths: Sequence[str], data: Path, progress: Progress) -> dict[str, int]:
-    task = progress.add_task("DuckDB finds the files that hold rows of answers", total=1)
-    bounds = count_files_with_rows(clustered_paths, data)
-    progress.update(task, completed=1)
-    return bounds
+def _start_trino(
+    options: Options, server: Seamark, folder: Path, progress: Progress, engines: contextlib.ExitStack
+) -> Mapping[str, RunQuery] | None:
+    """Start Trino and the proxy, and return the functions that run a query, or None without Trino.
 
-
-def _run_in_trino(
-    server: Seamark, folder: Path, oracle: Oracle, bounds: Mapping[str, int], progress: Progress
-) -> Comparison:
-    """Run the queries in Trino, after Spark has ended: two cores are not enough for both."""
+    Both end with `engines`.
+    """
+    if not (options.trino and trino.is_installed()):
+        return None
     task = progress.add_task("Trino and the proxy start", total=1)
-    with trino.open_query_runners(folder, server.base_url) as asks:
-        progress.update(task, completed=1)
-        warm_up("Trino", asks, oracle, progress)
-        return compare("Trino", asks, oracle, bounds, progress, rounds=TRINO_ROUNDS)
+    asks = engines.enter_context(trino.open_query_runners(folder, server.base_url))
+    progress.update(task, completed=1)
+    return asks
 
 
 def _generate(options: Options, progress: Progress) -> Path:

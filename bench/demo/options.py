@@ -32,8 +32,8 @@ class Options:
         trino: Trino runs the queries too, if it is installed.
     """
 
-    scale: float = 1
-    fact_files: int = 800
+    scale: float = 0.5
+    fact_files: int = 400
     rounds: int = 1
     keep: bool = False
     trino: bool = True

@@ -1,10 +1,10 @@
-"""The 13 queries, which run alternately in three ways, and the data that an engine read for them."""
+"""The 13 queries, which run alternately in four ways, and the data that an engine read for them."""
 
 from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import exp, log
 from typing import Any
@@ -15,12 +15,17 @@ from rich.progress import Progress
 from bench.demo import lake
 from bench.demo.options import DemoFailed
 from bench.ssb.queries import QUERIES, Oracle
-from bench.ssb.spark import FACT, ask
+from bench.ssb.spark import FACT, FilesRead, ask
+from seamark.connector.cubes.summaries import ON
 from seamark.connector.spark.query.queries import sql as seamark_sql
 
-ICEBERG, UNTOUCHED, CLUSTERED = "Iceberg", "Seamark", "layout"
-"""The columns: stock Iceberg; with Seamark, files as they were written; with Seamark's layout."""
-COLUMNS = (ICEBERG, UNTOUCHED, CLUSTERED)
+ICEBERG, UNTOUCHED, CLUSTERED, CUBED = "Iceberg", "Seamark", "layout", "cubes"
+"""The columns: stock Iceberg; with Seamark, files as they were written; with Seamark's layout; with cubes."""
+COLUMNS = (ICEBERG, UNTOUCHED, CLUSTERED, CUBED)
+FILE_COLUMNS = (ICEBERG, UNTOUCHED, CLUSTERED)
+"""The columns whose files are compared. The facts with cubes are in another number of files."""
+NOTHING_READ = FilesRead(0, 0)
+"""What a query without a scan of the facts reads of them."""
 _FACT_NAME = re.compile(rf"\b{FACT}\b")
 
 
@@ -72,8 +77,8 @@ class Comparison:
         return sum(measure(query) for query in self.queries)
 
     def compute_mean(self, measure: Callable[[Query], float]) -> float:
-        """Return the geometric mean."""
-        return exp(statistics.fmean(log(measure(query)) for query in self.queries))
+        """Return the geometric mean of all queries."""
+        return _compute_geometric_mean(map(measure, self.queries))
 
     def compare_files(self, column: str) -> float:
         """Return how many times fewer files than Iceberg opens, in the geometric mean.
@@ -85,18 +90,32 @@ class Comparison:
     def compare_seconds(self, column: str) -> float:
         return self.compute_mean(lambda query: query.compute_median_s(ICEBERG) / query.compute_median_s(column))
 
+    def list_queries_from_cubes(self) -> list[Query]:
+        """Return the queries whose answers come from cubes: they read no file of the facts."""
+        return [query for query in self.queries if not query.files(CUBED)]
+
+    def compare_seconds_from_cubes(self) -> float:
+        """Return how many times sooner than with Iceberg answers come from cubes, in the geometric mean."""
+        return _compute_geometric_mean(
+            query.compute_median_s(ICEBERG) / query.compute_median_s(CUBED) for query in self.list_queries_from_cubes()
+        )
+
     def find_worst_ratio(self) -> float:
         """Return the worst ratio of files opened in Seamark's layout to files that hold a row."""
         return max(max(1, query.files(CLUSTERED)) / max(1, query.bound) for query in self.queries)
+
+
+def _compute_geometric_mean(values: Iterable[float]) -> float:
+    return exp(statistics.fmean(map(log, values)))
 
 
 FLIGHTS = tuple(name for name in QUERIES if name.endswith(".1"))
 """The first query of each group of queries that join the same tables."""
 
 
-def rewrite_for_clustered(text: str) -> str:
-    """Return the query over the facts in Seamark's layout."""
-    return _FACT_NAME.sub(".".join(lake.CLUSTERED), text)
+def rewrite_for(facts: tuple[str, str], text: str) -> str:
+    """Return the query over another table of facts."""
+    return _FACT_NAME.sub(".".join(facts), text)
 
 
 def build_spark_runners(spark: SparkSession) -> dict[str, RunQuery]:
@@ -105,7 +124,7 @@ def build_spark_runners(spark: SparkSession) -> dict[str, RunQuery]:
     def measure_query(run: Callable[[str], DataFrame]) -> RunQuery:
         def ask_spark(text: str) -> tuple[list[tuple[Any, ...]], QueryMeasurement]:
             answer = ask(run, text)
-            facts = answer.read[FACT]
+            facts = answer.read.get(FACT, NOTHING_READ)
             return answer.rows, QueryMeasurement(facts.files, facts.size_bytes, answer.seconds)
 
         return ask_spark
@@ -113,7 +132,8 @@ def build_spark_runners(spark: SparkSession) -> dict[str, RunQuery]:
     return {
         ICEBERG: measure_query(spark.sql),
         UNTOUCHED: measure_query(lambda text: seamark_sql(spark, text)),
-        CLUSTERED: measure_query(lambda text: seamark_sql(spark, rewrite_for_clustered(text))),
+        CLUSTERED: measure_query(lambda text: seamark_sql(spark, rewrite_for(lake.CLUSTERED, text))),
+        CUBED: measure_query(lambda text: seamark_sql(spark, rewrite_for(lake.CUBED, text), cubes=ON)),
     }
 
 
@@ -160,7 +180,7 @@ def compare(
     """
     queries = [Query(name, bounds[name]) for name in QUERIES]
     total = len(queries) * rounds * len(COLUMNS)
-    task = progress.add_task(f"13 queries in {engine}, three ways in turns", total=total)
+    task = progress.add_task(f"13 queries in {engine}, four ways in turns", total=total)
     for number in range(rounds):
         for query in queries:
             for column in COLUMNS if number % 2 else COLUMNS[::-1]:

@@ -7,11 +7,11 @@ and files lie side by side in the order of their smallest value. A plan can leav
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
-from bench.demo.queries import CLUSTERED, COLUMNS, ICEBERG, UNTOUCHED, Comparison
+from bench.demo.queries import CLUSTERED, COLUMNS, FILE_COLUMNS, ICEBERG, UNTOUCHED, Comparison
 from bench.demo.screen import BOUND, LAYOUT_TITLES, MIB, format_sentence
 from bench.ssb.bounds import open_facts
 
@@ -55,18 +55,13 @@ def read_ranges(paths: Sequence[str], data: Path) -> dict[str, Bars]:
 
 
 def write_report(
-    comparisons: Sequence[Comparison],
-    written_paths: Sequence[str],
-    clustered_paths: Sequence[str],
-    data: Path,
-    scale: float,
+    comparisons: Sequence[Comparison], before: Mapping[str, Bars], after: Mapping[str, Bars], scale: float
 ) -> str:
     """Return the page as text.
 
     Args:
-        written, clustered: Paths of the facts' files.
+        before, after: The ranges (`read_ranges`) of the facts' files as written, and in Seamark's layout.
     """
-    before, after = read_ranges(written_paths, data), read_ranges(clustered_paths, data)
     pictures = "".join(
         '<div class="pair">'
         + _format_layout(name, "as written", before[name], _COLOURS[ICEBERG])
@@ -94,10 +89,10 @@ def _format_engine(comparison: Comparison) -> str:
 
 
 def _format_bars(comparison: Comparison) -> str:
-    names = (*COLUMNS, BOUND)
+    names = (*FILE_COLUMNS, BOUND)
     row, left_margin = 16, 60
     height = len(comparison.queries) * (row * len(names) + 12)
-    maximum = max(query.files(column) for query in comparison.queries for column in COLUMNS)
+    maximum = max(query.files(column) for query in comparison.queries for column in FILE_COLUMNS)
     parts: list[str] = []
     y = 4.0
     for query in comparison.queries:
@@ -119,13 +114,14 @@ def _format_bars(comparison: Comparison) -> str:
 
 
 def _format_table(comparison: Comparison) -> str:
-    heads = [f"{what}, {html.escape(LAYOUT_TITLES[column])}" for what in ("files", "MiB", "s") for column in COLUMNS]
-    heads.insert(3, "bound")
+    columns_of = {"files": FILE_COLUMNS, "MiB": FILE_COLUMNS, "s": COLUMNS}
+    heads = [f"{what}, {html.escape(LAYOUT_TITLES[column])}" for what in columns_of for column in columns_of[what]]
+    heads.insert(len(FILE_COLUMNS), "bound")
     rows = "".join(
         f"<tr><td>{query.name}</td>"
-        + "".join(f"<td>{query.files(column):,}</td>" for column in COLUMNS)
+        + "".join(f"<td>{query.files(column):,}</td>" for column in FILE_COLUMNS)
         + f"<td>{query.bound:,}</td>"
-        + "".join(f"<td>{query.size_bytes(column) / MIB:,.1f}</td>" for column in COLUMNS)
+        + "".join(f"<td>{query.size_bytes(column) / MIB:,.1f}</td>" for column in FILE_COLUMNS)
         + "".join(f"<td>{query.compute_median_s(column):.2f}</td>" for column in COLUMNS)
         + "</tr>"
         for query in comparison.queries

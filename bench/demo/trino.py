@@ -10,12 +10,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from bench.demo import lake
-from bench.demo.queries import CLUSTERED, ICEBERG, UNTOUCHED, QueryMeasurement, RunQuery, rewrite_for_clustered
+from bench.demo.queries import CLUSTERED, CUBED, ICEBERG, UNTOUCHED, QueryMeasurement, RunQuery, rewrite_for
 from bench.trino.asking import Client
 from seamark.commands.installation.java import java_25_home
+from seamark.connector.cubes.summaries import ON
 from tests.services.trino import JARS, trino_server
 from tests.services.trino_proxy import run_trino_proxy
 
+UNVERIFIED = ("-XX:+UnlockDiagnosticVMOptions", "-XX:-BytecodeVerificationRemote")
+"""Options that shorten the start: classes of released jars need no verification."""
 BUDGET_MS = "2000"
 """The time limit for the plans of a statement: the joins of the benchmark run for the first time on a busy machine."""
 
@@ -31,8 +34,8 @@ def open_query_runners(folder: Path, uri: str) -> Iterator[Mapping[str, RunQuery
     Trino and the proxy end with the block.
     """
     with contextlib.ExitStack() as stack:
-        trino = stack.enter_context(trino_server(folder / "trino", uri=uri, jvm=()))
-        flags = ("--trino", trino.base_url, "--budget-ms", BUDGET_MS)
+        trino = stack.enter_context(trino_server(folder / "trino", uri=uri, jvm=UNVERIFIED))
+        flags = ("--trino", trino.base_url, "--budget-ms", BUDGET_MS, "--cubes", ON)
         proxy = stack.enter_context(run_trino_proxy(folder / "proxy", *flags, seamark=uri))
         direct, planned_answer = (
             stack.enter_context(contextlib.closing(Client(url, trino.base_url))) for url in (trino.base_url, proxy.url)
@@ -40,7 +43,8 @@ def open_query_runners(folder: Path, uri: str) -> Iterator[Mapping[str, RunQuery
         yield {
             ICEBERG: _build_query_runner(direct),
             UNTOUCHED: _build_query_runner(planned_answer),
-            CLUSTERED: lambda text: _build_query_runner(planned_answer)(rewrite_for_clustered(text)),
+            CLUSTERED: lambda text: _build_query_runner(planned_answer)(rewrite_for(lake.CLUSTERED, text)),
+            CUBED: lambda text: _build_query_runner(planned_answer)(rewrite_for(lake.CUBED, text)),
         }
 
 

@@ -1,16 +1,18 @@
 """`python -m bench.index.run ssb_cubes`: the Star Schema Benchmark with and without cubes of the facts.
 
-How much faster are the 13 queries through `seamark sql`, what do the cubes cost, and are answers exact after new rows?
-DuckDB also reads the Parquet files of the facts directly, without a catalog. All answers must be equal.
+How much faster are the 13 queries through `seamark sql` and through the Trino proxy, what do the cubes cost, and are
+answers exact after new rows? DuckDB also reads the Parquet files of the facts directly, without a catalog. All answers
+must be equal. Trino is left out where it is not installed (`make trino`), or with `BENCH_SSB_TRINO=0`.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +22,20 @@ from pyiceberg.catalog.rest import RestCatalog
 
 from bench.report import OURS, Report, Row
 from bench.ssb.bounds import list_data_paths, open_facts
+from bench.ssb.cube_definitions import CUBES, define_cubes
 from bench.ssb.generate import TABLES, generate, get_table_path
-from bench.ssb.queries import QUERIES
+from bench.ssb.queries import QUERIES, Oracle
 from bench.targets import run_seamark
+from bench.trino.asking import Client
+from seamark.commands.installation.java import java_25_home
 from seamark.connector.client.indexes import IndexClient
+from seamark.connector.cubes.summaries import ON
 from seamark.connector.index.builds import InProcessWorkers, build
-from seamark.connector.index.lookups import pin_attributes
 from seamark.connector.sql.cubes.plans import OFF
 from seamark.connector.sql.session import SqlSession
 from tests.services.process import CACHE
+from tests.services.trino import JARS, trino_server
+from tests.services.trino_proxy import run_trino_proxy
 
 NAMESPACE, FACT = "ssb", "lineorder"
 SCALE, QUICK_SCALE = float(os.environ.get("BENCH_SSB_SCALE", "1")), 0.01
@@ -39,30 +46,10 @@ SPEEDUP_GOAL, SHARE_GOAL_PERCENT, REFRESH_GOAL_PERCENT = 20, 2.0, 3.0
 _REPEATS = int(os.environ.get("BENCH_SSB_REPEATS", "2"))
 _GROUP_REPEATS = 7
 """The number of runs of a query that is answered from a cube, which take little time."""
-_KEYS = {
-    "d": ("date", "lo_orderdate = d_datekey"),
-    "c": ("customer", "lo_custkey = c_custkey"),
-    "s": ("supplier", "lo_suppkey = s_suppkey"),
-    "p": ("part", "lo_partkey = p_partkey"),
-}
-"""The dimension tables and the conditions of their joins, by the first letter of their columns."""
-CUBES: dict[str, tuple[Sequence[str], str]] = {
-    "discount_by_year": (("d_year", "lo_discount", "lo_quantity"), "sum(lo_extendedprice * lo_discount)"),
-    "discount_by_month": (("d_yearmonthnum", "lo_discount", "lo_quantity"), "sum(lo_extendedprice * lo_discount)"),
-    "discount_by_week": (
-        ("d_year", "d_weeknuminyear", "lo_discount", "lo_quantity"),
-        "sum(lo_extendedprice * lo_discount)",
-    ),
-    "by_brand": (("d_year", "p_category", "p_brand1", "s_region"), "sum(lo_revenue)"),
-    "by_nation": (("d_year", "c_region", "c_nation", "s_region", "s_nation"), "sum(lo_revenue)"),
-    "by_city": (("d_year", "c_nation", "c_city", "s_nation", "s_city"), "sum(lo_revenue)"),
-    "by_maker": (("d_year", "c_region", "c_nation", "s_region", "p_mfgr"), "sum(lo_revenue - lo_supplycost)"),
-    "by_category": (
-        ("d_year", "c_region", "s_region", "s_nation", "p_mfgr", "p_category"),
-        "sum(lo_revenue - lo_supplycost)",
-    ),
-}
-"""The dimensions and the measure of each cube."""
+_REFRESHES = 3
+_BUDGET_MS = "5000"
+"""The time limit for the plans of a statement in the proxy."""
+_CUBE_IN_HEADER = re.compile(r"; cube=([^:;]+):")
 
 
 class AnswersDiffer(Exception):
@@ -80,19 +67,29 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         closing(IndexClient(server.base_url)) as client,
     ):
         rows = _load(server.base_url, data)
-        _define(client)
+        define_cubes(client, (NAMESPACE, FACT), NAMESPACE)
         full_s = _build(client)
         report.rows += _compare(client, data, repeats)
-        report.rows.append(_measure_share(client))
-        _append_rows(server.base_url, data, rows, rows // 100)
-        report.rows += _compare(client, data, repeats, case=" after 1 % new rows")
-        percent = 100 * _build(client) / full_s
+        if _has_trino():
+            report.rows += _compare_in_trino(server.base_url, folder, data, repeats)
+        cube_bytes, fact_bytes = _measure_sizes(client)
+        percent = 100 * cube_bytes / fact_bytes
+        report.rows.append(Row("size", "all cubes of the facts", "%", {OURS: percent}, goal=SHARE_GOAL_PERCENT))
+        refreshes_s = []
+        for number in range(1 if quick else _REFRESHES):
+            _append_rows(server.base_url, data, rows, rows // 100)
+            if number == 0:
+                report.rows += _compare(client, data, repeats, case=" after 1 % new rows")
+            refreshes_s.append(_build(client))
+        percent = 100 * statistics.median(refreshes_s) / full_s
         report.rows.append(
             Row("1 % new rows", "refresh of a full build", "%", {OURS: percent}, goal=REFRESH_GOAL_PERCENT)
         )
     report.notes.append(
-        f"Scale factor {scale:g}: {rows:,} facts in {FACT_FILES} files, in the page cache; medians of {repeats} runs. "
-        f"The full build of {len(CUBES)} cubes took {full_s:.1f} s."
+        f"Scale factor {scale:g}: {rows:,} facts in {FACT_FILES} files, in the page cache; medians of {repeats} runs, "
+        f"of {_GROUP_REPEATS} with a cube, and of {len(refreshes_s)} refreshes. "
+        f"The full build of {len(CUBES)} cubes took {full_s:.1f} s, a refresh {statistics.median(refreshes_s):.2f} s. "
+        f"The cubes have {cube_bytes / 1e6:.1f} MB, the files of the facts {fact_bytes / 1e6:.1f} MB."
     )
     return report
 
@@ -116,18 +113,6 @@ def _append_rows(url: str, data: Path, rows: int, count: int) -> None:
     facts = pq.read_table(get_table_path(data, FACT))
     with RestCatalog("sea", uri=url) as catalog:
         catalog.load_table(f"{NAMESPACE}.{FACT}").append(facts.slice(rows // 2, count))
-
-
-def _define(client: IndexClient) -> None:
-    for name, (columns, measure) in CUBES.items():
-        terms = [
-            column
-            if column.startswith("lo_")
-            else f"{NAMESPACE}.{_KEYS[column[0]][0]}.{column} via {_KEYS[column[0]][1]}"
-            for column in columns
-        ]
-        pinned = pin_attributes(client, terms)
-        client.put_index((NAMESPACE, FACT), name, kind="cube", columns=pinned, measures=[measure], shrink=5)
 
 
 def _build(client: IndexClient) -> float:
@@ -181,9 +166,43 @@ def _read_duckdb_rows(db: duckdb.DuckDBPyConnection, text: str) -> list[Any]:
     return sorted(map(str, db.execute(text).fetchall()))
 
 
-def _measure_share(client: IndexClient) -> Row:
+def _has_trino() -> bool:
+    is_installed = java_25_home() is not None and any(JARS.glob("lib/trino-main-*.jar"))
+    return is_installed and os.environ.get("BENCH_SSB_TRINO", "1") != "0"
+
+
+def _compare_in_trino(url: str, folder: Path, data: Path, repeats: int) -> list[Row]:
+    """Run each query through two proxies of one Trino, one with cubes and one without them."""
+    rows, oracle = [], Oracle(data)
+    with ExitStack() as stack:
+        stack.callback(oracle.close)
+        trino = stack.enter_context(trino_server(folder / "trino", uri=url, jvm=()))
+        clients = {}
+        for who, use in ((OURS, ON), (WITHOUT, OFF)):
+            flags = ("--trino", trino.base_url, "--budget-ms", _BUDGET_MS, "--cubes", use)
+            proxy = stack.enter_context(run_trino_proxy(folder / f"proxy-{use}", *flags, seamark=url))
+            clients[who] = stack.enter_context(closing(Client(proxy.url, trino.base_url)))
+        for name, text in QUERIES.items():
+            took: dict[str, list[float]] = {who: [] for who in clients}
+            cube = "no cube"
+            for who, client in clients.items():
+                runs = repeats
+                while len(took[who]) <= runs:
+                    answer = client.ask(text, NAMESPACE)
+                    if difference := oracle.describe_difference(text, answer.rows):
+                        raise AnswersDiffer(f"{name} in Trino, {who}: {difference}")
+                    took[who].append(answer.wall_ms)
+                    if used := _CUBE_IN_HEADER.search(answer.proxy_plan):
+                        cube, runs = used[1], _GROUP_REPEATS
+                del took[who][0]  # The first run fills caches.
+            medians = {who: statistics.median(times) for who, times in took.items()}
+            goal = medians[WITHOUT] / SPEEDUP_GOAL
+            rows.append(Row(f"{name} in Trino", cube, "ms", medians, peer=WITHOUT, goal=goal))
+    return rows
+
+
+def _measure_sizes(client: IndexClient) -> tuple[int, int]:
+    """Return the bytes of all cubes, and the bytes of the facts."""
     with RestCatalog("sea", uri=client.url) as catalog:
         sizes = catalog.load_table(f"{NAMESPACE}.{FACT}").inspect.files()["file_size_in_bytes"]
-    stored_bytes = sum(client.index((NAMESPACE, FACT), name).size_bytes for name in CUBES)
-    percent = 100 * stored_bytes / sum(sizes.to_pylist())
-    return Row("size", "all cubes of the facts", "%", {OURS: percent}, goal=SHARE_GOAL_PERCENT)
+    return sum(client.index((NAMESPACE, FACT), name).size_bytes for name in CUBES), sum(sizes.to_pylist())

@@ -13,12 +13,15 @@ import os
 import resource
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
 from seamark.commands.confinement import landlock
 from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.errors import ClientError
 from seamark.connector.client.file_systems import find_client_storage
+from seamark.connector.client.names import Name
 from seamark.connector.client.policies import read_effective_properties
 from seamark.connector.client.storage import Storage, confine, open_confined_folders
 from seamark.connector.client.values import EngineTable
@@ -26,8 +29,10 @@ from seamark.connector.parquet.encryption.keys import KMS_CLASS
 from seamark.formats.iceberg.metadata.clustering import parse_joins
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.table_json import decode_table
+from seamark.formats.index.definitions import read_definitions
+from seamark.formats.index.keys.lookups import parse_lookup
 from seamark.formats.protocol.wire import ACCESS_CHECK
-from seamark.formats.services.services import SERVICES
+from seamark.formats.services.services import INDEXING, SERVICES
 from seamark.metaserver.services.launching.launchers import JobRequest
 
 PATHS = ("write.data.path", "write.metadata.path", "write.object-storage.path", "write.folder-storage.path")
@@ -105,19 +110,31 @@ def _find_folders(client: SeamarkClient, request: JobRequest, loaded: EngineTabl
     metadata = decode_table(loaded.metadata, loaded.location)
     own_folders = list(local_folders([metadata.location, *(metadata.properties.get(name, "") for name in PATHS)]))
     other_folders = list(local_folders(metadata.properties.get(_ALLOWED, "").split(",")))
-    for joined in _list_joined_tables(client, request, metadata):
-        of_joined = client.load_table(joined)
-        properties = decode_table(of_joined.metadata, of_joined.location).properties
-        other_folders += local_folders([of_joined.location, *(properties.get(name, "") for name in PATHS)])
+    for joined in _load_read_tables(client, request, metadata):
+        properties = decode_table(joined.metadata, joined.location).properties
+        other_folders += local_folders([joined.location, *(properties.get(name, "") for name in PATHS)])
     return own_folders, other_folders
 
 
-def _list_joined_tables(client: SeamarkClient, request: JobRequest, metadata: TableMetadata) -> Iterable[str]:
-    """Return the other tables that a job reads, such as a clustering by columns of joined tables."""
-    if request.service not in SERVICES or not SERVICES[request.service].reads_joined_tables:
-        return ()
-    policy = read_effective_properties(client, (*request.namespace, request.table))
-    return [join.table for join in parse_joins({**policy, **metadata.properties}).values()]
+def _load_read_tables(client: SeamarkClient, request: JobRequest, metadata: TableMetadata) -> Iterator[EngineTable]:
+    """Yield the other tables that a job reads: the joined tables of a clustering, and the dimension tables of cubes.
+
+    A dimension table that the job cannot load is left out. Then only the builds of its cubes fail.
+    """
+    if request.service in SERVICES and SERVICES[request.service].reads_joined_tables:
+        policy = read_effective_properties(client, (*request.namespace, request.table))
+        for join in parse_joins({**policy, **metadata.properties}).values():
+            yield client.load_table(join.table)
+    if request.service == INDEXING.name:
+        for name in _find_dimension_tables(metadata):
+            with suppress(ClientError):
+                yield client.load_table(name)
+
+
+def _find_dimension_tables(metadata: TableMetadata) -> set[Name]:
+    """Return the dimension tables whose attributes cubes of the table have."""
+    terms = (term for definition in read_definitions(metadata).enabled for term in definition.terms)
+    return {lookup.source.table for term in terms if (lookup := parse_lookup(term.transform)) is not None}
 
 
 def local_folders(locations: Iterable[str]) -> Iterator[str]:

@@ -58,6 +58,8 @@ BACKOFF_S, BACKOFF_MAX_S = 30.0, 3600.0
 """The first backoff after a failure, and the maximum."""
 BACKOFFS_MAX = 10_000
 """The maximum number of backoffs that the indexer stores."""
+UNSUPPORTED_MAX = 10_000
+"""The maximum number of index files of an unknown version that the indexer remembers."""
 _CONFLICT = 409
 _EXPECTED = (ClientError, ClusterFailed, OSError, SeamarkError, TableReplaced, ValueError)
 _log = structlog.get_logger("seamark.indexer")
@@ -161,6 +163,8 @@ class Indexer:
     audit: AuditLimits | None = None
     _audit_progress: dict[tuple[Table, str], _AuditProgress] = field(default_factory=dict)
     _backoffs: dict[Key, _Backoff] = field(default_factory=dict)
+    _unsupported: set[str] = field(default_factory=set)
+    """The locations of index files of an unknown version."""
 
     def run(self, interval_s: float) -> None:
         """Run a round every `interval_s` seconds, or less often after a round that failed.
@@ -318,7 +322,7 @@ class Indexer:
             merge = select_merge(
                 RegisteredFile(listed["location"], listed["level"], listed["size-in-bytes"], listed["created-ms"])
                 for listed in self.client.index(table, name).json["index-files"]
-                if listed["state"] == "live"
+                if listed["state"] == "live" and listed["location"] not in self._unsupported
             )
             if not merge:
                 return
@@ -328,22 +332,38 @@ class Indexer:
                 task = BuildSource.of(self.client, table, started).task
                 dropped = self.client.list_unreferenced_files(table, name, merged)
                 written = merge_index_files(merged, task.folder, task.storage, dropped=dropped)
-                if written.location is None:  # The registry can replace files only by a new file, so there must be one.
+                replaced = [location for location in merged if location not in written.unsupported]
+                if written.location is None and replaced:
+                    # The registry can replace files only by a new file, so there must be one.
                     written = merge_index_files(merged, task.folder, task.storage)
                 if written.location is not None:
                     written_files = [(written.location, written.size_bytes)]
-                    self.client.register_index_files(table, name, started["build-id"], written_files, replaces=merged)
+                    self.client.register_index_files(table, name, started["build-id"], written_files, replaces=replaced)
                 self.client.finish_build(table, name, started["build-id"])
+            if written.unsupported:
+                self._leave_out(table, name, written.unsupported)
+            if written.location is None:
+                if not written.unsupported:
+                    return
+                continue
             round_.merges += 1
             _log.info(
                 "index files merged",
                 table=_format_table(table),
                 index=name,
-                merged=len(merged),
+                merged=len(replaced),
                 files=written.files,
                 rows=written.rows,
                 size_bytes=written.size_bytes,
             )
+
+    def _leave_out(self, table: Table, name: str, locations: Sequence[str]) -> None:
+        """Select index files of an unknown version for no further merge."""
+        if len(self._unsupported) + len(locations) > UNSUPPORTED_MAX:
+            self._unsupported.clear()
+        self._unsupported.update(locations)
+        _log.warning("index files of an unknown version not merged", table=_format_table(table), index=name,
+                     index_files=len(locations))  # fmt: skip
 
     def _run_unless_backed_off(
         self, key: Key, action: Callable[[], None], round_: Round, *, lag_files: int | None = None

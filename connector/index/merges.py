@@ -19,12 +19,24 @@ from seamark.connector.client.storage import Storage
 from seamark.connector.groups import divide
 from seamark.connector.index.files import WrittenIndex
 from seamark.formats.index.index_file import FilesTable, IndexFile, assemble, open_index_file
+from seamark.formats.index.kinds.kind import OpenedBlob, UnknownVersion
 from seamark.formats.index.kinds.kinds import KINDS
 from seamark.formats.protocol.wire import FORMER_INDEX_FOLDER
 
 FANOUT = 8
 SIZE_MAX_BYTES = 512 << 20
 """The approximate maximum size of a merged file. A file of at least half this size is not merged again."""
+
+
+@dataclass(frozen=True)
+class MergedIndex(WrittenIndex):
+    """The index file of a merge.
+
+    Attributes:
+        unsupported: The locations of index files that were left out, because this program does not know their version.
+    """
+
+    unsupported: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -65,10 +77,11 @@ def _take_first(files: Sequence[RegisteredFile], size_max_bytes: int) -> list[Re
 
 def merge_index_files(
     locations: Sequence[str], folder: str, storage: Storage, *, dropped: Mapping[str, Iterable[int]] | None = None
-) -> WrittenIndex:
+) -> MergedIndex:
     """Merge index files of one table and definition into a new file, and write it durably.
 
-    The `location` of the result is None if no entry is left.
+    A file of an unknown version is left out: a program that knows the version may still use it. The `location` of the
+    result is None if no entry is left.
 
     Args:
         locations: The index files, the oldest first.
@@ -80,15 +93,15 @@ def merge_index_files(
         Corrupt: A file is damaged. The message has its location.
         ValueError: A file is damaged. The message has its location.
     """
-    opened = [open_index_file(storage.read(location), location) for location in locations]
+    opened, blobs, unsupported = _open_index_files(locations, storage)
     identities = {
         (index_file.header.table_uuid, index_file.header.definition, index_file.header.kind) for index_file in opened
     }
-    if len(identities) != 1:
+    if len(identities) > 1:
         raise ValueError(f"index files of different tables or definitions cannot be merged: {', '.join(locations)}")
     masks = _mask_entries(opened, dropped or {})
     if not any(mask.any() for mask in masks):
-        return WrittenIndex(None, 0, 0, 0, ())
+        return MergedIndex(None, 0, 0, 0, (), unsupported)
     header = opened[0].header
     kind = KINDS[header.kind]
     files = FilesTable.merge(zip((index_file.files for index_file in opened), masks, strict=True))
@@ -96,16 +109,32 @@ def merge_index_files(
         header.definition,
         header.kind,
         files,
-        map(
-            memoryview,
-            kind.merge([(kind.open(index_file.blob), mask) for index_file, mask in zip(opened, masks, strict=True)]),
-        ),
+        map(memoryview, kind.merge(list(zip(blobs, masks, strict=True)))),
         table_uuid=header.table_uuid,
         field_ids=header.field_ids,
         level=max(index_file.header.level for index_file in opened) + 1,
     )
     location = f"{folder}/{uuid.uuid4()}.puffin"
-    return WrittenIndex(location, len(files), files.rows, storage.write(location, parts), ())
+    return MergedIndex(location, len(files), files.rows, storage.write(location, parts), (), unsupported)
+
+
+def _open_index_files(
+    locations: Sequence[str], storage: Storage
+) -> tuple[list[IndexFile], list[OpenedBlob], tuple[str, ...]]:
+    """Return the index files, their opened blobs, and the locations of files of an unknown version."""
+    opened: list[IndexFile] = []
+    blobs: list[OpenedBlob] = []
+    unsupported: list[str] = []
+    for location in locations:
+        try:
+            index_file = open_index_file(storage.read(location), location)
+            blob = KINDS[index_file.header.kind].open(index_file.blob)
+        except UnknownVersion:
+            unsupported.append(location)
+            continue
+        opened.append(index_file)
+        blobs.append(blob)
+    return opened, blobs, tuple(unsupported)
 
 
 def _mask_entries(opened: Sequence[IndexFile], dropped: Mapping[str, Iterable[int]]) -> list[Mask]:

@@ -108,6 +108,20 @@ class OpenTable:
         return self.schema.id == self.metadata.current_schema_id
 
 
+def divide_task(task: ScanTask, size_bytes: int) -> Iterator[ScanTask]:
+    """Yield tasks of about `size_bytes` bytes that read the same rows together. A file is divided at row groups."""
+    offsets: Any = task.file.get("split-offsets") or ()
+    cuts = [0]
+    for at in sorted(offsets):
+        if at - cuts[-1] >= size_bytes:
+            cuts.append(at)
+    if len(cuts) == 1:
+        yield task
+        return
+    for start, end in zip(cuts, [*cuts[1:], task.size_bytes], strict=True):
+        yield replace(task, span=(start, end))
+
+
 class PlanSource(Protocol):
     """Plans scans, as `SeamarkClient.plan` does."""
 

@@ -134,15 +134,16 @@ class SessionTables:
         key = (name, version)
         last = self._last.get(key)
         at = At(snapshot_id=version) if isinstance(version, int) else At(ref=version)
-        if at.ref is not None:
-            opened = open_table(self._client, name, at)
-            # The table is opened with the schema of the snapshot, as in Trino.
-            return _to_named_table(name, open_table(self._client, name, At(snapshot_id=opened.snapshot_id)))
-        loaded = load_table(self._client, name, at, known=None if last is None else last.loaded)
+        is_named = at.ref is not None
+        known = None if last is None else last.loaded
+        loaded = load_table(self._client, name, at, history=is_named, known=known)
         if last is not None and loaded is last.loaded:
             self._last.move_to_end(key)
             return last
-        table = _to_named_table(name, open_loaded_table(loaded, name, at), loaded)
+        opened = open_loaded_table(loaded, name, at)
+        if is_named:  # A branch, too, is read with the schema of its snapshot, as in Trino.
+            opened = open_loaded_table(loaded, name, At(snapshot_id=opened.snapshot_id))
+        table = _to_named_table(name, opened, loaded)
         self._last[key] = table
         if len(self._last) > _OPENED_TABLES_MAX:
             self._last.popitem(last=False)

@@ -9,16 +9,21 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 from urllib.parse import urlsplit
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
 from seamark.connector.client.errors import Conflict, InvalidRequest
+from seamark.connector.read.tables import divide_task
 from seamark.connector.spark.frames import clustering
 from seamark.connector.spark.frames.writes import WriteReport, decode_files
 from seamark.connector.write.appends import commit as commit_change
 from seamark.spark import JoinedTable, cluster, write
+from tests.connector.lake import open_catalog
 from tests.engines.spark.test_spark_writing import ALL_TYPE_COLUMNS, COLUMNS
 from tests.engines.tables import SparkTables
 
@@ -113,6 +118,32 @@ def test_clustering_applies_deletes_and_removes_their_files(rig: Rig, version: i
     assert report.rows == len(before) < 3500
     assert rig.rows(table, columns) == before
     assert rig.sql(f"SELECT * FROM {{db}}.{table}.delete_files") == []
+
+
+@pytest.mark.slow
+def test_one_large_file_is_clustered_by_several_tasks(rig: Rig) -> None:
+    table = "large"
+    properties = "'format-version'='2', 'write.parquet.row-group-limit'='500'"
+    rig.sql(f"CREATE TABLE {{db}}.{table} ({SALES}) USING iceberg TBLPROPERTIES ({properties})")
+    ids = np.arange(4000)
+    numbers = {"day": ids * 7 % 100, "customer": ids * 13 % CUSTOMERS, "quantity": ids % 7}
+    rows = pa.table(
+        {
+            "id": ids,
+            **{name: values.astype(np.int32) for name, values in numbers.items()},
+            "note": [f"n{number}" for number in ids],
+        }
+    )
+    with open_catalog(rig.client.url) as catalog:
+        catalog.load_table(f"db.{table}").append(rows)
+    rig.sql(f"ALTER TABLE {{db}}.{table} SET TBLPROPERTIES ('write.delete.mode'='merge-on-read')")
+    rig.sql(f"DELETE FROM {{db}}.{table} WHERE id % 5 = 1")
+    before = rig.rows(table)
+    with patch.object(clustering, "divide_task", wraps=divide_task) as divide:
+        report = rig.cluster(table, BY, joins=JOINS, files=10)
+    assert sum(len(list(divide_task(*call.args))) for call in divide.call_args_list) >= 4
+    assert report.rows == len(before) == 3200
+    assert rig.rows(table) == before
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from seamark.metaserver.services.launching.launchers import JobRequest
 
 SCRIPT = """
 import json, os, socket, subprocess, sys, tempfile, threading
+from seamark.connector.client.errors import NoSuchResource
 from seamark.connector.client.storage import Storage, confine
 from seamark.connector.client.values import EngineTable
 from seamark.commands.confinement import jobs
@@ -24,10 +25,13 @@ from seamark.formats.iceberg.metadata.new_table import build_table_metadata
 from seamark.formats.iceberg.metadata.table_json import encode_table
 from seamark.metaserver.services.launching.launchers import JobRequest
 
-folder, url, other_port = sys.argv[1:]
+folder, url, other_port, service = sys.argv[1:]
 fields = [{"id": 1, "name": "id", "required": False, "type": "long"}]
 kinds = {
-    "own": {"seamark.allowed-locations": f"file://{folder}/allowed", "write.data.path": f"file://{folder}/data/own"},
+    "own": {
+        "seamark.allowed-locations": f"file://{folder}/allowed", "write.data.path": f"file://{folder}/data/own",
+        "seamark.index.c": "cube(lookup[db.joined@5:1:1:long](id), lookup[db.gone@5:1:1:long](id); count(*))",
+    },
     "joined": {}, "swapped": {},
 }
 
@@ -35,6 +39,8 @@ class Client:
     def load_table(self, name):
         name = name if isinstance(name, str) else name[-1]
         name = name.rpartition(".")[2]
+        if name not in kinds:
+            raise NoSuchResource("the dimension table was dropped", status=404)
         metadata = build_table_metadata(
             uuid="3f2504e0-4f89-41d3-9a0c-0305e82c3301", location=f"file://{folder}/{name}", partition_spec=None,
             schema={"type": "struct", "fields": fields}, sort_order=None, properties=kinds[name], now_ms=1,
@@ -52,7 +58,7 @@ try:  # a writer has replaced the folder of the table by a link to another table
     jobs.confine_job(Client(), JobRequest("compaction", ("db",), "swapped", url, None, (folder,), 0o022), scratch)
 except PermissionError as error:
     told["swapped"] = str(error)
-jobs.confine_job(Client(), JobRequest("clustering", ("db",), "own", url, None, (folder,), 0o022), scratch)
+jobs.confine_job(Client(), JobRequest(service, ("db",), "own", url, None, (folder,), 0o022), scratch)
 
 def attempt(name, action):
     try:
@@ -99,7 +105,8 @@ JOB_SETTINGS = {
 @pytest.mark.skipif(
     landlock._read_abi_version() < 6, reason="this kernel has no Landlock, or one without ports and signals"
 )
-def test_job_opens_only_its_tables_files_and_the_hosts_that_it_needs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("service", ["clustering", "indexing"])
+def test_job_opens_only_its_tables_files_and_the_hosts_that_it_needs(tmp_path: Path, service: str) -> None:
     for name in ("own", "joined", "allowed", "other"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "a").write_text("a")
@@ -111,7 +118,7 @@ def test_job_opens_only_its_tables_files_and_the_hosts_that_it_needs(tmp_path: P
         closing(socket.create_server(("127.0.0.1", 0))) as listener,
     ):
         url, other = f"http://127.0.0.1:{server.getsockname()[1]}", str(listener.getsockname()[1])
-        argv = [sys.executable, "-P", "-c", SCRIPT, str(tmp_path), url, other]
+        argv = [sys.executable, "-P", "-c", SCRIPT, str(tmp_path), url, other, service]
         completed = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert completed.returncode == 0, completed.stderr
     document = json.loads(completed.stdout)

@@ -39,7 +39,7 @@ from seamark.connector.client.storage import Storage
 from seamark.connector.read.lineage import NAMES, has_lineage
 from seamark.connector.read.read_plan import ReadPlan, plan_read
 from seamark.connector.read.scans import TaskReader
-from seamark.connector.read.tables import ScanTask, plan
+from seamark.connector.read.tables import ScanTask, divide_task, plan
 from seamark.connector.spark.frames.results import RESULT, collect_results, encode_result
 from seamark.connector.spark.frames.writes import WriteReport, add_partition_number, decode_files, encode_files
 from seamark.connector.spark.types import for_spark, spark_type
@@ -155,10 +155,15 @@ def _count_cores(spark: SparkSession) -> int:
 
 
 def _make_task_frame(spark: SparkSession, tasks: Sequence[ScanTask]) -> DataFrame:
-    """Return a frame with one partition for each Spark task. Each partition has a row with the files of its task."""
+    """Return a frame with one partition for each Spark task. Each partition has a row with the files of its task.
+
+    Large files are divided at row groups, so that few files occupy all cores too.
+    """
     size_bytes = sum(task.size_bytes for task in tasks)
-    parts = min(len(tasks), max(_TASKS_PER_CORE * _count_cores(spark), -(-size_bytes // _READ_BYTES_PER_TASK)))
-    pickled = [(bytearray(pickle.dumps(tasks[number::parts])),) for number in range(parts)]
+    parts = max(_TASKS_PER_CORE * _count_cores(spark), -(-size_bytes // _READ_BYTES_PER_TASK))
+    pieces = [piece for task in tasks for piece in divide_task(task, -(-size_bytes // parts))]
+    parts = min(len(pieces), parts)
+    pickled = [(bytearray(pickle.dumps(pieces[number::parts])),) for number in range(parts)]
     return spark.createDataFrame(spark.sparkContext.parallelize(pickled, parts), _TASK_SCHEMA)
 
 

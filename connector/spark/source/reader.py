@@ -33,7 +33,14 @@ from seamark.connector.groups import divide
 from seamark.connector.read.changes import APPEND, INSERT, OPERATION, SnapshotChange, changes, list_snapshots_between
 from seamark.connector.read.read_plan import FILE, POSITION, ReadPlan
 from seamark.connector.read.scans import TaskReader, bind_filter, limit_batches
-from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan, plan_appends, restrict_to_rows
+from seamark.connector.read.tables import (
+    OpenTable,
+    divide_task,
+    open_table,
+    plan,
+    plan_appends,
+    restrict_to_rows,
+)
 from seamark.connector.spark.source.filters import expression_of
 from seamark.connector.spark.source.options import client_and_table, parse_flag
 from seamark.connector.spark.types import Convert, for_spark, spark_type
@@ -402,25 +409,10 @@ def split_tasks(snapshot_changes: Iterable[SnapshotChange], rows: RowReader, spl
     all_changes = list(snapshot_changes)
     total = sum(change.task.size_bytes + OPEN_BYTES for change in all_changes)
     bytes_per_task = min(split_bytes, max(SMALL_BYTES, total // TASKS_MIN))
-    pieces = (
-        change._replace(task=task) for change in all_changes for task in _divide_task(change.task, bytes_per_task)
-    )
+    pieces = (change._replace(task=task) for change in all_changes for task in divide_task(change.task, bytes_per_task))
     return [ReadTask(rows, group) for group in divide(pieces, _estimate_cost, (bytes_per_task + OPEN_BYTES,))]
 
 
 def _estimate_cost(change: SnapshotChange) -> tuple[int]:
     start, end = change.task.span or (0, change.task.size_bytes)
     return (end - start + OPEN_BYTES,)
-
-
-def _divide_task(task: ScanTask, bytes_per_task: int) -> Iterator[ScanTask]:
-    offsets: Any = task.file.get("split-offsets") or ()
-    cuts = [0]
-    for at in sorted(offsets):
-        if at - cuts[-1] >= bytes_per_task:
-            cuts.append(at)
-    if len(cuts) == 1:
-        yield task
-        return
-    for start, end in zip(cuts, [*cuts[1:], task.size_bytes], strict=True):
-        yield replace(task, span=(start, end))

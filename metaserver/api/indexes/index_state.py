@@ -136,7 +136,7 @@ async def find_new_files_by_snapshot(call: Call, metadata: TableMetadata, snapsh
 
 async def find_covered_files(call: Call, files: SnapshotFiles, live_files: tuple[RegisteredIndexFile, ...]) -> Mask:
     """Return bool[rows]: the files that these index files describe."""
-    described = await asyncio.gather(*(_read_described_ids(call, file) for file in live_files))
+    described = await asyncio.gather(*(read_described_ids(call, file) for file in live_files))
     ids = np.concatenate([np.empty((0, 2), dtype=np.uint64), *described])
     if files.view.file_count + len(ids) <= _IN_THREAD_FILES:
         return files.ids.are_covered_by(ids)
@@ -160,7 +160,11 @@ async def find_missing_files(call: Call, new: NewFiles, live_files: tuple[Regist
     return ~await find_covered_files(call, new.files, live_files) & new.files.ids.identified & new.fresh
 
 
-async def _read_described_ids(call: Call, file: RegisteredIndexFile) -> npt.NDArray[np.uint64]:
+async def read_described_ids(call: Call, file: RegisteredIndexFile) -> npt.NDArray[np.uint64]:
+    """Return uint64[n, 2]: the ids of the data files in an index file.
+
+    A file of an unknown version has none. Neither has a damaged file, which is quarantined.
+    """
     try:
         summary = await call.app[READER].describe(file.location, file.size_bytes)
         if (summary.header.table_uuid, summary.header.definition) == (file.uuid, file.definition):

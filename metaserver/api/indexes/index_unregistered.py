@@ -18,7 +18,7 @@ from seamark.formats.index.packing import Longs
 from seamark.formats.runtime.errors import BadRequest, CommitConflict
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
-from seamark.metaserver.api.indexes.index_state import READER, TableIndexes, load, view_of
+from seamark.metaserver.api.indexes.index_state import TableIndexes, load, read_described_ids, view_of
 from seamark.metaserver.api.indexes.indexes import NO_INDEX, find_defined_index
 from seamark.metaserver.planner.indexes.coverage import compute_view_file_ids
 from seamark.metaserver.planner.view.view import TableView
@@ -67,12 +67,12 @@ async def list_unreferenced_files(call: Call, body: UnreferencedFilesRequest) ->
     if absent:
         raise CommitConflict(f"{absent[0][:200]!r} is not a live index file of this index")
     chosen = [live_files[location] for location in dict.fromkeys(body.index_files)]
-    described = [await call.app[READER].describe(file.location, file.size_bytes) for file in chosen]
-    ids = np.concatenate([np.empty((0, 2), dtype=np.uint64), *(summary.ids for summary in described)])
+    described = [await read_described_ids(call, file) for file in chosen]
+    ids = np.concatenate([np.empty((0, 2), dtype=np.uint64), *described])
     unreferenced = await _are_unreferenced(call, table, ids)
     numbers_by_location: dict[str, list[int]] = {}
     if unreferenced is not None:
-        starts = np.cumsum([0, *(len(summary.ids) for summary in described)]).tolist()
+        starts = np.cumsum([0, *map(len, described)]).tolist()
         for file, first, end in zip(chosen, starts, starts[1:], strict=False):
             if numbers := np.flatnonzero(unreferenced[first:end]).tolist():
                 numbers_by_location[file.location] = numbers

@@ -10,6 +10,7 @@ from seamark.metaserver.api.indexes import index_unregistered as index_unheld
 from tests.api.client import Answer, Api
 from tests.api.indexes.indexed import INDEXES, begin_build, build_index_file, define, register, write
 from tests.api.plans.planned import append, build_data_file
+from tests.support.index_versions import replace_by_later_version
 
 FILES = [build_data_file(f"file:///t/{n}.parquet", 1, 999, rows=3) for n in range(1, 7)]
 
@@ -50,6 +51,17 @@ async def test_data_file_counts_as_held_while_any_snapshot_has_it(built_index: t
         "complete": True,
     }
     assert (await find_unheld(api, locations[1:])).json == {"unheld": {locations[1]: [0]}, "complete": True}
+
+
+async def test_index_file_of_an_unknown_version_has_no_unheld_files(built_index: tuple[Api, list[str]]) -> None:
+    api, locations = built_index
+    later = await replace_by_later_version(api.server.components, "db", "t", locations[0])
+    await append(api, "t", [FILES[0]], snapshot_id=2)
+    await expire(api, 1)
+    assert (await find_unheld(api, [later, locations[1]])).json == {
+        "unheld": {locations[1]: [0, 1]},
+        "complete": True,
+    }
 
 
 @pytest.mark.parametrize(("limit", "value"), [("SNAPSHOTS_MAX", 0), ("SECONDS_MAX", -1.0)])

@@ -26,6 +26,7 @@ from seamark.formats.index.index_file import open_index_file
 from seamark.formats.protocol.wire import FORMER_INDEX_FOLDER, INDEX_FOLDER
 from tests.connector.lake import append, create, open_catalog, spread
 from tests.connector.server_thread import ServerThread
+from tests.support.index_versions import replace_by_later_version
 
 
 def open_in_process_workers() -> AbstractContextManager[Workers]:
@@ -104,6 +105,25 @@ def test_merged_index_files_give_the_same_plans(client: IndexClient) -> None:
     assert after == before
     assert client.explain("db.t", "country = 'c15'").files == 0
     assert [one.state for one in client.timeline(action="indexing")] == ["completed", "completed"]
+
+
+def test_merge_leaves_out_index_files_of_an_unknown_version(client: IndexClient, server: ServerThread) -> None:
+    create_table(client, "db.t", files=7, i=("bitmap", "country"))
+    before = [client.explain("db.t", f"country = 'c{n}'").files for n in range(8)]
+    one_each = GroupLimits(files=1)
+    assert Indexer(client, open_in_process_workers, limits=one_each).round().builds == 1
+    location = client.index("db.t", "i").json["index-files"][3]["location"]
+    later = server.run(replace_by_later_version(server.components, "db", "t", location))
+    indexer = Indexer(client, open_in_process_workers, limits=one_each)
+    report = indexer.round()  # The data file is indexed again, and then eight index files are due.
+    assert (report.builds, report.files, report.merges, report.failed) == (1, 1, 1, 0)
+    index = client.index("db.t", "i")
+    live = {file["location"]: file["level"] for file in index.json["index-files"] if file["state"] == "live"}
+    assert live.pop(later) == 0, "another program may still use it"
+    assert list(live.values()) == [1]
+    assert (index.health, index.files) == ("ok", 7)
+    assert [client.explain("db.t", f"country = 'c{n}'").files for n in range(8)] == before
+    assert indexer.round() == Round(tables=1, indexes=1)
 
 
 @pytest.mark.slow

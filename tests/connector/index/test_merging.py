@@ -23,6 +23,7 @@ from seamark.formats.index.kinds import bitmap, bloom, record
 from seamark.formats.index.kinds.bits import list_positions
 from seamark.formats.protocol.wire import FORMER_INDEX_FOLDER
 from seamark.formats.runtime.errors import Corrupt
+from tests.support.index_versions import change_version
 
 SCHEMA = Schema((Field(1, "id", True, "long"),))
 
@@ -112,6 +113,18 @@ def test_merge_without_remaining_entries_writes_no_file(index_writer: IndexWrite
     merged_files = merge_index_files([first], f"{index_writer.folder.as_uri()}/new", Storage(), dropped={first: [0]})
     assert merged_files.location is None
     assert not (index_writer.folder / "new").exists()
+
+
+def test_merge_leaves_out_files_of_an_unknown_version(index_writer: IndexWriter) -> None:
+    locations = [index_writer.add({name: [number, 7]}) for number, name in enumerate("abc")]
+    path = Path(locations[1].removeprefix("file://"))
+    path.write_bytes(change_version(path.read_bytes(), index_writer.definition.kind))
+    folder = index_writer.folder.as_uri()
+    merged_files = merge_index_files(locations, folder, Storage(), dropped={locations[1]: [], locations[2]: []})
+    assert merged_files.unsupported == (locations[1],)
+    index_writer.check(merged_files.location, {"a", "c"})
+    only_unknown = merge_index_files(locations[1:2], folder, Storage())
+    assert (only_unknown.location, only_unknown.unsupported) == (None, (locations[1],))
 
 
 def test_merge_with_a_damaged_part_writes_no_file(index_writer: IndexWriter) -> None:

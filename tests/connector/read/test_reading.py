@@ -7,6 +7,7 @@ import pickle
 import random
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from seamark.connector.client.storage import Storage
 from seamark.connector.client.values import At
 from seamark.connector.read.read_plan import FILE, POSITION, ReadCounts, ReadPlan, plan_read
 from seamark.connector.read.scans import TaskReader, bind_filter, scan
-from seamark.connector.read.tables import ScanTask, open_table, plan, restrict_to_rows
+from seamark.connector.read.tables import ScanTask, divide_task, open_table, plan, restrict_to_rows
 from seamark.formats.iceberg.expressions.arrow import build_arrow_array
 from seamark.formats.iceberg.expressions.arrow_filters import evaluate_filter
 from seamark.formats.iceberg.expressions.binding import bind
@@ -317,6 +318,15 @@ def test_spans_divide_a_file_by_its_row_groups(server: ServerThread, client: Sea
         )
     assert [one for part in values for one in part] == list(range(500))
     assert [bool(part) for part in values] == [False, True, True, False]
+    footer = pq.read_metadata(Path(task.path.removeprefix("file://")))
+    chunks = [footer.row_group(number).column(0) for number in range(footer.num_row_groups)]
+    split_offsets = [chunk.dictionary_page_offset or chunk.data_page_offset for chunk in chunks]
+    split_task = replace(task, file={**task.file, "split-offsets": split_offsets})
+    for pieces in (1, 3, 10):
+        divided = list(divide_task(split_task, -(-task.size_bytes // pieces)))
+        assert min(pieces, 2) <= len(divided) <= pieces
+        batches = (batch for piece in divided for batch in read_task(piece, expected, opened_table.storage))
+        assert [value for batch in batches for value in batch["id"].to_pylist()] == list(range(500))
     some_task = read_task(task, expected, opened_table.storage, positions=np.array([3, 260, 499]))
     assert [value for batch in some_task for value in batch["id"].to_pylist()] == [3, 260, 499]
 

@@ -11,6 +11,7 @@ from unittest.mock import patch
 import pytest
 
 from seamark.connector.analysis import scans
+from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.sql import reads, statement
 from seamark.connector.sql.session import SqlSession
@@ -129,3 +130,38 @@ def test_tag_is_read_as_the_snapshot_that_it_names(server: ServerThread) -> None
             session.explain(self_join)
         (table_report,) = session.explain("SELECT id FROM db.t1 FOR VERSION AS OF 'it''s' WHERE id = 4711").tables
         assert (table_report.files, table_report.considered_files) == (0, 3)
+
+
+def test_branch_is_loaded_once_for_a_statement_and_follows_its_commits(server: ServerThread) -> None:
+    name = "db.branched"
+    with open_catalog(server.url) as catalog:
+        table = catalog.create_table(name, schema=SCHEMA)
+        table.append(draw_rows(random.Random(1), 9))
+        table.manage_snapshots().create_branch(table.snapshots()[0].snapshot_id, "b").commit()
+    counts, load_table = Counter[str](), SeamarkClient.load_table
+
+    def count_load(client: SeamarkClient, *args: Any, **options: Any) -> Any:
+        loaded = load_table(client, *args, **options)
+        counts["unchanged" if loaded is options.get("known") else "loads"] += 1
+        return loaded
+
+    text = f"SELECT * FROM {name} FOR VERSION AS OF 'b'"
+    with patch.object(SeamarkClient, "load_table", count_load), SqlSession(server.url) as session:
+        assert sum(count_rows(session.sql(text)).values()) == 9
+        assert counts["loads"] == 1
+        assert sum(count_rows(session.sql(text)).values()) == 9
+        assert counts["loads"] == 1, "the branch has not changed"
+        assert counts["unchanged"] >= 1
+        with open_catalog(server.url) as catalog:
+            table = catalog.load_table(name)
+            table.append(draw_rows(random.Random(2), 5), branch="b")
+            with table.update_schema() as update:
+                update.rename_column("name", "title")
+        moved = session.sql(text)
+        snapshot_id = catalog.load_table(name).refs()["b"].snapshot_id
+        assert moved.to_arrow().column_names == SCHEMA.names, "the schema of the snapshot"
+        assert count_rows(session.sql(text)) == count_rows(
+            session.sql(f"SELECT * FROM {name} FOR VERSION AS OF {snapshot_id}")
+        )
+        assert sum(count_rows(session.sql(text)).values()) == 14
+        assert sum(count_rows(session.sql(f"SELECT * FROM {name}")).values()) == 9

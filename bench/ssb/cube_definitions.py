@@ -1,0 +1,52 @@
+"""The cubes of the facts that answer queries of the Star Schema Benchmark, for `bench/ssb/cubes.py` and the demo."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.names import Name
+from seamark.connector.index.lookups import pin_attributes
+
+_JOINS = {
+    "d": ("date", "lo_orderdate = d_datekey"),
+    "c": ("customer", "lo_custkey = c_custkey"),
+    "s": ("supplier", "lo_suppkey = s_suppkey"),
+    "p": ("part", "lo_partkey = p_partkey"),
+}
+"""The dimension tables and the conditions of their joins, by the first letter of their columns."""
+CUBES: dict[str, tuple[Sequence[str], str]] = {
+    "discount_by_year": (("d_year", "lo_discount", "lo_quantity"), "sum(lo_extendedprice * lo_discount)"),
+    "discount_by_month": (("d_yearmonthnum", "lo_discount", "lo_quantity"), "sum(lo_extendedprice * lo_discount)"),
+    "discount_by_week": (
+        ("d_year", "d_weeknuminyear", "lo_discount", "lo_quantity"),
+        "sum(lo_extendedprice * lo_discount)",
+    ),
+    "by_brand": (("d_year", "p_category", "p_brand1", "s_region"), "sum(lo_revenue)"),
+    "by_nation": (("d_year", "c_region", "c_nation", "s_region", "s_nation"), "sum(lo_revenue)"),
+    "by_city": (("d_year", "c_nation", "c_city", "s_nation", "s_city"), "sum(lo_revenue)"),
+    "by_maker": (("d_year", "c_region", "c_nation", "s_region", "p_mfgr"), "sum(lo_revenue - lo_supplycost)"),
+    "by_category": (
+        ("d_year", "c_region", "s_region", "s_nation", "p_mfgr", "p_category"),
+        "sum(lo_revenue - lo_supplycost)",
+    ),
+}
+"""The dimensions and the measure of each cube."""
+SHRINK = 5
+"""The least number of facts for each group of a cube."""
+
+
+def define_cubes(client: IndexClient, facts: Name, dimension_namespace: str) -> None:
+    """Define all cubes of a fact table. Its dimension tables are in `dimension_namespace`, and have their rows."""
+    for name, (columns, measure) in CUBES.items():
+        terms = [_format_dimension(column, dimension_namespace) for column in columns]
+        pinned = pin_attributes(client, terms)
+        client.put_index(facts, name, kind="cube", columns=pinned, measures=[measure], shrink=SHRINK)
+
+
+def _format_dimension(column: str, dimension_namespace: str) -> str:
+    """Return a column of the facts, or an attribute of a dimension table with its join."""
+    if column.startswith("lo_"):
+        return column
+    table, condition = _JOINS[column[0]]
+    return f"{dimension_namespace}.{table}.{column} via {condition}"
