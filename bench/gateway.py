@@ -189,7 +189,7 @@ def measure(report: Report, case: str, rig: Rig, s3: S3, rounds: int) -> None:
     """
     keys, peer = rig.create_table(f"t{case.replace(' ', '')}"), "direct"
     at_store = replace(keys, endpoint=s3.endpoint, access_key=s3.access_key, secret=s3.secret_key, token="")
-    with closing(keys.client()) as client, closing(at_store.client()) as store_client:
+    with closing(keys.make_client()) as client, closing(at_store.make_client()) as store_client:
         data = os.urandom(OBJECT_BYTES)
         client.put_object(Bucket=keys.bucket, Key=keys.prefix + "o", Body=data)
         if rig.direct is None:

@@ -96,8 +96,10 @@ async def _create(target: Target, dataset: Tree) -> Sample:
     """
     for namespace in dataset.namespaces:
         await target.call(bodies.create_namespace(namespace))
-    makers: list[Request] = [bodies.create_table(target.at(leaf), name) for leaf, name in dataset.tables]
-    makers += [bodies.create_view(target.at(leaf), name) for leaf, name in dataset.views]
+    makers: list[Request] = [
+        bodies.create_table(target.make_namespace_path(leaf), name) for leaf, name in dataset.tables
+    ]
+    makers += [bodies.create_view(target.make_namespace_path(leaf), name) for leaf, name in dataset.views]
     return await drive(target, [_send_each(makers[n::CLIENTS]) for n in range(CLIENTS)])
 
 
@@ -113,15 +115,15 @@ def _send_mix(target: Target, dataset: Tree, read_share: float, chance: random.R
 
 def _list_reads(target: Target, dataset: Tree, chance: random.Random) -> list[Callable[[], Request]]:
     def choose_namespace() -> str:
-        return target.at(chance.choice(dataset.namespaces))
+        return target.make_namespace_path(chance.choice(dataset.namespaces))
 
     def choose_table() -> str:
         leaf, name = chance.choice(dataset.tables)
-        return bodies.build_table_path(target.at(leaf), name)
+        return bodies.build_table_path(target.make_namespace_path(leaf), name)
 
     def choose_view() -> str:
         leaf, name = chance.choice(dataset.views)
-        return bodies.build_view_path(target.at(leaf), name)
+        return bodies.build_view_path(target.make_namespace_path(leaf), name)
 
     return [
         lambda: build_request("GET", f"/v1/namespaces?parent={choose_namespace()}", label="list namespaces"),
@@ -146,17 +148,17 @@ def _list_writes(target: Target, dataset: Tree, chance: random.Random) -> list[C
         return build_request("POST", path, body, label=label, tolerated=(409,))
 
     def update_namespace() -> Request:
-        path = f"/v1/namespaces/{target.at(chance.choice(dataset.namespaces))}/properties"
+        path = f"/v1/namespaces/{target.make_namespace_path(chance.choice(dataset.namespaces))}/properties"
         return build_request(
             "POST", path, {"removals": [], "updates": draw_change()}, label="update namespace", tolerated=(409,)
         )
 
     def update_table() -> Request:
         leaf, name = chance.choice(dataset.tables)
-        return build_commit(bodies.build_table_path(target.at(leaf), name), "update table")
+        return build_commit(bodies.build_table_path(target.make_namespace_path(leaf), name), "update table")
 
     def update_view() -> Request:
         leaf, name = chance.choice(dataset.views)
-        return build_commit(bodies.build_view_path(target.at(leaf), name), "update view")
+        return build_commit(bodies.build_view_path(target.make_namespace_path(leaf), name), "update view")
 
     return [update_namespace, update_table, update_view]

@@ -42,7 +42,7 @@ class Target:
     warehouse: Path
     separator: str = "%1F"
 
-    def at(self, namespace: tuple[str, ...]) -> str:
+    def make_namespace_path(self, namespace: tuple[str, ...]) -> str:
         """Return a namespace in this server's URLs."""
         return self.separator.join(quote(level, safe="") for level in namespace)
 

@@ -224,7 +224,7 @@ class DiskTier:
         ):
             return False
         if self._should_replace is not None and not ledger.fits(cache, need_bytes):
-            oldest = ledger.oldest(cache)
+            oldest = ledger.find_oldest(cache)
             if oldest is not None and not admits(oldest):
                 return False
         return ledger.make_room(cache, need_bytes)
@@ -260,7 +260,7 @@ class DiskTier:
         except (OSError, LedgerUnavailable) as error:
             self._note_failure(error)
 
-    def stats(self) -> TierStats:
+    def read_stats(self) -> TierStats:
         with self._lock:
             return TierStats(
                 hits=self._hits,

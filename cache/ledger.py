@@ -37,7 +37,7 @@ BLOCK_BYTES = 4096
 RESERVE_BYTES = 512 * 1024
 """The part of the budget for directories, SQLite's journal and the pages of one more row."""
 BUDGET_BYTES_MIN = 2 * RESERVE_BYTES
-SHARDS = 16
+LEDGER_SHARDS = 16
 SUFFIX = ".block"
 LOCK_WAIT_S = 2.0
 _LOCK_POLL_S = 0.005
@@ -221,7 +221,7 @@ class Ledger:
         """Return whether `need_bytes` more bytes fit without an eviction."""
         return bool(cache.volume() <= self._budget_bytes - RESERVE_BYTES - need_bytes)
 
-    def oldest(self, cache: Any) -> bytes | None:
+    def find_oldest(self, cache: Any) -> bytes | None:
         """Return the key that is evicted next, or None if there are no entries."""
         rows = cache._sql("SELECT key FROM Cache ORDER BY access_time, rowid LIMIT 1").fetchall()
         return bytes(rows[0][0]) if rows else None
@@ -335,7 +335,7 @@ class Ledger:
 
     def _list_files(self) -> Iterator[str]:
         """Yield all files in the shards, including incomplete files."""
-        for shard in range(SHARDS):
+        for shard in range(LEDGER_SHARDS):
             try:
                 names = os.listdir(self._folder / f"{shard:x}")
             except OSError:

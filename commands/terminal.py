@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-WIDTH = 120
+WIDTH_CHARACTERS = 120
 """The width of the output if it is not a terminal."""
 _BAR_MIN, _BAR_MAX = 8, 44
 _SINGULAR = {"are": "is", "were": "was", "have": "has", "name": "names"}
@@ -65,7 +65,7 @@ class _PrintableConsole(Console):
 def open_console(*, stderr: bool = False) -> Console:
     """Return a console with the width of the terminal. If there is no terminal, the width is fixed."""
     terminal = _PrintableConsole(stderr=stderr)
-    return terminal if terminal.is_terminal else _PrintableConsole(width=WIDTH, stderr=stderr)
+    return terminal if terminal.is_terminal else _PrintableConsole(width=WIDTH_CHARACTERS, stderr=stderr)
 
 
 def make_table(

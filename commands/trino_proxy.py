@@ -29,7 +29,7 @@ from seamark.commands.options import (
 from seamark.connector.cubes.summaries import CUBE_USES, OFF
 from seamark.connector.trino.proxy import ProxySettings
 from seamark.connector.trino.rewriter import RewriteLimits
-from seamark.connector.trino.server import bind, run, upstream_tls
+from seamark.connector.trino.server import bind, make_upstream_tls, run
 from seamark.formats.runtime.errors import ConfigError
 from seamark.formats.runtime.tls import Certificate
 from seamark.metaserver.access.guard import is_loopback
@@ -219,7 +219,7 @@ def trino_proxy(
                 budget_ms / 1000, max_kept_fraction, trust_time_zone, cubes if options["rules"] else OFF
             ),
             authorities=None if ca is None else str(ca),
-            upstream_tls=upstream_tls(trino_ca, verify=not trino_insecure),
+            upstream_tls=make_upstream_tls(trino_ca, verify=not trino_insecure),
             **options,
         )
         settings.check()

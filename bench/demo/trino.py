@@ -12,7 +12,7 @@ from pathlib import Path
 from bench.demo import lake
 from bench.demo.queries import CLUSTERED, ICEBERG, UNTOUCHED, QueryMeasurement, RunQuery, rewrite_for_clustered
 from bench.trino.asking import Client
-from seamark.commands.installation.java import java_25_home
+from seamark.commands.installation.java import find_java_25_home
 from tests.services.trino import JARS, trino_server
 from tests.services.trino_proxy import run_trino_proxy
 
@@ -21,7 +21,7 @@ BUDGET_MS = "2000"
 
 
 def is_installed() -> bool:
-    return java_25_home() is not None and any(JARS.glob("lib/trino-main-*.jar"))
+    return find_java_25_home() is not None and any(JARS.glob("lib/trino-main-*.jar"))
 
 
 @contextlib.contextmanager

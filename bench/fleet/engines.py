@@ -152,7 +152,7 @@ def run_trino(report: Report, folder: Path, slow_servers: ServersOnSlowStore, or
             )
             url = stack.enter_context(served_trino_server).base_url
             client = stack.enter_context(closing(Client(url, url)))
-            ways[way] = lambda sql, namespace, client=client: client.rows(sql, namespace)  # type: ignore[misc]
+            ways[way] = lambda sql, namespace, client=client: client.read_rows(sql, namespace)  # type: ignore[misc]
         compare(report, "Trino", ways, oracle, rounds)
 
 

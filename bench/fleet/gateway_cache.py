@@ -132,10 +132,10 @@ def upload(rig: Rig, s3: S3, count: int) -> tuple[Keys, Keys, list[str]]:
     """
     if not rig.has_table("t"):
         rig.create_table("t")
-    keys = rig.keys("t")
+    keys = rig.load_keys("t")
     store_keys = replace(keys, endpoint=s3.endpoint, access_key=s3.access_key, secret=s3.secret_key, token="")
     names = [f"data/{uuid.uuid4()}.parquet" for _ in range(count)]
-    with closing(store_keys.client()) as client:
+    with closing(store_keys.make_client()) as client:
         for name in names:
             client.put_object(Bucket=keys.bucket, Key=keys.prefix + name, Body=os.urandom(OBJECT_BYTES))
     return keys, store_keys, names
@@ -188,8 +188,8 @@ def open_pairs(
     _, size, step, objects = case
     keys, store_keys, names = upload(rig, near, objects)
     with (
-        closing(keys.client()) as client,
-        closing(replace(store_keys, endpoint=slow_store.endpoint).client()) as direct,
+        closing(keys.make_client()) as client,
+        closing(replace(store_keys, endpoint=slow_store.endpoint).make_client()) as direct,
     ):
         seamark_ranges = Ranges([build_reader(client, keys, size, name) for name in names], size, step, seed)
         peer_ranges = Ranges([build_reader(direct, store_keys, size, name) for name in names], size, step, seed)
@@ -204,7 +204,7 @@ def measure_sequential_reads(report: Report, rig: Rig, near: S3, slow_store: S3)
     durations: dict[str, list[float]] = {"seamark": [], "direct": []}
     for name in names:
         for server, used in (("seamark", keys), ("direct", replace(store_keys, endpoint=slow_store.endpoint))):
-            with closing(used.client()) as client:
+            with closing(used.make_client()) as client:
                 read_range = build_reader(client, used, MEBIBYTE, name)
                 durations[server].append(sum(read_range(number) for number in range(OBJECT_BYTES // MEBIBYTE)) * 1000)
     values = {server: statistics.median(times) for server, times in durations.items()}
@@ -289,7 +289,7 @@ def open_sendfile_reader(port: int, size: int) -> Read:
 
 def compare_throughput(report: Report, rig: Rig, s3: S3, port: int, rounds: int) -> None:
     keys, _, names = upload(rig, s3, 1)
-    with closing(keys.client()) as client:
+    with closing(keys.make_client()) as client:
         url = _presign(client, keys, names[0])
     for label, size, *_ in CASES[1:]:
 
@@ -342,7 +342,7 @@ def measure_concurrent_readers(rig: Rig, keys: Keys, name: str, count: int, size
     Returns:
         (MiB that the server's memory grew at the peak, MiB that the kernel's buffers grew, answers, refusals).
     """
-    with closing(keys.client()) as client:
+    with closing(keys.make_client()) as client:
         url = _presign(client, keys, name)
         client.get_object(Bucket=keys.bucket, Key=keys.prefix + name)["Body"].read()  # Fills the cache.
     process, stop, peak = psutil.Process(rig.seamark.pid), threading.Event(), [0]

@@ -64,7 +64,7 @@ class ProcessMeasurement:
     reported: float = 0.0
     views: int = 0
     plans_ms: dict[str, float] = field(default_factory=dict)
-    kept: dict[str, int] = field(default_factory=dict)
+    retained_bytes: dict[str, int] = field(default_factory=dict)
     commit_ms: float = 0.0
     """The extra time of a plan of the next snapshot right after the commit."""
     prepared_ms: float = 0.0
@@ -79,21 +79,23 @@ def measure(table: Table, home: Path, memory_bytes: int) -> ProcessMeasurement:
 async def _measure_plans(table: Table, home: Path, memory_bytes: int) -> ProcessMeasurement:
     async with open_our_planner(home, table, disk=True, memory_bytes=memory_bytes) as seamark_planner:
         before, private = _read_resident_bytes(), _read_resident_bytes(private=True)
-        first = await seamark_planner.plan(FILTERS[RANGES[0]].expression(table))
+        first = await seamark_planner.plan(FILTERS[RANGES[0]].build_expression(table))
         measurement = ProcessMeasurement(first.ms)
         await _wait_until_settled()
         measurement.resident["after one plan"] = (_read_resident_bytes() - before) / table.files
         for name, expected in FILTERS.items():
-            measurement.kept[name] = len((await seamark_planner.scan(expected.expression(table)))[1].entry_ids)
+            measurement.retained_bytes[name] = len(
+                (await seamark_planner.scan(expected.build_expression(table)))[1].entry_ids
+            )
             times = [
-                (await seamark_planner.scan(expected.expression(table, turn)))[0]
+                (await seamark_planner.scan(expected.build_expression(table, turn)))[0]
                 for turn in range(1, PLANS_PER_CASE + 1)
             ]
             measurement.plans_ms[name] = statistics.median(times)
         await _wait_until_settled()
         measurement.resident["after ten filters"] = (_read_resident_bytes() - before) / table.files
         measurement.private = (_read_resident_bytes(private=True) - private) / table.files
-        stats = seamark_planner.planner.stats()
+        stats = seamark_planner.planner.read_stats()
         measurement.reported = (stats.live_bytes + stats.added_bytes + stats.lists_bytes) / table.files
         measurement.views = stats.views
         measurement.commit_ms = await _measure_commits(seamark_planner, table, 0, prepare=False)
@@ -125,9 +127,9 @@ async def _measure_commits(seamark_planner: OurPlanner, table: Table, first: int
     more = []
     expected = FILTERS[RANGES[0]]
     for number in range(first, first + COMMITS):
-        known_files, _ = await seamark_planner.scan(expected.expression(table, 500 + number))
+        known_files, _ = await seamark_planner.scan(expected.build_expression(table, 500 + number))
         metadata = _commit_file(table, seamark_planner.metadata, number)
-        parsed = parse_expression(expected.expression(table, 600 + number))
+        parsed = parse_expression(expected.build_expression(table, 600 + number))
         if prepare:
             planned_table = PlannedTable(BoundScan.bind(seamark_planner.metadata, ScanRequest()).view_key, 0.0)
             assert await seamark_planner.planner.prepare(metadata, planned_table, limit_bytes=table.metadata_bytes)
@@ -212,7 +214,9 @@ def _add(report: Report, files: int, ever: ProcessMeasurement, measured: Process
     add_row("added by a commit, prepared", "ms", measured.prepared_ms, ever.prepared_ms, GOALS["commit"])
     if not ever.views or not measured.views:
         report.notes.append(f"{files:,} files: the budget of {BUDGET} B/file is too small, the view was evicted.")
-    report.notes.append(f"{files:,} files: kept " + ", ".join(f"{name} {n:,}" for name, n in measured.kept.items()))
+    report.notes.append(
+        f"{files:,} files: kept " + ", ".join(f"{name} {n:,}" for name, n in measured.retained_bytes.items())
+    )
 
 
 def main() -> None:

@@ -51,7 +51,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         "Which data files may hold a key?",
         peer=f"reading the footers of {files:,} Parquet files with Bloom filters, DuckDB {duckdb.__version__}",
     )
-    report.bounds = {"memory of this machine, one core": measure_bandwidth(*((1 << 24,) if quick else ())).text()}
+    report.bounds = {"memory of this machine, one core": measure_bandwidth(*((1 << 24,) if quick else ())).write_text()}
     _measure_building(report, quick=quick)
     entries = [build(convert_to_keys(pa.array(draw_values(file)), "long")) for file in range(files)]
     blob = _measure_assembly(report, entries, folder)

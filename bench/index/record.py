@@ -296,7 +296,7 @@ def _measure_cold(report: Report, blob: Path, keys: Values, times: int) -> None:
     descriptor = os.open(blob, os.O_RDONLY)
     size = os.fstat(descriptor).st_size
     tail = os.pread(descriptor, 64, size - 64)
-    directory = Fences.directory_bytes(tail, size)
+    directory = Fences.compute_directory_bytes(tail, size)
     fences = Fences(os.pread(descriptor, directory, size - directory), size)
     os.fsync(descriptor)
     os.posix_fadvise(descriptor, 0, size, os.POSIX_FADV_RANDOM)

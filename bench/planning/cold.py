@@ -62,7 +62,7 @@ async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZ
 
 
 async def _measure_plans(report: Report, folder: Path, table: Table, rounds: int) -> None:
-    expected = FILTERS[RANGES[0]].expression(table)
+    expected = FILTERS[RANGES[0]].build_expression(table)
     seamark_durations, second_durations, java_durations = [], [], []
     for number in range(rounds if table.files < 1_000_000 else min(rounds, 2)):
         with run_java_planner(table.metadata_location, table.files, folder / "java.log") as java:

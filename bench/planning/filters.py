@@ -30,7 +30,7 @@ class Filter:
     columns: tuple[tuple[str, str], ...] = ()
     """For RANGES: (column, "lower" or "upper"), the bounds that the filter compares."""
 
-    def expression(self, table: Table, round_number: int = 0) -> Any:
+    def build_expression(self, table: Table, round_number: int = 0) -> Any:
         """Return the filter as JSON.
 
         Turns up to some thousands keep nearly the same files.

@@ -106,8 +106,8 @@ async def _measure_before_encoding(
         for peer in peers if number % 2 else reversed(peers):
             ms, answer = _measure_ms(partial(peer.lookup, column_id, names=names), day)
             durations[peer.name].append(ms)
-            if peer.facts(answer) != expected:
-                raise PlansDiffer(f"{peer.name} found {peer.facts(answer)}, ours {expected}")
+            if peer.summarize_answer(answer) != expected:
+                raise PlansDiffer(f"{peer.name} found {peer.summarize_answer(answer)}, ours {expected}")
     values = {name: statistics.median(times) for name, times in durations.items()}
     best = min((peer.name for peer in peers), key=lambda name: values[name])
     case = "statistics and file names" if names else "statistics"
@@ -149,9 +149,9 @@ def _repeat_forever(requests: Sequence[Request]) -> Worker:
 
 def _build_answer(found_files: FoundFiles, column: RequestedColumn, *, names: bool) -> dict[str, Any]:
     """Return arrays of all statistics of the column in the files found."""
-    stats = found_files.stats(column)
+    stats = found_files.find_statistics(column)
     answer: dict[str, Any] = dict(zip(READ, stats.read(READ), strict=True))
-    answer["file"] = found_files.texts("file_path") if names else found_files.entry_ids()
+    answer["file"] = found_files.read_texts("file_path") if names else found_files.list_entry_ids()
     return answer
 
 

@@ -75,7 +75,7 @@ class Peer(Protocol):
     def lookup(self, column_id: int, day: int, *, names: bool) -> Any:
         """Return the entries with that prefix, in the store's own form, with file names or file numbers."""
 
-    def facts(self, answer: Any) -> ComparedAnswer: ...
+    def summarize_answer(self, answer: Any) -> ComparedAnswer: ...
 
     def close(self) -> None: ...
 
@@ -257,7 +257,7 @@ class DataFusion:
         sql = _format_sql(column_id, day, names=names)
         return self._context.sql(sql).collect()
 
-    def facts(self, answer: Any) -> ComparedAnswer:
+    def summarize_answer(self, answer: Any) -> ComparedAnswer:
         return _compute_facts(pa.Table.from_batches(answer))
 
     def close(self) -> None:
@@ -276,7 +276,7 @@ class DuckDB:
         sql = _format_sql(column_id, day, names=names)
         return self._db.sql(sql).to_arrow_table()
 
-    def facts(self, answer: Any) -> ComparedAnswer:
+    def summarize_answer(self, answer: Any) -> ComparedAnswer:
         return _compute_facts(answer)
 
     def close(self) -> None:
@@ -300,7 +300,7 @@ class Lmdb:
                     results.append(value)
         return results
 
-    def facts(self, answer: Any) -> ComparedAnswer:
+    def summarize_answer(self, answer: Any) -> ComparedAnswer:
         counts = [struct.unpack_from("<qq", value) for value in answer]
         return ComparedAnswer(len(counts), sum(values for values, _ in counts), sum(nulls for _, nulls in counts))
 
@@ -319,7 +319,7 @@ class Avro:
             reader: Any = fastavro.reader(file)
             return [item for item in reader if item["column_id"] == column_id and item["day"] == day]
 
-    def facts(self, answer: Any) -> ComparedAnswer:
+    def summarize_answer(self, answer: Any) -> ComparedAnswer:
         return ComparedAnswer(
             len(answer), sum(item["value_count"] for item in answer), sum(item["null_count"] for item in answer)
         )

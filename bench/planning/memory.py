@@ -60,10 +60,10 @@ async def _measure_memory(table: Table, home: Path) -> MemoryMeasurement:
     async with open_our_planner(home, table) as seamark_planner:
         gc.collect()
         before = process.memory_info().rss
-        scans = [(await seamark_planner.scan(expected.expression(table)))[1] for expected in FILTERS.values()]
+        scans = [(await seamark_planner.scan(expected.build_expression(table)))[1] for expected in FILTERS.values()]
         view = scans[-1].view
         scans.clear()
         gc.collect()
         return MemoryMeasurement(
-            seamark_planner.planner.stats().live_bytes + view.size_bytes, process.memory_info().rss - before
+            seamark_planner.planner.read_stats().live_bytes + view.size_bytes, process.memory_info().rss - before
         )

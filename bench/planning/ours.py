@@ -42,8 +42,8 @@ class OurPlanner:
         paths, size = [], 0
         for row in scan.entry_ids.tolist():
             block, local = scan.view.locate(row)
-            paths.append(block.raw("file_path", local) or b"")
-            size += block.long("file_size_in_bytes", local) or 0
+            paths.append(block.get_raw("file_path", local) or b"")
+            size += block.read_long("file_size_in_bytes", local) or 0
         return Plan(elapsed_ms, len(paths), size, compute_fingerprint(paths))
 
 

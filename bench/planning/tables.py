@@ -141,7 +141,7 @@ class _Plan:
     def manifests(self) -> int:
         return -(-self.files // self.manifest_entries)
 
-    def manifest_of(self, number: Ints) -> Ints:
+    def find_manifest(self, number: Ints) -> Ints:
         """Return the number of the manifest that lists each file."""
         return number // self.manifest_entries
 
@@ -298,7 +298,7 @@ def _encode_entries(plan: _Plan, statistics: FileStatistics) -> list[Cells]:
     """
     batch, drawn_columns, stats, size = statistics.batch, statistics.columns, statistics.stats, statistics.size
     rows = batch.rows
-    manifest = plan.manifest_of(batch.number)
+    manifest = plan.find_manifest(batch.number)
     status_added, inherited = b"\x02", b"\x00\x00"
     return [
         fill_cells(status_added + b"\x02", rows),
@@ -344,7 +344,7 @@ def _build_paths(plan: _Plan, batch: Batch) -> Cells:
 def _build_names(plan: _Plan, batch: Batch) -> Cells:
     """Return names of the form 00012-34567-<uuid of the commit>-0-00001.parquet, as Spark names the files of a task."""
     rows = batch.rows
-    manifest = plan.manifest_of(batch.number)
+    manifest = plan.find_manifest(batch.number)
     first, last = int(manifest.min()), int(manifest.max())
     commits = [str(_commit_uuid(plan.location, number)).encode() for number in range(first, last + 1)]
     commit_words = np.frombuffer(b"".join(commits), np.uint8).reshape(-1, 36)

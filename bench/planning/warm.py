@@ -32,7 +32,7 @@ BYTE_OF_MASK = 1
 async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZES) -> Report:
     report = Report("planning_warm", "How long is a warm plan?", peer=f"Iceberg Java {java_peer.read_version()}, warm")
     memory = measure_bandwidth(*((1 << 26,) if quick else ()))
-    report.bounds = {"memory of this machine, one core": memory.text()}
+    report.bounds = {"memory of this machine, one core": memory.write_text()}
     ordered: dict[int, dict[str, float]] = {}
     for files in (2_000,) if quick else sizes:
         generated_table = generate_table(files)
@@ -64,16 +64,18 @@ async def _filter(
 ) -> dict[str, float]:
     """Add the filter's row, and return the medians in ms by planner."""
     first = await seamark_planner.plan(
-        query_filter.expression(table)
+        query_filter.build_expression(table)
     )  # The planner combines the summaries of the column here.
     seamark_ms, java_ms = [], []
     for round_number in range(1, turns + 1):
-        plan = java.plan(query_filter.expression(table, round_number))
+        plan = java.plan(query_filter.build_expression(table, round_number))
         java_ms.append(plan.ms)
-        plan.check_same(await seamark_planner.plan(query_filter.expression(table, round_number)), query_filter.name)
+        plan.check_same(
+            await seamark_planner.plan(query_filter.build_expression(table, round_number)), query_filter.name
+        )
         for number in range(OURS_A_TURN):
             elapsed_ms, _ = await seamark_planner.scan(
-                query_filter.expression(table, 100 + round_number * OURS_A_TURN + number)
+                query_filter.build_expression(table, 100 + round_number * OURS_A_TURN + number)
             )
             seamark_ms.append(elapsed_ms)
     results = {OURS: statistics.median(seamark_ms), JAVA: statistics.median(java_ms)}
@@ -103,7 +105,7 @@ def _add_pyiceberg_plan(report: Report, table: Table) -> None:
     PyIceberg takes seconds for a plan, and its time hardly differs by filter.
     """
     name = RANGES[0]
-    plan = PyIcebergPlanner(table.metadata_location).plan(FILTERS[name].expression(table))
+    plan = PyIcebergPlanner(table.metadata_location).plan(FILTERS[name].build_expression(table))
     row = next(row for row in report.rows if row.case == _format_case(table, name))
     row.values[PYICEBERG] = plan.ms
 
@@ -115,14 +117,14 @@ async def _compare_with_memory(report: Report, table: Table, seamark_planner: Ou
         expected = FILTERS[name]
         spent = []
         for round_number in range(OURS_A_TURN):
-            _, scan = await seamark_planner.scan(expected.expression(table, 5000 + round_number))
+            _, scan = await seamark_planner.scan(expected.build_expression(table, 5000 + round_number))
             spent.append(next(stage.microseconds for stage in scan.stages if stage.name == "column_stats") / 1000)
         touched = table.files * BYTE_OF_MASK
         for column_name, side in expected.columns:
             column = schema.column(schema.index.by_name[column_name])
             assert column is not None
             assert isinstance(column.type, str)
-            stats = scan.view.stats(column.id, column.type)
+            stats = scan.view.find_statistics(column.id, column.type)
             for packed in getattr(stats, side)[0].packed:
                 touched += packed.width * table.files // len(scan.view.blocks)
         elapsed_ms, floor = statistics.median(spent), memory.compute_floor_ms(touched)

@@ -153,20 +153,20 @@ def _compare(client: IndexClient, data: Path, repeats: int, case: str = "") -> l
                 WITHOUT: lambda sql: _read_rows(plain_session, sql),
                 DUCKDB: lambda sql: _read_duckdb_rows(db, sql),
             }
-            took: dict[str, list[float]] = {who: [] for who in engines}
+            took: dict[str, list[float]] = {engine: [] for engine in engines}
             answers = []
             runs = dict.fromkeys(engines, repeats)
             runs[OURS] = _GROUP_REPEATS if cube is not None else repeats
-            for who, ask in engines.items():
-                for round_number in range(runs[who] + 1):
+            for engine, ask in engines.items():
+                for round_number in range(runs[engine] + 1):
                     begun_s = time.perf_counter()
                     answer = ask(text)
                     if round_number:  # The first run fills caches.
-                        took[who].append(1000 * (time.perf_counter() - begun_s))
+                        took[engine].append(1000 * (time.perf_counter() - begun_s))
                     answers.append(answer)
             if any(answer != answers[0] for answer in answers):
                 raise AnswersDiffer(f"{name}: {answers[0][:3]}, {answers[-1][:3]}")
-            medians = {who: statistics.median(times) for who, times in took.items()}
+            medians = {engine: statistics.median(times) for engine, times in took.items()}
             goal = medians[WITHOUT] / SPEEDUP_GOAL
             rows.append(Row(f"{name}{case}", cube or "no cube", "ms", medians, peer=WITHOUT, goal=goal))
     return rows

@@ -30,7 +30,7 @@ from bench.trino.upstream import run_upstream
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.write.appends import append
 from tests.connector.trino.rig import CATALOG, Rig, run_proxy
-from tests.server.rig import RunningServer, running
+from tests.server.rig import RunningServer, run_server
 
 REPO = str(Path(__file__).resolve().parents[2])
 PACKAGES = tuple(f"{REPO}/{name}/" for name in ("commands", "metaserver", "formats", "connector", "cache"))
@@ -178,7 +178,7 @@ async def run(folder: Path, *, quick: bool = False, lists: bool = False) -> Repo
     sys.setprofile(recorder)
     try:
         async with AsyncExitStack() as stack:
-            server = await stack.enter_async_context(running(folder / "home"))
+            server = await stack.enter_async_context(run_server(folder / "home"))
             trino = stack.enter_context(run_upstream(folder))
             proxy = await stack.enter_async_context(run_proxy(trino.base_url, seamark=server.url, rules=False))
             fields = [{"id": 1, "name": "id", "type": "long", "required": False}]

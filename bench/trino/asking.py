@@ -56,7 +56,7 @@ class Client:
         query_id, rows, proxy_plan = self._run(self._url, sql, schema)
         return self._answer(query_id, rows, (time.perf_counter() - started_s) * 1000, proxy_plan)
 
-    def rows(self, sql: str, schema: str) -> list[tuple[Any, ...]]:
+    def read_rows(self, sql: str, schema: str) -> list[tuple[Any, ...]]:
         return self._run(self._url, sql, schema)[1]
 
     def _run(self, url: str, sql: str, schema: str) -> tuple[str, list[tuple[Any, ...]], str]:

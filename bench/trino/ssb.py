@@ -194,8 +194,8 @@ def _build_report(bench: str, layouts: Sequence[Layout], cases: Sequence[Case], 
 
 
 def _summarize(layout: Layout, cases: Sequence[Case]) -> list[Row]:
-    worst = max(cases, key=lambda one: one.over_bound)
-    slowest = max(cases, key=lambda one: one.slower_ms)
+    worst = max(cases, key=lambda case: case.over_bound)
+    slowest = max(cases, key=lambda case: case.slower_ms)
     bound_goal = OVER_BOUND_MAX if layout.index == "bitmap" else None
     wall_goal = WALL_BETTER_MIN if layout.name == CLUSTERED else None
     return [

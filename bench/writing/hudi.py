@@ -45,7 +45,7 @@ class HudiWriter:
         request = {"location": self.folder.as_uri(), "kind": self._kind, "path": str(batch.path), "schema": DDL}
         return float(self._peer.ask(do="upsert", **request)["seconds"])
 
-    def versions(self) -> dict[int, int]:
+    def count_rows_by_version(self) -> dict[int, int]:
         versions = self._peer.ask(do="versions", location=self.folder.as_uri())["versions"]
         return {int(version): rows for version, rows in versions.items()}
 
@@ -56,7 +56,7 @@ class HudiWriter:
             for path in self.folder.glob("*.parquet"):  # <file group>_<write token>_<instant>.parquet
                 groups.setdefault(path.name.partition("_")[0], []).append(path)
             for group in groups.values():
-                for path in sorted(group, key=lambda one: one.stem.rpartition("_")[2])[:-1]:
+                for path in sorted(group, key=lambda path: path.stem.rpartition("_")[2])[:-1]:
                     path.unlink()
 
 

@@ -65,7 +65,7 @@ class Peer:
         }
         rows.write.format("hudi").options(**OPTIONS, **document).mode(mode).save(request["location"])
 
-    def versions(self, request: dict[str, Any]) -> dict[int, int]:
+    def count_rows_by_version(self, request: dict[str, Any]) -> dict[int, int]:
         frame = self._spark.read.format("hudi").option("hoodie.metadata.enable", "false").load(request["location"])
         return {row[0]: row[1] for row in sorted(frame.groupBy("version").count().collect())}
 

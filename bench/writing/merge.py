@@ -67,7 +67,7 @@ class MergeWriter:
                 " WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
             )
 
-    def versions(self) -> dict[int, int]:
+    def count_rows_by_version(self) -> dict[int, int]:
         return count_versions_of(self._spark.table(self._table))
 
     def tidy(self) -> None:

@@ -115,7 +115,7 @@ class WriterMeasurements:
         self.written.append(sum(after[path] for path in new_files))
 
     def check(self, batches: Batches) -> None:
-        versions, expected = self.writer.versions(), batches.count_expected_rows(self.applied)
+        versions, expected = self.writer.count_rows_by_version(), batches.count_expected_rows(self.applied)
         if versions != expected:
             raise AnswersDiffer(f"{self.writer.name} has {versions} rows by version, the batches make {expected}")
 
@@ -232,7 +232,7 @@ def _merge(
                 f"{tried_tuning.name} {turn.last:.2f} s" for tried_tuning, turn in zip(tried, turns, strict=True)
             )
             report.notes.append(f"MERGE's tunings, {rows:,} rows, {mode}, tried: {tried_times}.")
-            turns.sort(key=lambda one: one.last)
+            turns.sort(key=lambda turn: turn.last)
             for item in turns[1:]:
                 shutil.rmtree(item.writer.folder)
         best = turns[0]

@@ -41,7 +41,7 @@ class Writer(Protocol):
         """Write a batch. Return the seconds if they differ from the time that the caller measures."""
         ...
 
-    def versions(self) -> dict[int, int]:
+    def count_rows_by_version(self) -> dict[int, int]:
         """Return rows of the table by version."""
         ...
 
@@ -82,7 +82,7 @@ class OurTable:
     def named(self) -> tuple[str, str]:
         return NAMESPACE, self.name
 
-    def versions(self) -> dict[int, int]:
+    def count_rows_by_version(self) -> dict[int, int]:
         return count_versions_of(self.spark.table(f"{self.catalog}.{NAMESPACE}.{self.name}"))
 
     def tidy(self) -> None:
@@ -94,8 +94,8 @@ class _SeamarkWriter:
         self.name, self._table, self._strategy = name, table, strategy
         self.folder = table.folder
 
-    def versions(self) -> dict[int, int]:
-        return self._table.versions()
+    def count_rows_by_version(self) -> dict[int, int]:
+        return self._table.count_rows_by_version()
 
     def tidy(self) -> None:
         self._table.tidy()

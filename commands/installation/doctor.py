@@ -26,7 +26,7 @@ from seamark.commands.installation.engine_files import (
     read_running_spark,
 )
 from seamark.commands.installation.java import check_java
-from seamark.commands.installation.packages import check_installation, lacking_modules
+from seamark.commands.installation.packages import check_installation, list_missing_modules
 from seamark.commands.options import (
     Misconfigured,
     address_options,
@@ -84,7 +84,7 @@ def doctor(
     deleted. With --url the server is elsewhere, and its own check counts.
     """
     findings = [*check_installation(), *check_java()]
-    if url is None and not lacking_modules("server"):
+    if url is None and not list_missing_modules("server"):
         settings = load_settings(flags, config)
         findings += (checked := list(warehouse.check_warehouse(settings)))
         if not any(finding.is_fault for finding in checked):

@@ -25,7 +25,7 @@ from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.api.http.fresh_reads import load_to_read
-from seamark.metaserver.api.http.parameters.snapshots import snapshot_of
+from seamark.metaserver.api.http.parameters.snapshots import resolve_snapshot_id
 from seamark.metaserver.api.http.sql_texts import read_in_turn
 from seamark.metaserver.api.plans.explain import explain_scan
 from seamark.metaserver.api.plans.joins import JoinSpec
@@ -114,7 +114,7 @@ async def explain_query(call: Call, body: ExplainQueryRequest) -> web.Response:
     tables = {path: await load_to_read(call, path[:-1], path[-1]) for path in dict.fromkeys(paths.values())}
     loaded = {key: tables[path] for key, path in paths.items()}
     columns = {key: names for key, table in loaded.items() if (names := _list_columns(table)) is not None}
-    references = await read_in_turn(call, len(body.query), partial(query.references, columns))
+    references = await read_in_turn(call, len(body.query), partial(query.list_references, columns))
     if len(references) > TABLES_MAX:
         raise BadRequest(f"The query reads {len(references)} tables; the limit is {TABLES_MAX}")
     requested, unrequested_reasons = _list_joins(references, paths, loaded)
@@ -167,7 +167,9 @@ def _list_joins(
     known_tables = {(scan.catalog, scan.schema, scan.table): _to_known_table(table) for scan, table in scans}
     limits = joins.find_dimensions(planned_scans, known_tables)
     joins_by_table = {
-        number: decode_as(encode_json([one.request().body() for one in limits[planned]]), list[JoinSpec], "A join")
+        number: decode_as(
+            encode_json([one.request().build_body() for one in limits[planned]]), list[JoinSpec], "A join"
+        )
         for number, planned in planned_scans.items()
         if planned in limits
     }
@@ -215,7 +217,7 @@ async def _explain_table(
             loaded,
             ScanRequest(
                 filter=read.expression,
-                snapshot_id=snapshot_of(metadata, scan.snapshot_id, scan.ref, None),
+                snapshot_id=resolve_snapshot_id(metadata, scan.snapshot_id, scan.ref, None),
                 case_sensitive=False,
                 use_snapshot_schema=scan.is_past,
                 nan_above=True,

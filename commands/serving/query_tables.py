@@ -56,7 +56,7 @@ class Query(Protocol):
     @property
     def names(self) -> Mapping[Hashable, tuple[str, ...]]: ...
 
-    def references(self, columns: Mapping[Hashable, Columns]) -> dict[int, TableReference]:
+    def list_references(self, columns: Mapping[Hashable, Columns]) -> dict[int, TableReference]:
         """Return the references to tables, by their numbers in joins.
 
         Args:
@@ -95,7 +95,7 @@ class _TrinoQuery:
         if not self.names:
             raise UnsupportedStatement
 
-    def references(self, columns: Mapping[Hashable, Columns]) -> dict[int, TableReference]:
+    def list_references(self, columns: Mapping[Hashable, Columns]) -> dict[int, TableReference]:
         scans = collect_scans(self._query, columns_of=columns.get, utc=True, today=find_today(self._text))
         if not scans:
             raise _make_unsupported_query_error(self._text, "trino", "")
@@ -115,7 +115,7 @@ class _DuckDBQuery:
         if not self.names:
             raise UnsupportedStatement
 
-    def references(self, columns: Mapping[Hashable, Columns]) -> dict[int, TableReference]:
+    def list_references(self, columns: Mapping[Hashable, Columns]) -> dict[int, TableReference]:
         known_columns = {number: columns[number] for number in self._references if number in columns}
         marks = {mark_name(number): number for number in known_columns}
         try:

@@ -57,7 +57,7 @@ ARROW_STREAM = "application/vnd.apache.arrow.stream"
 _EXPIRATION_S = 900.0
 """The timeout of an expiration. The server needs minutes to read the manifests of all snapshots of a large table."""
 _NO_QUERY: Mapping[str, Any] = {}
-_PAGE_NAMES = 1000
+_NAMES_PER_PAGE = 1000
 _REPORTED_WAIT_S = 5.0
 """The minimum wait for which the client logs why it repeats a request."""
 _log = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ class SeamarkClient:
         """The root of the routes of Iceberg's REST specification, by URL; shared by the copies of a client."""
         self._read_headers: Mapping[str, str] = {}
 
-    def reading_fresh_rows(self, after: str = "") -> SeamarkClient:
+    def with_fresh_rows(self, after: str = "") -> SeamarkClient:
         """Return a client of the same server that also reads the rows of stream tables that wait for a flush.
 
         Its plans may name files that no snapshot of the table has. Use it for queries only: a commit must not be based
@@ -121,7 +121,7 @@ class SeamarkClient:
         client._read_headers = {FRESH_HEADER: "true", **({AFTER_HEADER: after} if after else {})}
         return client
 
-    def reading_commits(self) -> SeamarkClient:
+    def with_commits(self) -> SeamarkClient:
         """Return a client of the same server that reads only what commits have added."""
         client = copy.copy(self)
         client._read_headers = {}
@@ -253,23 +253,25 @@ class SeamarkClient:
         for identifier in self._list_names(f"namespaces/{make_namespace_path(namespace)}/tables", "identifiers"):
             yield (*identifier["namespace"], identifier["name"])
 
-    def load_table(self, table: Name, *, history: bool = False, known: EngineTable | None = None) -> EngineTable:
+    def load_table(
+        self, table: Name, *, history: bool = False, loaded_before: EngineTable | None = None
+    ) -> EngineTable:
         """Return a table, with the settings and keys for access to its files.
 
         Args:
             history: Whether to return all snapshots of the table.
-            known: An earlier result of the same call. It is returned if the table has not changed.
+            loaded_before: An earlier result of the same call. It is returned if the table has not changed.
 
         Raises:
             NoSuchResource: The table does not exist.
         """
         path = self._make_standard_path(table)
         headers = {"X-Iceberg-Access-Delegation": "vended-credentials"}
-        if known is not None and known.etag:
-            headers["If-None-Match"] = known.etag
+        if loaded_before is not None and loaded_before.etag:
+            headers["If-None-Match"] = loaded_before.etag
         response = self._send("GET", path, {"snapshots": "all" if history else "refs"}, headers=headers)
-        if response.status == HTTPStatus.NOT_MODIFIED and known is not None:
-            return known
+        if response.status == HTTPStatus.NOT_MODIFIED and loaded_before is not None:
+            return loaded_before
         answer = response.data
         try:
             loaded = convert_json(answer, _LoadTableResult)
@@ -277,12 +279,12 @@ class SeamarkClient:
         except (msgspec.MsgspecError, KeyError) as error:
             raise ServerFailed(f"{self._shown} sent a response that is not a table: {error}") from None
         storage = dict(loaded.config)
-        for keys in sorted(loaded.storage_credentials, key=lambda one: len(one["prefix"])):
+        for keys in sorted(loaded.storage_credentials, key=lambda credential: len(credential["prefix"])):
             storage |= keys["config"] if f"{location}/".startswith(keys["prefix"]) else {}
         return EngineTable(bytes(loaded.metadata), location, storage, response.headers.get("ETag", ""))
 
     def _list_names(self, path: str, key: str, parent: str = "") -> Iterator[Any]:
-        query = {"pageSize": _PAGE_NAMES, "pageToken": "", **({"parent": parent} if parent else {})}
+        query = {"pageSize": _NAMES_PER_PAGE, "pageToken": "", **({"parent": parent} if parent else {})}
         for page in self._list_pages(f"{self._get_catalog()}/{path}", query, "pageToken"):
             yield from page[key]
 

@@ -20,7 +20,7 @@ from seamark.connector.client.names import Name, table_path
 
 Producer = tuple[str, int]
 """The name of a writer, and the sequence number of its change."""
-_TRIES = 6
+_COMMIT_TRIES_MAX = 6
 _WAIT_S = 0.25
 _WAIT_MAX_S = 8.0
 _DOUBLINGS_MAX = 10
@@ -60,7 +60,7 @@ class CommitClient:
         """
         if self.client.fence is not None:
             body = {**body, "fence": self.client.fence}
-        tries = _TRIES if body.get("producer") is not None else 1
+        tries = _COMMIT_TRIES_MAX if body.get("producer") is not None else 1
         payload, left_open = json.dumps(body).encode(), False
         for number in range(tries):
             if number:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from seamark.connector.client.catalog import namespace_route
+from seamark.connector.client.catalog import make_namespace_route
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.names import Name, table_path
 from seamark.connector.client.updates import update_table
@@ -195,4 +195,4 @@ def change_namespace_properties(
         InvalidRequest: The request is invalid.
     """
     changes = {"updates": dict(updates), "removals": list(removals)}
-    client._request_json("POST", f"{namespace_route(client, namespace)}/properties", {}, changes)
+    client._request_json("POST", f"{make_namespace_route(client, namespace)}/properties", {}, changes)

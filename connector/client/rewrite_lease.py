@@ -23,7 +23,7 @@ from seamark.connector.client.names import Name, table_path
 REWRITE_WAIT_S = 60.0
 """The default time for which commands and statements wait for another job that rewrites files of the same table."""
 _PAUSE_S = 0.25
-_RENEWALS = 3
+_RENEWALS_PER_LEASE = 3
 """The number of renewals within the duration of the lease."""
 
 
@@ -46,7 +46,7 @@ def rewrite_lease(client: SeamarkClient, table: Name, *, job: str, wait_s: float
     ended = threading.Event()
 
     def renew() -> None:
-        while not ended.wait(lasts_s / _RENEWALS):
+        while not ended.wait(lasts_s / _RENEWALS_PER_LEASE):
             with contextlib.suppress(ClientError):
                 _request(client, table, holder, job)
 

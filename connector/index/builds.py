@@ -30,7 +30,7 @@ from seamark.connector.parquet.encryption.keys import EnvironmentKeys
 from seamark.formats.iceberg.metadata.partition import PartitionSpec
 from seamark.formats.iceberg.metadata.table_json import decode_table
 from seamark.formats.iceberg.types.transforms import IDENTITY
-from seamark.formats.index.definitions import of_id
+from seamark.formats.index.definitions import parse_definition
 from seamark.formats.index.keys.hashing import compute_file_ids
 
 PASSES_MAX = 64
@@ -278,7 +278,7 @@ class _Run:
         for page in self._client.build_files(*self._build_key):
             if not source.knows(page["files"]):
                 source = self._make_source()
-            files = [source.file(listed) for listed in page["files"]]
+            files = [source.make_data_file(listed) for listed in page["files"]]
             ids = compute_file_ids(*zip(*((file.path, file.size_bytes, file.records) for file in files), strict=True))
             for file, file_id in zip(files, ids[:, 0].tolist(), strict=True):
                 if file_id not in self._tried:
@@ -348,7 +348,7 @@ class BuildSource:
             raise TableReplaced(
                 f"{loaded.location} is not the table for which the build {started['build-id']} was started"
             )
-        definition = of_id(started["definition-id"], metadata.current_schema, metadata.schemas)
+        definition = parse_definition(started["definition-id"], metadata.current_schema, metadata.schemas)
         task = IndexTask(
             started["table-uuid"],
             definition,
@@ -363,7 +363,7 @@ class BuildSource:
         """Return whether the table had the partition specs of all these files when it was loaded."""
         return all(file["spec-id"] in self.partitioned for file in listed)
 
-    def file(self, listed: Mapping[str, Any]) -> DataFile:
+    def make_data_file(self, listed: Mapping[str, Any]) -> DataFile:
         return DataFile(
             path=listed["file-path"],
             size_bytes=listed["file-size-in-bytes"],

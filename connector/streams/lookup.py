@@ -220,7 +220,7 @@ def lookup(
     if len(names) == 1:
         where: dict[str, Any] = {"type": "in", "term": names[0], "values": list(dict.fromkeys(keys[names[0]]))}
         return scan(client, table, columns, where=where).to_arrow()
-    where = _any_of([_all_of(names, values) for values in zip(*keys.values(), strict=True)])
+    where = _combine_any([_combine_all(names, values) for values in zip(*keys.values(), strict=True)])
     return scan(client, table, columns, where=where).to_arrow()
 
 
@@ -272,16 +272,16 @@ def _to_json(value: Any) -> Any:
     return value
 
 
-def _all_of(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
+def _combine_all(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
     expression: dict[str, Any] = {"type": "eq", "term": names[0], "value": values[0]}
     for name, value in zip(names[1:], values[1:], strict=True):
         expression = {"type": "and", "left": expression, "right": {"type": "eq", "term": name, "value": value}}
     return expression
 
 
-def _any_of(expressions: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _combine_any(expressions: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the disjunction as a balanced tree, whose depth is the logarithm of its size."""
     if len(expressions) == 1:
         return expressions[0]
     middle = len(expressions) // 2
-    return {"type": "or", "left": _any_of(expressions[:middle]), "right": _any_of(expressions[middle:])}
+    return {"type": "or", "left": _combine_any(expressions[:middle]), "right": _combine_any(expressions[middle:])}

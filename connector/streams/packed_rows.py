@@ -109,7 +109,7 @@ def unpack_rows(packed: PackedSlice, metadata: TableMetadata) -> UnpackedRows:
     with pa.ipc.open_stream(pa.py_buffer(packed.payload)) as stream:
         batch = stream.read_next_batch()
     header = _parse_header(stream.schema.metadata)
-    schema = schema_of(metadata, header.schema_id)
+    schema = find_schema(metadata, header.schema_id)
     rows = batch.slice(packed.first, packed.rows).replace_schema_metadata(None)
     kinds = packed.kinds or bytes(packed.rows)
     return UnpackedRows(rows, schema, _find_key(header, schema), header.packed_ms, kinds)
@@ -122,7 +122,7 @@ def list_keys(rows: Sequence[PackedSlice], metadata: TableMetadata) -> frozenset
         BadRequest: The table no longer has the schema of some rows.
     """
     headers = {_read_header(packed.payload) for packed in rows}
-    return frozenset(_find_key(header, schema_of(metadata, header.schema_id)) for header in headers)
+    return frozenset(_find_key(header, find_schema(metadata, header.schema_id)) for header in headers)
 
 
 def group_by_key(rows: Sequence[UnpackedRows], current: RowKey) -> list[list[UnpackedRows]]:
@@ -161,7 +161,7 @@ def find_column(rows: pa.RecordBatch | pa.Table, column_id: int) -> pa.ChunkedAr
     return None
 
 
-def schema_of(metadata: TableMetadata, schema_id: int) -> Schema:
+def find_schema(metadata: TableMetadata, schema_id: int) -> Schema:
     """Return a schema of the table.
 
     Raises:
@@ -173,7 +173,7 @@ def schema_of(metadata: TableMetadata, schema_id: int) -> Schema:
     return schema
 
 
-def key_of_names(schema: Schema, names: Sequence[str]) -> RowKey:
+def build_key(schema: Schema, names: Sequence[str]) -> RowKey:
     """Return the key with these column names in a schema."""
     by_name = {field.name: field for field in schema.fields}
     return tuple((by_name[name].id, get_family(str(by_name[name].type))) for name in names)

@@ -100,7 +100,7 @@ class StreamTableWriter:
         Raises:
             StreamClosed: If the writer was closed, or an earlier request failed.
         """
-        parts = _parts_of(rows, self._request_rows)
+        parts = _split_parts(rows, self._request_rows)
         with self._change_one:
             for part in parts:
                 self._change_one.wait_for(lambda: self._held_bytes < self._buffer_bytes or self._is_done)
@@ -291,7 +291,7 @@ def stream_writer(
     )
 
 
-def _parts_of(rows: Any, request_rows: int) -> list[_Part]:
+def _split_parts(rows: Any, request_rows: int) -> list[_Part]:
     if isinstance(rows, pa.RecordBatch):
         rows = pa.Table.from_batches([rows])
     if isinstance(rows, pa.Table):

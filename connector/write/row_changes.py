@@ -93,7 +93,7 @@ class RowChange:
         """Return the change with at most as many index files as a commit may have."""
         return replace(self, data=self.data.limit_indexes(target.storage))
 
-    def body(self, opened: OpenTable) -> dict[str, Any]:
+    def build_body(self, opened: OpenTable) -> dict[str, Any]:
         scope = {} if self.scope is None else {"scope": {"filter": encode_expression(add_nan(self.scope))}}
         return {
             "read-snapshot-id": opened.snapshot_id,
@@ -173,7 +173,7 @@ def commit_row_change(
         if change.is_empty and producer_fields is None:
             return replace(change.report, attempts=attempt)
         try:
-            answer = commit(client, table, {**fields, **change.body(opened)}, partial(change.discard, target))
+            answer = commit(client, table, {**fields, **change.build_body(opened)}, partial(change.discard, target))
         except (Conflict, InvalidRequest) as error:
             if attempt >= attempts:
                 raise

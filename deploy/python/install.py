@@ -83,7 +83,7 @@ class Progress:
         self._output.flush()
 
 
-def _lines(process: subprocess.Popen[str]) -> Iterator[str | None]:
+def _iter_lines(process: subprocess.Popen[str]) -> Iterator[str | None]:
     """Yield the lines that the process prints; None after each pause."""
     queue: SimpleQueue[str | None] = SimpleQueue()
 
@@ -114,7 +114,7 @@ def _install_with_pip(python: str, arguments: Sequence[str], environment: dict[s
     with subprocess.Popen(  # noqa: S603
         [*argv, *arguments], env=environment, stdout=subprocess.PIPE, text=True, errors="replace"
     ) as process:
-        for line in _lines(process):
+        for line in _iter_lines(process):
             if line is not None:
                 printed.append(line)
                 progress.read(line)

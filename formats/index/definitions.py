@@ -316,7 +316,9 @@ def check_name(name: str) -> str:
     return name
 
 
-def of_id(definition_id: str, schema: Schema, older: Iterable[Schema] = (), *, name: str = "") -> IndexDefinition:
+def parse_definition(
+    definition_id: str, schema: Schema, older: Iterable[Schema] = (), *, name: str = ""
+) -> IndexDefinition:
     """Return the definition with the id in an index file.
 
     Raises:

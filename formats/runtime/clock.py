@@ -29,7 +29,7 @@ class Clock(Protocol):
         Readings of `monotonic` are comparable if this text is equal.
         """
 
-    def random_bytes(self, count: int) -> bytes:
+    def draw_bytes(self, count: int) -> bytes:
         """Return `count` random bytes, which are cryptographically strong on the system clock."""
 
     def uuid4(self) -> uuid.UUID:
@@ -91,14 +91,14 @@ class SystemClock:
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
 
-    def random_bytes(self, count: int) -> bytes:
+    def draw_bytes(self, count: int) -> bytes:
         return secrets.token_bytes(count)
 
     def uuid4(self) -> uuid.UUID:
-        return _make_uuid4(self.random_bytes(16))
+        return _make_uuid4(self.draw_bytes(16))
 
     def uuid7(self) -> uuid.UUID:
-        return self._uuids.generate(self.now_ms(), self.random_bytes(10))
+        return self._uuids.generate(self.now_ms(), self.draw_bytes(10))
 
 
 class SimulatedClock:
@@ -128,11 +128,11 @@ class SimulatedClock:
     def monotonic(self) -> float:
         return (self._now_ms - self._jumped_ms) / 1000
 
-    def random_bytes(self, count: int) -> bytes:
+    def draw_bytes(self, count: int) -> bytes:
         return self._random.randbytes(count)
 
     def uuid4(self) -> uuid.UUID:
-        return _make_uuid4(self.random_bytes(16))
+        return _make_uuid4(self.draw_bytes(16))
 
     def uuid7(self) -> uuid.UUID:
-        return self._uuids.generate(self.now_ms(), self.random_bytes(10))
+        return self._uuids.generate(self.now_ms(), self.draw_bytes(10))

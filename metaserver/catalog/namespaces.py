@@ -56,7 +56,7 @@ class Namespaces:
         return self.with_location(await self._context.require_namespace(path))
 
     async def exists(self, path: NamespacePath) -> bool:
-        return await self._context.store.namespace(path) is not None
+        return await self._context.store.load_namespace(path) is not None
 
     async def list(
         self,
@@ -80,7 +80,7 @@ class Namespaces:
 
         async def read(after: str | None, limit: int) -> list[NamespacePath]:
             if visible is None:
-                return await self._context.store.namespaces(parent, after, limit)
+                return await self._context.store.list_namespaces(parent, after, limit)
             names = sorted(name for name in visible if after is None or name > after)
             children: builtins.list[NamespacePath] = []
             for start in range(0, len(names), NAMED_NAMESPACES_MAX):
@@ -91,7 +91,7 @@ class Namespaces:
                     break
             return children[:limit]
 
-        return await self._context.page(read, lambda child: child[-1], page_token, page_size)
+        return await self._context.read_page(read, lambda child: child[-1], page_token, page_size)
 
     async def update_properties(
         self, caller: Caller, path: NamespacePath, removals: builtins.list[str], updates: dict[str, str]
@@ -144,7 +144,7 @@ class Namespaces:
         """
         properties = {name: value for name, value in properties.items() if name != SETTERS}
         for attempt in range(self._context.settings.commit_retries + 1):
-            stored = await self._context.store.namespace(path)
+            stored = await self._context.store.load_namespace(path)
             try:
                 if stored is None:
                     return await self.create(caller, path, properties)

@@ -67,7 +67,7 @@ class S3Storage(ServerStorage):
         finally:
             await files.close()
 
-    def endpoint(self, settings: Settings) -> str:
+    def get_endpoint(self, settings: Settings) -> str:
         return settings.s3_backend or settings.s3_endpoint
 
     def suggest_fix(self, error: Exception, settings: Settings) -> str:

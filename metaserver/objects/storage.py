@@ -48,7 +48,7 @@ class ServerStorage(ABC):
     def suggest_fix(self, error: Exception, settings: Settings) -> str:
         """Return advice for an operator whose warehouse fails with this error."""
 
-    def endpoint(self, settings: Settings) -> str:
+    def get_endpoint(self, settings: Settings) -> str:
         """Return the configured URL of the store, or an empty text."""
         return ""
 

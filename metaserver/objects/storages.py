@@ -28,7 +28,7 @@ def find_storage(location: str, subject: str = "The location") -> ServerStorage:
 
 def list_storages(settings: Settings) -> list[ServerStorage]:
     """Return the storages of the warehouse and of the allowed locations, each once."""
-    storages = [find_storage(location) for location in (settings.warehouse_uri(), *settings.allowed_locations)]
+    storages = [find_storage(location) for location in (settings.make_warehouse_uri(), *settings.allowed_locations)]
     return list(dict.fromkeys(storages))
 
 

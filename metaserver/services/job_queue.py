@@ -86,7 +86,7 @@ class JobQueue:
     def __len__(self) -> int:
         return len(self._waiting) + len(self._running)
 
-    def waiting_namespaces(self) -> Counter[NamespacePath]:
+    def count_waiting_by_namespace(self) -> Counter[NamespacePath]:
         """Return the number of jobs that wait in each namespace."""
         return Counter(entry.job.namespace for entry in self._waiting.values())
 

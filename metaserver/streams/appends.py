@@ -18,7 +18,7 @@ class TableRows(NamedTuple):
 
     Attributes:
         loaded: The table, which `check_stream_table` accepts.
-        rows: The rows: one batch for a table without a key, batches by the shard of the keys (`shards_of`) for a table
+        rows: The rows: one batch for a table without a key, batches by the shard of the keys for a table
             with a key.
     """
 

@@ -66,7 +66,7 @@ class LiveTable:
         body = {
             "name": name,
             "schema": schema,
-            "partition-spec": {"spec-id": 0, "fields": [one.json() for one in parts]},
+            "partition-spec": {"spec-id": 0, "fields": [one.build_json() for one in parts]},
             "properties": {"format-version": str(version)},
         }
         answer = await api("POST", "/v1/namespaces/db/tables", body)
@@ -80,7 +80,7 @@ class LiveTable:
     def data(self) -> list[DataFile]:
         return self.snapshots[-1].data if self.snapshots else []
 
-    def path(self, ending: str) -> Path:
+    def make_path(self, ending: str) -> Path:
         """Return the path of the next file."""
         self.file_count += 1
         return self.folder / "data" / f"{self.file_count:05d}{ending}"

@@ -23,7 +23,7 @@ from schemathesis.core.errors import SchemathesisError
 from schemathesis.core.result import Err
 from schemathesis.schemas import APIOperation
 
-from seamark.commands.reference import openapi_document
+from seamark.commands.reference import write_openapi_document
 from seamark.formats.protocol.wire import decode_json
 from tests.api.client import SCHEMA, VIEW_VERSION
 from tests.api.rest.standard import read_specification
@@ -64,7 +64,7 @@ def _list_operations(spec: dict[str, Any]) -> list[Any]:
 
 
 STANDARD = _list_operations(_load_specification())
-OURS = _list_operations(decode_json(openapi_document().encode(), "our document"))
+OURS = _list_operations(decode_json(write_openapi_document().encode(), "our document"))
 
 
 class Target:

@@ -31,7 +31,7 @@ async def run(
         c.hand_out(hints)
         if with_gateway:
             await fill_cache(world)
-        before = await world.fingerprint()
+        before = await world.compute_fingerprint()
         world.touched.clear()
         await _create_own_things(c)
         steps: list[Any] = [*routes.list_routes(), *CRAFTED]
@@ -57,7 +57,7 @@ async def _create_own_things(c: Campaign) -> None:
 async def compare(c: Campaign, before: dict[str, str]) -> None:
     """Check that the victim's data is unchanged byte for byte, and that no file was added, even for a moment."""
     c.findings += [f"the server created or deleted the victim's {place}" for place in c.world.list_touched_of_victim()]
-    after = await c.world.fingerprint()
+    after = await c.world.compute_fingerprint()
     for place in sorted(before.keys() | after.keys()):
         if before.get(place) != after.get(place):
             kind = "gone" if place not in after else "new" if place not in before else "changed"

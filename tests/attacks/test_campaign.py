@@ -52,7 +52,7 @@ async def test_gateway_neither_reveals_nor_changes_the_victims_objects(tmp_path:
         c = Campaign(world, rng, 1)
         c.hand_out(KINDS)
         await fill_cache(world)
-        before = await world.fingerprint()
+        before = await world.compute_fingerprint()
         world.touched.clear()
         await create_table(c, "own")
         for _ in range(examples(25, 6)):

@@ -35,8 +35,8 @@ class _Fakes:
         self.rng = rng
         self.known_secrets: dict[str, str] = {}
 
-    def of(self, text: str) -> str:
-        return _ATOM.sub(lambda found: self._replace_atom(found[0]), text)
+    def replace_atoms(self, text: str) -> str:
+        return _ATOM.sub(lambda match: self._replace_atom(match[0]), text)
 
     def _replace_atom(self, atom: str) -> str:
         if atom not in self.known_secrets:
@@ -70,7 +70,7 @@ def _build_attackers(world: World, fakes: _Fakes, seed: int) -> tuple[_Twins, _T
         if kind in _TOKENS or kind.startswith("moved"):
             continue  # Signed or sealed: a changed one is rejected; and the location was the attacker's own.
         real.hints[kind] = [hint for hint in world.hints[kind] if f"/{EVIL}/" not in hint]
-        fake.hints[kind] = [fakes.of(item) for item in real.hints[kind]]
+        fake.hints[kind] = [fakes.replace_atoms(item) for item in real.hints[kind]]
     return real, fake
 
 

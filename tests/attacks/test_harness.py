@@ -79,7 +79,7 @@ async def test_changed_bytes_are_detected(tmp_path: Path) -> None:
     rng = random.Random(5)
     async with open_world(tmp_path, rng) as world:
         c = Campaign(world, rng, 5)
-        before = await world.fingerprint()
+        before = await world.compute_fingerprint()
         world.touched.clear()
         await compare(c, before)
         assert not c.findings
@@ -93,7 +93,7 @@ async def test_file_that_the_server_writes_and_deletes_at_once_is_detected(tmp_p
     rng = random.Random(5)
     async with open_world(tmp_path, rng) as world:
         c = Campaign(world, rng, 5)
-        before = await world.fingerprint()
+        before = await world.compute_fingerprint()
         world.touched.clear()
         place = f"{world.hints['location'][0]}/metadata/planted"
         await world.server.components.objects.create(place, b"x")

@@ -103,14 +103,14 @@ async def test_forged_metadata_causes_no_write_or_listing_elsewhere(
         if target_name == "freely":
             await _rename_file(world, "table", "t")
             await _rename_file(world, "view", "v")
-        before = await world.fingerprint()
+        before = await world.compute_fingerprint()
         for path in (f"{NAMES}/tables/t", f"{NAMES}/views/v"):
             await _overwrite(world, path, location=world.hints[kind][0])
         world.touched.clear()
         answer = await _send_overwrite(world, way, own_location)
         assert answer.error[:2] == (403, "ForbiddenException"), answer.raw
         assert not world.list_touched_of_victim()
-        assert await world.fingerprint() == before
+        assert await world.compute_fingerprint() == before
 
 
 @pytest.mark.parametrize("way", OVERWRITES)
@@ -202,7 +202,7 @@ async def test_no_file_is_written_to_a_path_claimed_by_another_table(tmp_path: P
     """The table was moved out of the attacker's namespace, so its path is still below the namespace's folder."""
     async with open_world(tmp_path, random.Random(9)) as world:
         own_location = await _create_attackers_table(world)
-        before = await world.fingerprint()
+        before = await world.compute_fingerprint()
         for place, status in ((world.hints["moved location"][0], 400), (f"{own_location}-more", 200)):
             world.touched.clear()
             method, path, body = MOVES[way]({name: place})
@@ -210,7 +210,7 @@ async def test_no_file_is_written_to_a_path_claimed_by_another_table(tmp_path: P
             answer = await world.ask("mallory", method, path, json.loads(text))
             assert answer.status == status, answer.raw
             assert not world.list_touched_of_victim()
-        assert await world.fingerprint() == before
+        assert await world.compute_fingerprint() == before
 
 
 async def test_no_file_is_written_for_the_uuid_of_another_table(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ async def fill_cache(world: World) -> None:
         path = f"/v1/namespaces/{world.victim}/tables/{name}"
         keys = await read_keys(world, "viola", path)
         location = (await world.ask_successfully("viola", "GET", path))["metadata"]["location"]
-        for place in world.files():
+        for place in world.read_files():
             if place.startswith(location + "/"):
                 for _ in range(2):
                     status, _, _ = await send(world, keys, "GET", "/" + quote(place.removeprefix("s3://")))

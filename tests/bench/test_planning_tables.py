@@ -246,9 +246,9 @@ def test_pyiceberg_and_java_keep_the_same_files_by_every_filter(generated_table:
         assert java.plan(True).answer == python.plan(True).answer
         assert java.plan(True).files == FILES
         for expected in FILTERS.values():
-            java_files = java.plan(expected.expression(generated_table))
-            java_files.check_same(python.plan(expected.expression(generated_table)), expected.name)
-            for plan in (java_files, java.plan(expected.expression(generated_table, round_number=2000))):
+            java_files = java.plan(expected.build_expression(generated_table))
+            java_files.check_same(python.plan(expected.build_expression(generated_table)), expected.name)
+            for plan in (java_files, java.plan(expected.build_expression(generated_table, round_number=2000))):
                 assert 0 < plan.files < FILES, expected.name
         assert 0 < java.plan(build_small_filter(generated_table)).files < 20
 

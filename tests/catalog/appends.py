@@ -18,7 +18,7 @@ async def create(rig: Rig, version: int = 2, **properties: str) -> None:
 
 
 async def load(rig: Rig) -> Row:
-    entry = await rig.catalog.tables.entry(DB, "t")
+    entry = await rig.catalog.tables.load_entry(DB, "t")
     row: Row = json.loads(await rig.objects.read(entry.metadata_location))
     return row
 

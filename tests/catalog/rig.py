@@ -157,8 +157,8 @@ class Rig:
             await self.catalog.namespaces.create(CALLER, ("db",), {})
         await self.catalog.tables.create(CALLER, ("db",), CreateTable(name=name, schema=SCHEMA, **options))
 
-    async def files(self) -> set[str]:
-        return {info.location async for info in self.objects.list(self.settings.warehouse_uri())}
+    async def list_files(self) -> set[str]:
+        return {info.location async for info in self.objects.list(self.settings.make_warehouse_uri())}
 
 
 @asynccontextmanager
@@ -175,7 +175,7 @@ async def open_rig(
     home.mkdir(exist_ok=True, parents=True)
     (home / "warehouse").mkdir(exist_ok=True)
     async with (
-        open_store(chosen_settings.database_url(), clock=clock) as store,
+        open_store(chosen_settings.make_database_url(), clock=clock) as store,
         open_objects(chosen_settings, clock) as objects,
     ):
         used_store = wrap_store(store) if wrap_store else store

@@ -108,12 +108,12 @@ async def test_last_namespace_may_use_the_location_again(tmp_path: Path, databas
     clock = SimulatedClock(1)
     async with open_rig(tmp_path, clock=clock, **database) as rig:
         location = await create_moved_table(rig)
-        metadata_location = (await rig.catalog.tables.entry(("b",), "t")).metadata_location
+        metadata_location = (await rig.catalog.tables.load_entry(("b",), "t")).metadata_location
         await _drop(rig)
         await housekeep(rig, clock)
         await rig.catalog.tables.register(CALLER, ("b",), "back", metadata_location, overwrite=False)
         assert (await rig.catalog.dropped.list_retained(None, None, None)).items == []
-        assert await rig.store.names_of((await rig.catalog.tables.entry(("b",), "back")).uuid) == 1
+        assert await rig.store.count_names((await rig.catalog.tables.load_entry(("b",), "back")).uuid) == 1
         await rig.catalog.tables.unregister(CALLER, ("b",), "back")
         await housekeep(rig, clock)
         request = CreateTable(name="other", schema=SCHEMA, location=location)
@@ -132,12 +132,12 @@ async def test_admin_can_purge_or_release_a_retained_location(tmp_path: Path, da
             await rig.catalog.dropped.release(row.id)
         await housekeep(rig, clock)
         await rig.catalog.dropped.purge(CALLER, row.id)
-        assert await rig.files() == {f"{location}/data/secret.parquet"}
+        assert await rig.list_files() == {f"{location}/data/secret.parquet"}
         await refuse(rig, A, "a", location)
         (row,) = (await rig.catalog.dropped.list_retained(("b",), None, None)).items
         assert (await rig.catalog.dropped.list_retained(("a",), None, None)).items == []
         await rig.catalog.dropped.release(row.id)
-        assert await rig.files() == {f"{location}/data/secret.parquet"}
+        assert await rig.list_files() == {f"{location}/data/secret.parquet"}
         await rig.catalog.tables.create(A, ("a",), CreateTable(name="x", schema=SCHEMA, location=location))
         with pytest.raises(NotFound):
             await rig.catalog.dropped.release(row.id)
@@ -178,7 +178,7 @@ async def test_overwritten_metadata_file_does_not_end_a_claim(tmp_path: Path) ->
     clock = SimulatedClock(1)
     async with open_rig(tmp_path, clock=clock) as rig:
         location = await create_moved_table(rig)
-        entry = await rig.catalog.tables.entry(("b",), "t")
+        entry = await rig.catalog.tables.load_entry(("b",), "t")
         file = Path(parse_location(entry.metadata_location).file_path)
         for spelling in (location.upper().replace("FILE:", "file:"), f"{location}-away", ""):
             file.write_text(file.read_text().replace(location, spelling) if spelling else "{}")

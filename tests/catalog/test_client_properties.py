@@ -172,7 +172,7 @@ async def test_stored_properties_that_steer_clients_are_neither_served_nor_writt
         for properties in (table.metadata.properties, view.metadata.properties):
             assert properties["a"] == "b"
             assert not any(map(configures_client, properties))
-        document = await rig.catalog.documents.document(table.entry.metadata_location, "all")
+        document = await rig.catalog.documents.render_document(table.entry.metadata_location, "all")
         assert b"signer" not in document
         update = {"action": "set-properties", "updates": {"c": "d"}}
         after = await rig.commits.commit_table(CALLER, ("db",), "t", [], [update])

@@ -63,9 +63,12 @@ async def _run_campaign(home: Path, seed: int, rate: float, writers: int, rounds
         await rig.publisher.close()
     async with open_rig(home) as rig:  # A new process would see the same state.
         metadata = (await rig.catalog.tables.load(DB, "t")).metadata
-        entry = await rig.store.entry(EntryKind.TABLE, DB, "t")
+        entry = await rig.store.load_entry(EntryKind.TABLE, DB, "t")
         assert entry is not None
-        assert {entry.metadata_location, *(log.metadata_file for log in metadata.metadata_log)} <= await rig.files()
+        assert {
+            entry.metadata_location,
+            *(log.metadata_file for log in metadata.metadata_log),
+        } <= await rig.list_files()
         _check(metadata, outcomes)
     return outcomes
 

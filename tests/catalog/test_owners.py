@@ -134,7 +134,7 @@ WRITER = Caller(principal_name="mallory", request_id="r", confined_to=(("db",),)
 
 async def _overwrite_view_file(rig: Rig, name: str, **changes: Any) -> None:
     """Overwrite the view's file as a user with access to its folder can; a server without a cached file reads it."""
-    entry = await rig.catalog.views.entry(("db",), name)
+    entry = await rig.catalog.views.load_entry(("db",), name)
     path = Path(parse_location(entry.metadata_location).file_path)
     if is_named_by_content(entry.metadata_location):
         path = rename_without_digest(entry.metadata_location)
@@ -176,7 +176,7 @@ async def test_overwritten_metadata_file_does_not_change_the_text_of_an_owned_vi
             await views.load(("db",), "v")
         await _overwrite_view_file(rig, "v", versions=versions)
         assert (await views.load(("db",), "v")).metadata == metadata
-        location = (await views.entry(("db",), "v")).metadata_location
+        location = (await views.load_entry(("db",), "v")).metadata_location
         await views.drop(CALLER, ("db",), "v")
         await views.register(CALLER, ("db",), "back", location)
         assert (await views.load(("db",), "back")).metadata == metadata

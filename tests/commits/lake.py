@@ -59,7 +59,7 @@ class Lake:
     spec: Sequence[dict[str, Any]]
     rows: dict[str, list[Row]] = field(default_factory=dict)
     """The rows of each data file that was written"""
-    _made: Any = field(default_factory=itertools.count)
+    _file_numbers: Any = field(default_factory=itertools.count)
 
     @staticmethod
     async def create(
@@ -92,7 +92,7 @@ class Lake:
         return await self.api("POST", self.path, dict(body), **options)
 
     async def append(self, *parts: Sequence[Row], **options: Any) -> Any:
-        return await self.commit({"add": [self.data(rows) for rows in parts], **options})
+        return await self.commit({"add": [self.write_data_file(rows) for rows in parts], **options})
 
     async def wait_for_changes(self, count: int) -> None:
         """Wait until `count` changes are in the table's queue, or in the group that is being committed."""
@@ -107,12 +107,12 @@ class Lake:
     # Files
 
     def _create_path(self, ending: str) -> Path:
-        return self.folder / "data" / f"{next(self._made):05d}{ending}"
+        return self.folder / "data" / f"{next(self._file_numbers):05d}{ending}"
 
     def _build_partition(self, part: int | None) -> list[Any]:
         return [part] if self.spec else []
 
-    def data(self, rows: Sequence[Row], *, metrics: bool = True, path: Path | None = None) -> dict[str, Any]:
+    def write_data_file(self, rows: Sequence[Row], *, metrics: bool = True, path: Path | None = None) -> dict[str, Any]:
         path = path or self._create_path(".parquet")
         columns = list(zip(*rows, strict=True)) or [()] * len(FIELDS)
         write(

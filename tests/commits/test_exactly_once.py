@@ -23,7 +23,7 @@ from tests.faults.rigs.http import Client
 from tests.faults.rigs.lossy_proxy import FATES, choose_fates, run_lossy_proxy
 from tests.faults.rigs.mortal import MortalServer
 from tests.seeds import first_seed
-from tests.server.rig import running
+from tests.server.rig import run_server
 
 SEED = first_seed("FAULT_SEED")
 
@@ -31,12 +31,15 @@ SEED = first_seed("FAULT_SEED")
 @pytest.fixture(params=["sqlite", "postgres"])
 async def api(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     server_options = {"database": request.getfixturevalue("postgres_url")} if request.param == "postgres" else {}
-    async with running(tmp_path, **server_options) as server:
+    async with run_server(tmp_path, **server_options) as server:
         yield Api(server)
 
 
 def make_numbered_change(lake: Lake, sequence: int, producer: str = "p") -> dict[str, Any]:
-    return {"producer": {"id": producer, "sequence": sequence}, "add": [lake.data([(sequence, 0, producer)])]}
+    return {
+        "producer": {"id": producer, "sequence": sequence},
+        "add": [lake.write_data_file([(sequence, 0, producer)])],
+    }
 
 
 async def read_rows(lake: Lake) -> list[Any]:
@@ -70,14 +73,14 @@ async def test_only_one_of_concurrent_repeats_is_committed(api: Api) -> None:
 
 
 async def test_sequence_forgotten_by_the_database_is_found_in_the_snapshots(tmp_path: Path) -> None:
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         lake = await Lake.create(Api(server))
         bodies = [make_numbered_change(lake, sequence) for sequence in (1, 2)]
         answers = [await lake.commit(body) for body in bodies]
     with sqlite3.connect(tmp_path / "seamark.db") as database:
         assert database.execute("DELETE FROM producers").rowcount == 1
     database.close()
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         lake.api = Api(server)
         for body, answer in zip(bodies, answers, strict=True):
             second_answer = await lake.commit(body)
@@ -160,7 +163,7 @@ def test_lost_requests_and_replies_lose_and_duplicate_nothing(tmp_path: Path) ->
             before = len(proxy.requests)
             proxy.fate = lambda method, path: "lost reply"
             with pytest.raises(Unreachable):
-                client.commit("db.t", {"add": [lake.data([(99, 0, "x")])]})
+                client.commit("db.t", {"add": [lake.write_data_file([(99, 0, "x")])]})
             assert len(proxy.requests) == before + 1, "without a producer nothing is sent twice"
         assert _read_ids(server.base_url, "t") == sorted([*range(sequence), 99]), f"FAULT_SEED={SEED}"
 

@@ -48,7 +48,7 @@ class Lake:
     server: Seamark
     client: IndexClient
 
-    def files(self, ending: str) -> set[str]:
+    def list_files(self, ending: str) -> set[str]:
         pages = self.s3.client().get_paginator("list_objects_v2").paginate(Bucket=self.bucket)
         keys = [one["Key"] for page in pages for one in page.get("Contents", ())]
         return {f"s3://{self.bucket}/{key}" for key in keys if key.endswith(ending)}
@@ -117,9 +117,9 @@ def test_concurrent_engine_appends_both_commit_and_leave_no_extra_file(lake: Lak
         assert len(table.history()) == 4
         file_paths = {value["file_path"] for value in table.inspect.files().to_pylist()}
         lists = {snapshot.manifest_list for snapshot in table.snapshots()}
-    files = {file for file in lake.files(".parquet") if "/stock-" in file}
+    files = {file for file in lake.list_files(".parquet") if "/stock-" in file}
     assert files == file_paths
-    assert lists <= lake.files(".avro")
+    assert lists <= lake.list_files(".avro")
     assert scan(lake.client, "db.stock", ["id"]).to_arrow().num_rows == 4
 
 
@@ -154,7 +154,7 @@ def test_unfinished_uploads_of_killed_writers_are_aborted(lake: Lake) -> None:
             begin(key)
         age_uploads(lake)
         begin(young)
-        before = lake.files("")
+        before = lake.list_files("")
         dry_report = remove_orphan_files(lake.client, "db.uploads", dry_run=True)
         assert (dry_report.uploads, dry_report.files) == (len(aborted), 0)
         assert list_unfinished_keys() == {*aborted, *kept_keys, young}
@@ -163,7 +163,7 @@ def test_unfinished_uploads_of_killed_writers_are_aborted(lake: Lake) -> None:
         assert remove_orphan_files(lake.client, "db.uploads").uploads == 0
         for upload in s3.list_multipart_uploads(Bucket=lake.bucket)["Uploads"]:  # Other tests share the bucket.
             s3.abort_multipart_upload(Bucket=lake.bucket, Key=upload["Key"], UploadId=upload["UploadId"])
-    assert lake.files("") == before
+    assert lake.list_files("") == before
     assert read_rows(lake.client, "db.uploads") == [(1, "de", 1, None)]
 
 
@@ -257,7 +257,7 @@ def test_statements_merge_files_and_drop_columns_in_s3(
     assert lake.list_unfinished() == []
     location = lake.client.load_table("db.t").location
     paths = set(lake.client.files("db.t", content="data")["file_path"].to_pylist())
-    assert paths <= {path for path in lake.files(".parquet") if path.startswith(location)}
+    assert paths <= {path for path in lake.list_files(".parquet") if path.startswith(location)}
 
 
 def test_columns_of_old_partitions_are_dropped_in_s3(lake: Lake) -> None:
@@ -285,7 +285,7 @@ def test_killed_statement_leaves_no_partial_file_in_s3(lake: Lake, step: int) ->
     for number in range(2):
         append(lake.client, "db.t", build_many_rows(number, number * 10_000))
     before = read_table(lake.client)
-    files_before = lake.files(".parquet")
+    files_before = lake.list_files(".parquet")
     job = StatementJob(lake.server.base_url, None, MergeFiles(("db", "t")), utc=True)
     killed, kill_at, answer = 0, random.Random(first_seed()).randint(2, step), None
     while answer is None:
@@ -293,7 +293,7 @@ def test_killed_statement_leaves_no_partial_file_in_s3(lake: Lake, step: int) ->
         killed += answer is None
         assert read_table(lake.client) == before, kill_at
         storage = open_table(lake.client, "db.t", At(ref=MAIN)).storage
-        for location in lake.files(".parquet") - files_before:
+        for location in lake.list_files(".parquet") - files_before:
             with SourceFile(location, storage) as source:
                 assert source.footer.rows > 0
         kill_at += step
@@ -312,5 +312,5 @@ def test_killed_statement_leaves_no_partial_file_in_s3(lake: Lake, step: int) ->
         for snapshot in snapshots
         for path in lake.client.files("db.t", at=At(snapshot_id=snapshot["snapshot-id"]))["file_path"].to_pylist()
     }
-    assert {path for path in lake.files(".parquet") if path.startswith(location)} == known_paths
+    assert {path for path in lake.list_files(".parquet") if path.startswith(location)} == known_paths
     assert read_table(lake.client) == before

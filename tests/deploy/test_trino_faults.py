@@ -16,7 +16,7 @@ import pytest
 import trino.exceptions
 from pyiceberg.catalog import load_catalog
 
-from tests.deploy.shop import connect, eventually, post, query_rows, run_until_cancelled
+from tests.deploy.shop import connect, post, query_rows, run_until_cancelled, wait_for_result
 from tests.services.needs import NEEDS_TRINO
 from tests.services.seamark import Seamark
 from tests.services.trino import Trino, trino_server
@@ -155,10 +155,10 @@ def test_statement_may_wait_in_trinos_queue_longer_than_its_plans_lease(lake: La
     with ThreadPoolExecutor(RUNNING_MAX + 1) as threads:
         running_queries = [threads.submit(run_until_cancelled, cursor, LONG_QUERY) for cursor in cursors]
         try:
-            eventually(lambda: are_running(lake, cursors, running_queries), within_s=200)
+            wait_for_result(lambda: are_running(lake, cursors, running_queries), within_s=200)
             before = lake.proxy.count_statements("rewritten")
             waiting = threads.submit(query_rows, lake.proxy.port, ONE_ROW_QUERY)
-            eventually(lambda: lake.proxy.count_statements("rewritten") > before, within_s=200)
+            wait_for_result(lambda: lake.proxy.count_statements("rewritten") > before, within_s=200)
             with pytest.raises(TimeoutError):
                 waiting.result(3 * LEASE_S)
         finally:

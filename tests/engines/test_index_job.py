@@ -98,7 +98,7 @@ def wide_lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> 
             engines = Engines(server, spark, catalog, by_itself, python, python_by_itself)
             before_rename = _fill(engines)
             defined = ", ".join(f"'seamark.index.{name}' = '{text}'" for name, text in INDEXES.items())
-            engines.sql(f"ALTER TABLE {{db}}.wide SET TBLPROPERTIES ({defined})")
+            engines.run_sql(f"ALTER TABLE {{db}}.wide SET TBLPROPERTIES ({defined})")
             jobs = SparkWorkers(spark)
             reports = tuple(build(client, "db.wide", name, jobs, limits=GroupLimits(files=4)) for name in BY_SPARK)
             workers = InProcessWorkers()
@@ -114,7 +114,7 @@ def _fill(engines: Engines) -> int:
 
     File k has the ids k, k + 6, …, k + 294.
     """
-    engines.sql(
+    engines.run_sql(
         "CREATE TABLE {db}.wide (id bigint, p string, country string, discount int, qty int, "
         "st struct<a: int, b: string>, small smallint, at timestamp, d date, n decimal(9, 2), f double, flag boolean, "
         "bin binary) USING iceberg PARTITIONED BY (p)"
@@ -122,13 +122,13 @@ def _fill(engines: Engines) -> int:
     before_rename = 0
     for part in range(3):
         if part == 2:
-            before_rename = engines.sql("SELECT snapshot_id FROM {db}.wide.refs WHERE name = 'main'")[0][0]
-            engines.sql("ALTER TABLE {db}.wide RENAME COLUMN country TO land")
-            engines.sql("ALTER TABLE {db}.wide ADD COLUMN extra string")
-        engines.sql(f"INSERT INTO {{db}}.wide {_build_rows_query(part)}")
-    engines.sql("ALTER TABLE {db}.wide CREATE BRANCH dev")
-    engines.sql(f"INSERT INTO {{db}}.wide.branch_dev {_build_rows_query(3)}")
-    assert engines.sql("SELECT count(*) FROM {db}.wide.files") == [(FILES,)]
+            before_rename = engines.run_sql("SELECT snapshot_id FROM {db}.wide.refs WHERE name = 'main'")[0][0]
+            engines.run_sql("ALTER TABLE {db}.wide RENAME COLUMN country TO land")
+            engines.run_sql("ALTER TABLE {db}.wide ADD COLUMN extra string")
+        engines.run_sql(f"INSERT INTO {{db}}.wide {_build_rows_query(part)}")
+    engines.run_sql("ALTER TABLE {db}.wide CREATE BRANCH dev")
+    engines.run_sql(f"INSERT INTO {{db}}.wide.branch_dev {_build_rows_query(3)}")
+    assert engines.run_sql("SELECT count(*) FROM {db}.wide.files") == [(FILES,)]
     return before_rename
 
 
@@ -164,7 +164,7 @@ def test_job_builds_every_index_for_all_files(wide_lake: Lake) -> None:
 class Case:
     index: str
     sql: str
-    json: dict[str, Any]
+    build_json: dict[str, Any]
     files: int
     python: str | None
 
@@ -229,11 +229,11 @@ def test_spark_and_pyiceberg_read_fewer_files_with_each_kind_of_index(wide_lake:
     files_left = {stage.name: stage.files_left for stage in explained.stages}
     assert (files_left["column_stats"], explained.files) == (FILES, case.files)
     assert case.index in {index["name"] for index in explained.indexes}
-    plan = engines.plan("wide", case.json)
+    plan = engines.plan("wide", case.build_json)
     assert len(plan) == case.files
     with engines.hide_other_files("wide", plan) as hidden_files, engines.record_requests() as requests:
         assert hidden_files >= FILES - case.files
-        assert engines.sql(query) == expected
+        assert engines.run_sql(query) == expected
         if case.python is not None:
             rows = engines.python.load_table("db.wide").scan(case.python, selected_fields=("id",)).to_arrow()
             assert sorted(rows["id"].to_pylist()) == [row[0] for row in expected]
@@ -250,7 +250,7 @@ def test_two_values_that_never_occur_in_one_row_read_no_file(wide_lake: Lake) ->
         "wide", {"type": "and", "left": _build_equality("discount", 3), "right": _build_equality("qty", 7)}
     )
     with engines.hide_other_files("wide", plan):
-        assert engines.sql("SELECT id FROM {db}.wide WHERE discount = 3 AND qty = 7") == []
+        assert engines.run_sql("SELECT id FROM {db}.wide WHERE discount = 3 AND qty = 7") == []
         rows = engines.python.load_table("db.wide").scan("discount = 3 and qty = 7").to_arrow()
     assert (plan, len(rows)) == ([], 0)
 
@@ -262,26 +262,26 @@ def test_older_snapshots_and_branches_use_the_same_index_files(wide_lake: Lake) 
     plan = engines.plan("wide", _build_equality("id", 151), **older)
     with engines.hide_other_files("wide", plan) as hidden_files:
         query = f"SELECT country FROM {{db}}.wide VERSION AS OF {wide_lake.before_rename} WHERE id = 151"
-        assert engines.sql(query) == [("M1",)]
+        assert engines.run_sql(query) == [("M1",)]
         rows = engines.python.load_table("db.wide").scan("id = 151", snapshot_id=wide_lake.before_rename).to_arrow()
     assert (len(plan), hidden_files, rows["country"].to_pylist()) == (1, FILES + OF_BRANCH - 1, ["M1"])
     dev = engines.run_unplanned_sql("SELECT snapshot_id FROM {db}.wide.refs WHERE name = 'dev'")[0][0]
     plan = engines.plan("wide", _build_equality("id", 150), **{"snapshot-id": dev})
     with engines.hide_other_files("wide", plan):
-        rows = engines.sql("SELECT id FROM {db}.wide VERSION AS OF 'dev' WHERE id = 150")
+        rows = engines.run_sql("SELECT id FROM {db}.wide VERSION AS OF 'dev' WHERE id = 150")
     assert (rows, len(plan)) == ([(150,), (150,)], 2)
 
 
 def _create_small_table(lake: Lake, name: str) -> None:
     """Create a table of 6 files, each spanning all ids, and a Bloom filter `i` that covers none of the files."""
-    lake.engines.sql(f"CREATE TABLE {{db}}.{name} (id bigint) USING iceberg")
+    lake.engines.run_sql(f"CREATE TABLE {{db}}.{name} (id bigint) USING iceberg")
     for part in range(6):
         _add(lake, name, part)
     lake.client.put_index(f"db.{name}", "i", kind="bloom", columns=["id"], fpp=1e-6)
 
 
 def _add(lake: Lake, name: str, part: int) -> None:
-    lake.engines.sql(f"INSERT INTO {{db}}.{name} SELECT /*+ COALESCE(1) */ {part} + 100 * id FROM range(20)")
+    lake.engines.run_sql(f"INSERT INTO {{db}}.{name} SELECT /*+ COALESCE(1) */ {part} + 100 * id FROM range(20)")
 
 
 def test_killed_build_is_continued_and_includes_files_of_a_writer(wide_lake: Lake, spark: SparkSession) -> None:
@@ -303,7 +303,7 @@ def test_killed_build_is_continued_and_includes_files_of_a_writer(wide_lake: Lak
     assert wide_lake.client.index("db.cut", "i").health == "ok"
     plan = wide_lake.engines.plan("cut", _build_equality("id", 1007))
     with wide_lake.engines.hide_other_files("cut", plan):
-        assert wide_lake.engines.sql("SELECT id FROM {db}.cut WHERE id = 1007") == [(1007,)]
+        assert wide_lake.engines.run_sql("SELECT id FROM {db}.cut WHERE id = 1007") == [(1007,)]
     assert len(plan) == 1
 
 
@@ -326,17 +326,17 @@ def test_results_are_right_after_a_compaction_and_a_build_covers_the_new_files(
     _create_small_table(wide_lake, "compacted")
     build(wide_lake.client, "db.compacted", "i", SparkWorkers(spark))
     assert wide_lake.explain("id = 1003", "compacted").files == 1
-    wide_lake.engines.sql(
+    wide_lake.engines.run_sql(
         "CALL {cat}.system.rewrite_data_files(table => 'db.compacted', options => map('rewrite-all','true'))"
     )
     assert wide_lake.client.index("db.compacted", "i").health == "behind"
     for value, expected in ((1003, [(1003,)]), (1050, [])):
-        assert wide_lake.engines.sql(f"SELECT id FROM {{db}}.compacted WHERE id = {value}") == expected
+        assert wide_lake.engines.run_sql(f"SELECT id FROM {{db}}.compacted WHERE id = {value}") == expected
     report = build(wide_lake.client, "db.compacted", "i", SparkWorkers(spark))
     assert report.progress.files_done == 1
     assert wide_lake.explain("id = 1003", "compacted").files == 1
     assert wide_lake.explain("id = 1050", "compacted").files == 0
-    assert wide_lake.engines.sql("SELECT id FROM {db}.compacted WHERE id = 1050") == []
+    assert wide_lake.engines.run_sql("SELECT id FROM {db}.compacted WHERE id = 1050") == []
 
 
 def test_vended_credentials_give_access_to_files_in_s3(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ class Engines:
     python: Catalog
     python_by_itself: Catalog
 
-    def sql(self, statement: str) -> list[tuple[Any, ...]]:
+    def run_sql(self, statement: str) -> list[tuple[Any, ...]]:
         """Run the statement in a Spark whose scans the server plans.
 
         `{db}` stands for catalog and namespace.
@@ -125,22 +125,24 @@ def _fill(engines: Engines) -> None:
 
     `ranges` has six files with ten ids each. The fifth file has no text, and the last no struct.
     """
-    engines.sql(
+    engines.run_sql(
         "CREATE TABLE {db}.ranges (id bigint, s string, st struct<a: int>, d date, at timestamp, n decimal(9, 2)) "
         "USING iceberg"
     )
     for first in range(0, 60, 10):
         text = "NULL" if first == 40 else "concat('n', id)"
         struct = "NULL" if first == 50 else "named_struct('a', int(id) * 10)"
-        engines.sql(
+        engines.run_sql(
             f"INSERT INTO {{db}}.ranges SELECT /*+ COALESCE(1) */ id, {text}, {struct}, "
             f"date_add(date'2026-01-01', int(id)), timestampadd(HOUR, id, timestamp'2026-01-01'), id / 4 "
             f"FROM range({first}, {first + 10})"
         )
-    engines.sql("CREATE TABLE {db}.parts (id bigint, p string) USING iceberg PARTITIONED BY (p)")
-    engines.sql("INSERT INTO {db}.parts SELECT id, element_at(array('a', 'b', NULL), int(id % 3) + 1) FROM range(30)")
-    engines.sql("CREATE TABLE {db}.hashed (id bigint, p int) USING iceberg PARTITIONED BY (bucket(4, id))")
-    engines.sql("INSERT INTO {db}.hashed SELECT id, int(id % 7) FROM range(100)")
+    engines.run_sql("CREATE TABLE {db}.parts (id bigint, p string) USING iceberg PARTITIONED BY (p)")
+    engines.run_sql(
+        "INSERT INTO {db}.parts SELECT id, element_at(array('a', 'b', NULL), int(id % 3) + 1) FROM range(30)"
+    )
+    engines.run_sql("CREATE TABLE {db}.hashed (id bigint, p int) USING iceberg PARTITIONED BY (bucket(4, id))")
+    engines.run_sql("INSERT INTO {db}.hashed SELECT id, int(id % 7) FROM range(100)")
 
 
 def _build_equality(name: Any, value: Any) -> dict[str, Any]:
@@ -158,7 +160,7 @@ class Case:
     name: str
     table: str
     sql: str
-    json: dict[str, Any]
+    build_json: dict[str, Any]
     files: int
     """The number of files that the server keeps."""
     python: str | None
@@ -245,11 +247,11 @@ PyIceberg runs all cases.
 def test_spark_reads_only_the_files_that_the_server_returns(engines: Engines, case: Case) -> None:
     query = f"SELECT * FROM {{db}}.{case.table} WHERE {case.sql} ORDER BY id"
     expected = engines.run_unplanned_sql(query)
-    plan = engines.plan(case.table, case.json)
+    plan = engines.plan(case.table, case.build_json)
     assert len(plan) == case.files
     with engines.hide_other_files(case.table, plan) as hidden_files, engines.record_requests() as requests:
         assert hidden_files
-        assert engines.sql(query) == expected
+        assert engines.run_sql(query) == expected
     assert expected
     assert requests.count("planTableScan") == 1
     if case.files > 3:
@@ -263,7 +265,7 @@ def test_pyiceberg_reads_only_the_files_that_the_server_returns(engines: Engines
     with engines.record_requests() as requests:
         expected = _sort_rows(unplanned_rows.to_arrow())
     assert "planTableScan" not in requests
-    plan = engines.plan(case.table, case.json)
+    plan = engines.plan(case.table, case.build_json)
     scan = engines.python.load_table(f"db.{case.table}").scan(case.python)
     with engines.hide_other_files(case.table, plan), engines.record_requests() as requests:
         assert _sort_rows(scan.to_arrow()) == expected
@@ -305,57 +307,60 @@ def test_aggregates_that_file_metrics_answer_are_right(engines: Engines) -> None
     """Spark requests the bounds of the columns in a second plan."""
     query = "SELECT count(*), min(id), max(id), max(d) FROM {db}.ranges"
     with engines.record_requests() as requests:
-        actual = engines.sql(query)
+        actual = engines.run_sql(query)
     assert actual == engines.run_unplanned_sql(query)
     assert "planTableScan" in requests
 
 
 def test_limit_returns_the_requested_number_of_rows(engines: Engines) -> None:
-    assert len(engines.sql("SELECT * FROM {db}.ranges LIMIT 12")) == 12
-    assert len(engines.sql("SELECT * FROM {db}.ranges LIMIT 1000")) == 60
+    assert len(engines.run_sql("SELECT * FROM {db}.ranges LIMIT 12")) == 12
+    assert len(engines.run_sql("SELECT * FROM {db}.ranges LIMIT 1000")) == 60
 
 
 @pytest.mark.parametrize("mode", [pytest.param("copy-on-write", marks=pytest.mark.slow), "merge-on-read"])
 def test_deleted_rows_stay_deleted(engines: Engines, mode: str) -> None:
     table = f"deleted_{mode[:4]}".replace("-", "_")
-    engines.sql(
+    engines.run_sql(
         f"CREATE TABLE {{db}}.{table} (id bigint, v string) USING iceberg PARTITIONED BY (truncate(10, id)) "
         f"TBLPROPERTIES ('format-version'='2', 'write.delete.mode'='{mode}', 'write.update.mode'='{mode}')"
     )
-    engines.sql(f"INSERT INTO {{db}}.{table} SELECT id, concat('v', id) FROM range(50)")
-    engines.sql(f"DELETE FROM {{db}}.{table} WHERE id % 3 = 0 AND id < 40")
-    engines.sql(f"UPDATE {{db}}.{table} SET v = 'new' WHERE id IN (1, 45)")
-    engines.sql(f"INSERT INTO {{db}}.{table} VALUES (3, 'again')")
+    engines.run_sql(f"INSERT INTO {{db}}.{table} SELECT id, concat('v', id) FROM range(50)")
+    engines.run_sql(f"DELETE FROM {{db}}.{table} WHERE id % 3 = 0 AND id < 40")
+    engines.run_sql(f"UPDATE {{db}}.{table} SET v = 'new' WHERE id IN (1, 45)")
+    engines.run_sql(f"INSERT INTO {{db}}.{table} VALUES (3, 'again')")
     expected = {n: "new" if n in (1, 45) else f"v{n}" for n in range(50) if n % 3 or n >= 40} | {3: "again"}
-    deletes = engines.sql(f"SELECT count(*) FROM {{db}}.{table}.delete_files")[0][0]
+    deletes = engines.run_sql(f"SELECT count(*) FROM {{db}}.{table}.delete_files")[0][0]
     assert (deletes > 0) == (mode == "merge-on-read")
     with engines.record_requests() as requests:
-        assert dict(engines.sql(f"SELECT id, v FROM {{db}}.{table}")) == expected
-        assert engines.sql(f"SELECT count(*) FROM {{db}}.{table} WHERE id < 10") == [(7,)]
+        assert dict(engines.run_sql(f"SELECT id, v FROM {{db}}.{table}")) == expected
+        assert engines.run_sql(f"SELECT count(*) FROM {{db}}.{table} WHERE id < 10") == [(7,)]
     assert "planTableScan" in requests
     python = engines.python.load_table(f"db.{table}").scan()
     assert {row["id"]: row["v"] for row in python.to_arrow().to_pylist()} == expected
     assert python.count() == len(expected)
     plan = engines.plan(table, {"type": "lt", "term": "id", "value": 10})
     with engines.hide_other_files(table, plan):
-        actual = engines.sql(f"SELECT id FROM {{db}}.{table} WHERE id < 10 ORDER BY id")
+        actual = engines.run_sql(f"SELECT id FROM {{db}}.{table} WHERE id < 10 ORDER BY id")
     assert actual == [(n,) for n in (1, 2, 3, 4, 5, 7, 8)]
 
 
 def test_snapshots_branches_and_tags_are_planned_with_their_own_schema(engines: Engines) -> None:
-    engines.sql("CREATE TABLE {db}.history (id int, v string) USING iceberg")
-    engines.sql("INSERT INTO {db}.history VALUES (1, 'a')")
-    first = engines.sql("SELECT snapshot_id FROM {db}.history.snapshots")[0][0]
-    engines.sql("ALTER TABLE {db}.history CREATE TAG v1")
-    engines.sql("ALTER TABLE {db}.history CREATE BRANCH dev")
-    engines.sql("INSERT INTO {db}.history.branch_dev VALUES (2, 'b')")
-    engines.sql("ALTER TABLE {db}.history RENAME COLUMN v TO w")
-    engines.sql("INSERT INTO {db}.history VALUES (3, 'c')")
+    engines.run_sql("CREATE TABLE {db}.history (id int, v string) USING iceberg")
+    engines.run_sql("INSERT INTO {db}.history VALUES (1, 'a')")
+    first = engines.run_sql("SELECT snapshot_id FROM {db}.history.snapshots")[0][0]
+    engines.run_sql("ALTER TABLE {db}.history CREATE TAG v1")
+    engines.run_sql("ALTER TABLE {db}.history CREATE BRANCH dev")
+    engines.run_sql("INSERT INTO {db}.history.branch_dev VALUES (2, 'b')")
+    engines.run_sql("ALTER TABLE {db}.history RENAME COLUMN v TO w")
+    engines.run_sql("INSERT INTO {db}.history VALUES (3, 'c')")
     with engines.record_requests() as requests:
-        assert engines.sql("SELECT id FROM {db}.history WHERE w >= 'a' ORDER BY id") == [(1,), (3,)]
-        assert engines.sql("SELECT id FROM {db}.history VERSION AS OF 'dev' WHERE id > 0 ORDER BY id") == [(1,), (2,)]
-        assert engines.sql("SELECT id, v FROM {db}.history VERSION AS OF 'v1' WHERE v = 'a'") == [(1, "a")]
-        assert engines.sql(f"SELECT id FROM {{db}}.history VERSION AS OF {first} WHERE id < 9") == [(1,)]
+        assert engines.run_sql("SELECT id FROM {db}.history WHERE w >= 'a' ORDER BY id") == [(1,), (3,)]
+        assert engines.run_sql("SELECT id FROM {db}.history VERSION AS OF 'dev' WHERE id > 0 ORDER BY id") == [
+            (1,),
+            (2,),
+        ]
+        assert engines.run_sql("SELECT id, v FROM {db}.history VERSION AS OF 'v1' WHERE v = 'a'") == [(1, "a")]
+        assert engines.run_sql(f"SELECT id FROM {{db}}.history VERSION AS OF {first} WHERE id < 9") == [(1,)]
     assert requests.count("planTableScan") == 4
     table = engines.python.load_table("db.history")
     with engines.record_requests() as requests:
@@ -367,11 +372,11 @@ def test_snapshots_branches_and_tags_are_planned_with_their_own_schema(engines: 
 
 def test_engines_read_partition_values_of_every_kind(engines: Engines) -> None:
     """Spark uses partition values as column values if possible. PyIceberg fails on values that it cannot parse."""
-    engines.sql(
+    engines.run_sql(
         "CREATE TABLE {db}.kinds (id bigint, d date, at timestamp, n decimal(9, 2), s string, b boolean, x binary,"
         " f double) USING iceberg PARTITIONED BY (d, days(at), n, s, b, x, f, truncate(2, s))"
     )
-    engines.sql(
+    engines.run_sql(
         "INSERT INTO {db}.kinds VALUES"
         " (1, date'2026-01-02', timestamp'2026-01-02 03:04:05.678', 1.50, 'a\"b/ü', true, X'00FF', 1.5),"
         " (2, NULL, NULL, NULL, NULL, NULL, NULL, NULL),"
@@ -379,23 +384,23 @@ def test_engines_read_partition_values_of_every_kind(engines: Engines) -> None:
         " (4, date'9999-12-31', timestamp'2026-01-02 03:04:05', 1234567.89, 'c', true, X'41', -0.0D)"
     )
     query = "SELECT *, _partition FROM {db}.kinds ORDER BY id"
-    assert engines.sql(query) == engines.run_unplanned_sql(query)
+    assert engines.run_sql(query) == engines.run_unplanned_sql(query)
     for number in (1, 2, 3, 4):
-        assert engines.sql(f"SELECT id FROM {{db}}.kinds WHERE id = {number}") == [(number,)]
-    assert engines.sql("SELECT id FROM {db}.kinds WHERE n < 0") == [(3,)]
+        assert engines.run_sql(f"SELECT id FROM {{db}}.kinds WHERE id = {number}") == [(number,)]
+    assert engines.run_sql("SELECT id FROM {db}.kinds WHERE n < 0") == [(3,)]
     planned_rows = engines.python.load_table("db.kinds").scan().to_arrow()
     assert _sort_rows(planned_rows) == _sort_rows(engines.python_by_itself.load_table("db.kinds").scan().to_arrow())
 
 
 def test_version_3_tables_are_planned_by_spark_and_read_by_both(engines: Engines) -> None:
-    engines.sql(
+    engines.run_sql(
         "CREATE TABLE {db}.v3 (id bigint) USING iceberg "
         "TBLPROPERTIES ('format-version'='3', 'write.delete.mode'='merge-on-read')"
     )
-    engines.sql("INSERT INTO {db}.v3 SELECT id FROM range(20)")
+    engines.run_sql("INSERT INTO {db}.v3 SELECT id FROM range(20)")
     with engines.record_requests() as requests:
-        engines.sql("DELETE FROM {db}.v3 WHERE id % 2 = 0")
-        assert engines.sql("SELECT sum(id), count(*) FROM {db}.v3") == [(100, 10)]
+        engines.run_sql("DELETE FROM {db}.v3 WHERE id % 2 = 0")
+        assert engines.run_sql("SELECT sum(id), count(*) FROM {db}.v3") == [(100, 10)]
     assert "loadTable" in requests
     assert "planTableScan" not in requests
     with engines.record_requests() as requests:
@@ -405,11 +410,11 @@ def test_version_3_tables_are_planned_by_spark_and_read_by_both(engines: Engines
 
 
 def test_property_leaves_the_planning_of_a_table_to_spark(engines: Engines) -> None:
-    engines.sql(
+    engines.run_sql(
         "CREATE TABLE {db}.own USING iceberg TBLPROPERTIES ('seamark.scan-planning-mode'='client') AS SELECT 1 AS id"
     )
     with engines.record_requests() as requests:
-        assert engines.sql("SELECT id FROM {db}.own") == [(1,)]
+        assert engines.run_sql("SELECT id FROM {db}.own") == [(1,)]
     assert "planTableScan" not in requests
 
 
@@ -433,54 +438,54 @@ def test_engines_wait_for_a_plan_that_is_answered_later(
 @pytest.mark.slow
 def test_snapshot_from_before_a_rename_is_filtered_by_its_own_names(engines: Engines) -> None:
     """Java's client binds a residual to the current schema, in which the name may belong to another column."""
-    engines.sql("CREATE TABLE {db}.renamed (id bigint, country string, p int) USING iceberg PARTITIONED BY (p)")
-    engines.sql(
+    engines.run_sql("CREATE TABLE {db}.renamed (id bigint, country string, p int) USING iceberg PARTITIONED BY (p)")
+    engines.run_sql(
         "INSERT INTO {db}.renamed SELECT id, element_at(array('FR', 'DE'), int(id % 2) + 1), int(id % 3) FROM range(30)"
     )
-    ((snapshot,),) = engines.sql("SELECT snapshot_id FROM {db}.renamed.snapshots")
-    engines.sql("ALTER TABLE {db}.renamed RENAME COLUMN country TO nation")
-    engines.sql("ALTER TABLE {db}.renamed ADD COLUMN country string")
+    ((snapshot,),) = engines.run_sql("SELECT snapshot_id FROM {db}.renamed.snapshots")
+    engines.run_sql("ALTER TABLE {db}.renamed RENAME COLUMN country TO nation")
+    engines.run_sql("ALTER TABLE {db}.renamed ADD COLUMN country string")
     # A query that names a snapshot uses the names of that snapshot. Other queries use the current names.
     for query in (
         "SELECT id FROM {db}.renamed WHERE nation = 'FR' AND p < 2 ORDER BY id",
         "SELECT count(*) FROM {db}.renamed WHERE country IS NULL AND p = 1",
         f"SELECT id FROM {{db}}.renamed VERSION AS OF {snapshot} WHERE country = 'FR' AND p < 2 ORDER BY id",
     ):
-        assert engines.sql(query) == engines.run_unplanned_sql(query) != [], query
-    engines.sql("INSERT INTO {db}.renamed VALUES (100, 'IT', 0, 'FR')")
+        assert engines.run_sql(query) == engines.run_unplanned_sql(query) != [], query
+    engines.run_sql("INSERT INTO {db}.renamed VALUES (100, 'IT', 0, 'FR')")
     for query in (
         f"SELECT id FROM {{db}}.renamed VERSION AS OF {snapshot} WHERE country = 'FR' AND p < 2 ORDER BY id",
         f"SELECT count(*) FROM {{db}}.renamed VERSION AS OF {snapshot} WHERE country = 'DE' OR p = 1",
         "SELECT id FROM {db}.renamed WHERE nation = 'DE' ORDER BY id",
         "SELECT id FROM {db}.renamed WHERE country = 'FR'",
     ):
-        assert engines.sql(query) == engines.run_unplanned_sql(query) != [], query
+        assert engines.run_sql(query) == engines.run_unplanned_sql(query) != [], query
 
 
 def test_filters_on_partitions_with_swapped_names_return_the_right_rows(engines: Engines) -> None:
     """Spark does not filter rows by conditions on partitions alone, so the files must be right."""
     columns, partitions = "id bigint, a date, b date, x int, y int", "months(a), months(b), bucket(4, x), bucket(4, y)"
-    engines.sql(f"CREATE TABLE {{db}}.crossed ({columns}) USING iceberg PARTITIONED BY ({partitions})")
+    engines.run_sql(f"CREATE TABLE {{db}}.crossed ({columns}) USING iceberg PARTITIONED BY ({partitions})")
     day = "date_add(date'2026-01-01', 31 * int(id % {}))"
     rows = f"SELECT id, {day.format(2)}, {day.format(3)}, int(id % 4), int(id % 5) FROM range(12)"
-    engines.sql(f"INSERT INTO {{db}}.crossed {rows}")
+    engines.run_sql(f"INSERT INTO {{db}}.crossed {rows}")
     for first, other in (("x", "z"), ("y", "x"), ("z", "y")):
-        engines.sql(f"ALTER TABLE {{db}}.crossed RENAME COLUMN {first} TO {other}")
+        engines.run_sql(f"ALTER TABLE {{db}}.crossed RENAME COLUMN {first} TO {other}")
     # Spark filters rows by conditions on buckets.
     query = "SELECT id FROM {db}.crossed WHERE x = 1 AND a < '2026-02-01' ORDER BY id"
-    assert engines.sql(query) == engines.run_unplanned_sql(query) != []
+    assert engines.run_sql(query) == engines.run_unplanned_sql(query) != []
     for first, other in (("a", "c"), ("b", "a"), ("c", "b")):
-        engines.sql(f"ALTER TABLE {{db}}.crossed RENAME COLUMN {first} TO {other}")
+        engines.run_sql(f"ALTER TABLE {{db}}.crossed RENAME COLUMN {first} TO {other}")
     by_partition = "SELECT id FROM {db}.crossed WHERE a < '2026-02-01' ORDER BY id"
     with engines.record_requests() as requests:
-        assert engines.sql(by_partition) == engines.run_unplanned_sql(by_partition) != []
+        assert engines.run_sql(by_partition) == engines.run_unplanned_sql(by_partition) != []
     assert "planTableScan" not in requests, "a client that loads the table now plans itself"
-    engines.sql("ALTER TABLE {db}.crossed SET TBLPROPERTIES ('seamark.scan-planning-mode'='server')")
+    engines.run_sql("ALTER TABLE {db}.crossed SET TBLPROPERTIES ('seamark.scan-planning-mode'='server')")
     with pytest.raises(Exception, match="ambiguous"):
-        engines.sql(by_partition)
-    assert engines.sql("SELECT count(*) FROM {db}.crossed WHERE id < 5") == [(5,)]
-    engines.sql("INSERT INTO {db}.crossed VALUES (100, date'2026-03-01', date'2026-01-01', 1, 1)")
-    assert engines.sql(query) == engines.run_unplanned_sql(query) != []
+        engines.run_sql(by_partition)
+    assert engines.run_sql("SELECT count(*) FROM {db}.crossed WHERE id < 5") == [(5,)]
+    engines.run_sql("INSERT INTO {db}.crossed VALUES (100, date'2026-03-01', date'2026-01-01', 1, 1)")
+    assert engines.run_sql(query) == engines.run_unplanned_sql(query) != []
 
 
 REUSES = [
@@ -535,24 +540,26 @@ def test_reused_column_name_is_read_and_written_before_the_next_data_commit(
         inserted_values = ["concat('v', id)"]
     modes = ", ".join(f"'write.{operation}.mode'='{mode}'" for operation in ("delete", "update", "merge"))
     for number, condition in enumerate(conditions):
-        caching_engines.sql(f"DROP TABLE IF EXISTS {{db}}.{table}")
-        caching_engines.sql(f"CREATE TABLE {{db}}.{table} (id bigint, {column}) USING iceberg TBLPROPERTIES ({modes})")
-        caching_engines.sql(f"INSERT INTO {{db}}.{table} SELECT id, {', '.join(inserted_values)} FROM range(8)")
-        assert caching_engines.sql(f"SELECT count(*) FROM {{db}}.{table} WHERE id < 3") == [(3,)]
+        caching_engines.run_sql(f"DROP TABLE IF EXISTS {{db}}.{table}")
+        caching_engines.run_sql(
+            f"CREATE TABLE {{db}}.{table} (id bigint, {column}) USING iceberg TBLPROPERTIES ({modes})"
+        )
+        caching_engines.run_sql(f"INSERT INTO {{db}}.{table} SELECT id, {', '.join(inserted_values)} FROM range(8)")
+        assert caching_engines.run_sql(f"SELECT count(*) FROM {{db}}.{table} WHERE id < 3") == [(3,)]
         for change in changes:
-            caching_engines.sql(f"ALTER TABLE {{db}}.{table} {change}")
+            caching_engines.run_sql(f"ALTER TABLE {{db}}.{table} {change}")
         query = f"SELECT * FROM {{db}}.{table} WHERE {condition} ORDER BY id"
-        assert caching_engines.sql(query) == engines.run_unplanned_sql(query), condition
+        assert caching_engines.run_sql(query) == engines.run_unplanned_sql(query), condition
         expected = {row[0] for row in engines.run_unplanned_sql(f"SELECT id FROM {{db}}.{table} WHERE {condition}")}
         if number == 0:
-            caching_engines.sql(f"DELETE FROM {{db}}.{table} WHERE {condition}")
+            caching_engines.run_sql(f"DELETE FROM {{db}}.{table} WHERE {condition}")
             expected_ids = [(row_id,) for row_id in range(8) if row_id not in expected]
         elif number == 1:
-            caching_engines.sql(f"UPDATE {{db}}.{table} SET id = id + 100 WHERE {condition}")
+            caching_engines.run_sql(f"UPDATE {{db}}.{table} SET id = id + 100 WHERE {condition}")
             expected_ids = [(row_id + 100 * (row_id in expected),) for row_id in range(8)]
         else:
             source = "(SELECT explode(sequence(0, 7)) AS k)"
-            caching_engines.sql(
+            caching_engines.run_sql(
                 f"MERGE INTO {{db}}.{table} t USING {source} s ON t.id = s.k AND {condition} "
                 "WHEN MATCHED THEN UPDATE SET id = id + 100"
             )
@@ -562,24 +569,24 @@ def test_reused_column_name_is_read_and_written_before_the_next_data_commit(
             condition,
         )
         if value is not None:
-            caching_engines.sql(f"INSERT INTO {{db}}.{table} VALUES (50, {value})")
-        assert sorted(caching_engines.sql(query)) == sorted(engines.run_unplanned_sql(query)), condition
+            caching_engines.run_sql(f"INSERT INTO {{db}}.{table} VALUES (50, {value})")
+        assert sorted(caching_engines.run_sql(query)) == sorted(engines.run_unplanned_sql(query)), condition
 
 
 def test_pyiceberg_reads_a_reused_column_name_before_the_next_data_commit(engines: Engines) -> None:
-    engines.sql("CREATE TABLE {db}.again (id bigint, f int) USING iceberg")
-    engines.sql("INSERT INTO {db}.again SELECT id, int(id) FROM range(8)")
-    engines.sql("ALTER TABLE {db}.again DROP COLUMN f")
-    engines.sql("ALTER TABLE {db}.again ADD COLUMN f string")
+    engines.run_sql("CREATE TABLE {db}.again (id bigint, f int) USING iceberg")
+    engines.run_sql("INSERT INTO {db}.again SELECT id, int(id) FROM range(8)")
+    engines.run_sql("ALTER TABLE {db}.again DROP COLUMN f")
+    engines.run_sql("ALTER TABLE {db}.again ADD COLUMN f string")
     for where, count in (("f = 'x'", 0), ("f IS NULL", 8), ("id < 3", 3)):
         assert engines.python.load_table("db.again").scan(where).to_arrow().num_rows == count
 
 
 def test_partitions_of_a_widened_type_are_read_before_the_next_data_commit(engines: Engines) -> None:
-    engines.sql("CREATE TABLE {db}.widened (id bigint, p int) USING iceberg PARTITIONED BY (p)")
-    engines.sql("INSERT INTO {db}.widened SELECT id, int(id % 3) FROM range(9)")
-    engines.sql("ALTER TABLE {db}.widened ALTER COLUMN p TYPE bigint")
+    engines.run_sql("CREATE TABLE {db}.widened (id bigint, p int) USING iceberg PARTITIONED BY (p)")
+    engines.run_sql("INSERT INTO {db}.widened SELECT id, int(id % 3) FROM range(9)")
+    engines.run_sql("ALTER TABLE {db}.widened ALTER COLUMN p TYPE bigint")
     query = "SELECT id FROM {db}.widened WHERE p = 2 ORDER BY id"
     with engines.record_requests() as requests:
-        assert engines.sql(query) == [(2,), (5,), (8,)]
+        assert engines.run_sql(query) == [(2,), (5,), (8,)]
     assert "planTableScan" in requests

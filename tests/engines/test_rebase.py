@@ -94,7 +94,7 @@ def _check_files(metadata: Row, appends: int) -> int:
 
     Return the number of rebased snapshots.
     """
-    snapshots = sorted(metadata["snapshots"], key=lambda one: one["sequence-number"])
+    snapshots = sorted(metadata["snapshots"], key=lambda snapshot: snapshot["sequence-number"])
     assert len(snapshots) == appends
     before: set[str] = set()
     for parent, snapshot in zip([None, *snapshots], snapshots, strict=False):

@@ -60,7 +60,7 @@ class Lake:
     catalog: str
     python: RestCatalog
 
-    def sql(self, text: str) -> list[tuple[Any, ...]]:
+    def run_sql(self, text: str) -> list[tuple[Any, ...]]:
         return collect_rows(self.spark.sql(text.format(db=f"{self.catalog}.db")))
 
 
@@ -140,7 +140,7 @@ def written_rows(lake: Lake) -> pa.Table:
     for name in ("ours", "theirs"):
         lake.python.create_table(f"db.{name}", SCHEMA, partition_spec=BY_PART)
     append(lake.client, "db.ours", table)
-    lake.sql("INSERT INTO {db}.theirs SELECT * FROM {db}.ours DISTRIBUTE BY part")
+    lake.run_sql("INSERT INTO {db}.theirs SELECT * FROM {db}.ours DISTRIBUTE BY part")
     return table
 
 
@@ -162,7 +162,7 @@ def test_spark_reads_the_written_values_of_every_type(lake: Lake, written_rows: 
 def read_metrics(lake: Lake, name: str) -> dict[Any, dict[str, dict[int, Any]]]:
     """Return the metrics of each part from Spark's metadata table."""
     names = ("value_counts", "null_value_counts", "nan_value_counts", "lower_bounds", "upper_bounds")
-    actual = lake.sql(f"SELECT partition.part, sort_order_id, {', '.join(names)} FROM {{db}}.{name}.files")
+    actual = lake.run_sql(f"SELECT partition.part, sort_order_id, {', '.join(names)} FROM {{db}}.{name}.files")
     assert all(one[1] == 0 for one in actual)
     return {one[0]: {key: dict(value or {}) for key, value in zip(names, one[2:], strict=True)} for one in actual}
 
@@ -214,7 +214,7 @@ def delete_by_position(lake: Lake, name: str, ids: set[int]) -> WrittenDeletes:
 @pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_spark_and_seamark_delete_from_one_table_in_turn(lake: Lake, version: int) -> None:
     name = f"turns{version}"
-    lake.sql(
+    lake.run_sql(
         f"CREATE TABLE {{db}}.{name} (id bigint, part int) USING iceberg PARTITIONED BY (part) TBLPROPERTIES "
         f"('format-version' = '{version}', 'write.delete.mode' = 'merge-on-read')"
     )
@@ -233,17 +233,17 @@ def test_spark_and_seamark_delete_from_one_table_in_turn(lake: Lake, version: in
             assert {file["file-format"] for file in written_files.files} == {"PUFFIN"}
             assert len(written_files.removed) == (6 if round_number else 0)
         expected_ids -= deleted_ids
-        assert {one for (one,) in lake.sql(f"SELECT id FROM {{db}}.{name}")} == expected_ids
-        lake.sql(f"DELETE FROM {{db}}.{name} WHERE id % 13 = {round_number}")
+        assert {one for (one,) in lake.run_sql(f"SELECT id FROM {{db}}.{name}")} == expected_ids
+        lake.run_sql(f"DELETE FROM {{db}}.{name} WHERE id % 13 = {round_number}")
         expected_ids -= {one for one in expected_ids if one % 13 == round_number}
-        assert {one for (one,) in lake.sql(f"SELECT id FROM {{db}}.{name}")} == expected_ids
-        assert lake.sql(f"SELECT count(*) FROM {{db}}.{name}") == [(len(expected_ids),)]
+        assert {one for (one,) in lake.run_sql(f"SELECT id FROM {{db}}.{name}")} == expected_ids
+        assert lake.run_sql(f"SELECT count(*) FROM {{db}}.{name}") == [(len(expected_ids),)]
     actual_table = lake.python.load_table(f"db.{name}").scan().to_arrow()
     assert set(actual_table["id"].to_pylist()) == expected_ids
 
 
 def test_spark_leaves_out_the_rows_of_equality_deletes(lake: Lake) -> None:
-    lake.sql("CREATE TABLE {db}.keyed (id bigint, land string) USING iceberg PARTITIONED BY (bucket(4, id))")
+    lake.run_sql("CREATE TABLE {db}.keyed (id bigint, land string) USING iceberg PARTITIONED BY (bucket(4, id))")
     ids = list(range(50))
     append(lake.client, "db.keyed", pa.table({"id": ids, "land": [None if id_ % 5 else "de" for id_ in ids]}))
     table = open_table(lake.client, "db.keyed", CURRENT)
@@ -254,4 +254,4 @@ def test_spark_leaves_out_the_rows_of_equality_deletes(lake: Lake) -> None:
         "db.keyed", {"read-snapshot-id": table.snapshot_id, "add": list(written_files.files)}
     )
     append(lake.client, "db.keyed", pa.table({"id": [3], "land": pa.array([None], pa.string())}))
-    assert sorted(one for (one,) in lake.sql("SELECT id FROM {db}.keyed")) == [id_ for id_ in ids if id_ != 5]
+    assert sorted(one for (one,) in lake.run_sql("SELECT id FROM {db}.keyed")) == [id_ for id_ in ids if id_ != 5]

@@ -71,7 +71,7 @@ def test_full_disk_rejects_commits_and_loses_nothing(tmp_path: Path, disk: Small
             assert status == 503, body
             assert client.read_chain() == list(range(1, commit_count + 1)), "the table is as it was"
             # Files of rejected commits are removed; the pointer's file and its log are complete.
-            expected = {Path(location.removeprefix("file://")) for location in client.files()}
+            expected = {Path(location.removeprefix("file://")) for location in client.list_metadata_files()}
             assert becomes_true(lambda wanted=expected: set(_list_metadata_files(server)) == wanted), place
 
             disk.free_space()

@@ -71,8 +71,8 @@ def test_killed_server_on_postgresql_and_s3_leaves_a_whole_commit_or_nothing(
         client = server.start()
         for number, step in enumerate(STEPS):
             client = _die_and_retry(server, client, step, RETRIES[number % 2], f"t{number}")
-        for name in client.tables():
-            for location in client.files(name):
+        for name in client.list_tables():
+            for location in client.list_metadata_files(name):
                 assert (s3.root / location.removeprefix("s3://")).is_file()
 
 
@@ -100,7 +100,7 @@ def test_killed_transaction_changed_all_its_tables_or_none(tmp_path: Path) -> No
 
 def _list_changes(client: Client) -> dict[str, tuple[tuple[Any, ...], int, Any]]:
     """Return by name: a request, the status of its first outcome, and a check of whether it was executed."""
-    location = client.files("source")[0]
+    location = client.list_metadata_files("source")[0]
     rename_request = {
         "source": {"namespace": ["db"], "name": "old"},
         "destination": {"namespace": ["db"], "name": "new"},
@@ -109,23 +109,23 @@ def _list_changes(client: Client) -> dict[str, tuple[tuple[Any, ...], int, Any]]
         "create": (
             ("POST", "/v1/namespaces/db/tables", {"name": "made", "schema": SCHEMA}),
             200,
-            lambda now: "made" in now.tables(),
+            lambda now: "made" in now.list_tables(),
         ),
         "rename": (
             ("POST", "/v1/tables/rename", rename_request),
             204,
-            lambda now: _choose_one(now.tables(), "new", "old") == "new",
+            lambda now: _choose_one(now.list_tables(), "new", "old") == "new",
         ),
         "register": (
             ("POST", "/v1/namespaces/db/register", {"name": "twin", "metadata-location": location}),
             200,
-            lambda now: "twin" in now.tables(),
+            lambda now: "twin" in now.list_tables(),
         ),
         "drop": (
             ("DELETE", "/v1/namespaces/db/tables/doomed", None),
             204,
             lambda now: (
-                _choose_one([*now.tables(), *_list_dropped(now)], "dropped:doomed", "doomed") == "dropped:doomed"
+                _choose_one([*now.list_tables(), *_list_dropped(now)], "dropped:doomed", "doomed") == "dropped:doomed"
             ),
         ),
     }
@@ -159,5 +159,5 @@ def test_killed_create_rename_register_or_drop_is_executed_completely_or_not_at_
                 answer_status, body = client.call(*request, key)
                 assert answer_status == status, (operation, body)
                 assert has_happened(client), operation
-        for name in client.tables():
+        for name in client.list_tables():
             assert client.read_chain(name) == []

@@ -160,7 +160,7 @@ def _find_missing_files(server: Seamark, registered: set[str]) -> list[str]:
     """
     client = Client(server.base_url)
     results = []
-    for name in client.tables():
+    for name in client.list_tables():
         status, body = client.call("GET", f"{TABLES}/{name}")
         if status != 200:
             results.append(f"{name}: {status} {body}")

@@ -23,7 +23,7 @@ from pyiceberg.table import StaticTable
 
 from tests.faults.rigs.http import Client, OutcomeUnknown
 from tests.planner.lakes.tables import Table, make_between
-from tests.server.test_processes import eventually, list_workers
+from tests.server.test_processes import list_workers, wait_until
 from tests.services.seamark import Seamark
 
 T = "/v1/namespaces/db/tables/t"
@@ -32,14 +32,15 @@ Start = Callable[..., Seamark]
 
 def wait_for_workers(server: Seamark, count: int = 2) -> None:
     """Wait until `count` workers have begun to serve since the start."""
-    eventually(lambda: server.log.read_text().count('"event":"serving"') == count)
+    wait_until(lambda: server.log.read_text().count('"event":"serving"') == count)
 
 
 def register_table(server: Seamark, name: str, manifests: int, per_manifest: int) -> Table:
     """Register a table `db.<name>` with the files from number 0 on, and return it."""
     table = Table(Path(server.warehouse.removeprefix("file://")) / "db" / name)
     listed_manifests = [
-        table.manifest(f"m{at}", range(at * per_manifest, (at + 1) * per_manifest), day=at) for at in range(manifests)
+        table.write_manifest(f"m{at}", range(at * per_manifest, (at + 1) * per_manifest), day=at)
+        for at in range(manifests)
     ]
     table.commit(1, listed_manifests)
     client = Client(server.base_url)
@@ -70,7 +71,7 @@ def count_decoded_manifests(server: Seamark) -> int:
     return int(float(match[1])) if match else 0
 
 
-def list_workers_of(server: Seamark, operation: str) -> set[int]:
+def list_workers_with(server: Seamark, operation: str) -> set[int]:
     lines = [line for line in server.log.read_text().splitlines() if line.startswith("{")]
     events = [event for event in map(json.loads, lines) if event["event"] == "request"]
     return {event["worker"] for event in events if event["operation"] == operation}
@@ -87,8 +88,8 @@ def test_manifest_decoded_by_one_worker_is_mapped_by_the_other(start_seamark: St
     for (low, high), (status, answer) in zip(expected, answers, strict=True):
         assert status == 200, answer
         assert list_file_numbers(answer) == list(range(low, high + 1))
-    assert list_workers_of(server, "planTableScan") == {0, 1}
-    eventually(lambda: count_decoded_manifests(server) >= 60)
+    assert list_workers_with(server, "planTableScan") == {0, 1}
+    wait_until(lambda: count_decoded_manifests(server) >= 60)
     time.sleep(1.5)  # A worker that decodes a manifest again reports it within a second.
     assert count_decoded_manifests(server) == 60
 
@@ -111,7 +112,7 @@ def test_plan_task_of_one_worker_is_answered_by_the_other(start_seamark: Start) 
             assert status == 200, page
             results[-1] += list_file_numbers(page)
     assert results == [list(range(5, 81))] * 8
-    assert list_workers_of(server, "fetchScanTasks") == {0, 1}
+    assert list_workers_with(server, "fetchScanTasks") == {0, 1}
 
 
 @pytest.mark.slow
@@ -166,7 +167,8 @@ def test_every_plan_during_commits_equals_that_of_its_own_snapshot(start_seamark
         """Add a manifest with each commit, and drop one now and then."""
         source, client = random.Random(7), Client(server.base_url)
         manifests = [
-            table.manifest(f"w{position}", range(position * 5, position * 5 + 5), day=position) for position in range(8)
+            table.write_manifest(f"w{position}", range(position * 5, position * 5 + 5), day=position)
+            for position in range(8)
         ]
         held_rows = {position: list(range(position * 5, position * 5 + 5)) for position in range(8)}
         order = list(range(8))
@@ -176,7 +178,7 @@ def test_every_plan_during_commits_equals_that_of_its_own_snapshot(start_seamark
             snapshot_id += 1
             position = 8 + snapshot_id
             held_rows[position] = list(range(position * 5, position * 5 + 5))
-            new_manifests[position] = table.manifest(
+            new_manifests[position] = table.write_manifest(
                 f"w{position}", held_rows[position], day=position, snapshot_id=snapshot_id
             )
             order.append(position)

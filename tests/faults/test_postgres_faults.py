@@ -50,7 +50,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 def _is_answering(postgres: Postgres) -> bool:
     with contextlib.suppress(ServiceFailed):
-        return postgres.sql("SELECT 1") == "1"
+        return postgres.run_sql("SELECT 1") == "1"
     return False
 
 
@@ -119,7 +119,7 @@ def test_connections_cut_during_commits_lose_no_acknowledged_commit(pair: Pair) 
     with run_writers(pair.base_urls, "cut", seed=6) as notes:
         for _ in range(12):
             assert wait_for_commits(notes, 3, 60), notes
-            pair.postgres.sql(cut_statement)
+            pair.postgres.run_sql(cut_statement)
         assert wait_for_commits(notes, 20, 60), notes
     for url in pair.base_urls:
         notes.check(Client(url), "cut", _exists, f"cut, {dict(notes.outcomes)}")

@@ -50,7 +50,7 @@ def _list_files(metadata: Row) -> set[str]:
     The function reads the files of all snapshots, so that it detects a missing file.
     """
     results: set[str] = set()
-    for snapshot in sorted(metadata.get("snapshots", []), key=lambda one: one["sequence-number"]):
+    for snapshot in sorted(metadata.get("snapshots", []), key=lambda snapshot: snapshot["sequence-number"]):
         results = set(read_snapshot(snapshot))
     return results
 

@@ -59,7 +59,7 @@ class Keys:
         )
         return path, signed_headers
 
-    def client(self, *, verify: str | None = None, **options: Any) -> Any:
+    def make_client(self, *, verify: str | None = None, **options: Any) -> Any:
         """Return a boto3 client. `verify` is the file of the authority that issued the gateway's certificate."""
         settings = Config(
             s3={"addressing_style": "path"}, retries={"max_attempts": 1}, **({"signature_version": "s3v4"} | options)
@@ -139,15 +139,15 @@ class Rig:
         ]:
             self.request("POST", "/v1/namespaces", {"namespace": [namespace]}, token=token)
         self.request("POST", f"/v1/namespaces/{namespace}/tables", {"name": name, "schema": SCHEMA}, token=token)
-        return self.keys(name, namespace=namespace, token=token)
+        return self.load_keys(name, namespace=namespace, token=token)
 
     def has_table(self, name: str, *, namespace: str = "ns") -> bool:
         try:
-            return bool(self.keys(name, namespace=namespace))
+            return bool(self.load_keys(name, namespace=namespace))
         except urllib.error.HTTPError:
             return False
 
-    def keys(self, name: str, *, namespace: str = "ns", token: str = "") -> Keys:
+    def load_keys(self, name: str, *, namespace: str = "ns", token: str = "") -> Keys:
         loaded_table = self.request("GET", f"/v1/namespaces/{namespace}/tables/{name}", token=token)
         return read_keys(loaded_table)
 

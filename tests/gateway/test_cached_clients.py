@@ -36,7 +36,7 @@ def _create_name(extension: str = "parquet") -> str:
 def test_boto3_reads_each_kind_of_write(keys: Keys, store_rig: Rig) -> None:
     assert store_rig.direct is not None
     source, target = ({"Bucket": keys.bucket, "Key": keys.prefix + _create_name()} for _ in range(2))
-    with closing(keys.client()) as client, closing(store_rig.direct.client()) as direct:
+    with closing(keys.make_client()) as client, closing(store_rig.direct.client()) as direct:
 
         def answer_twice(object_address: dict[str, str], **options: Any) -> Any:
             """Return what the gateway answers, twice; asserts that the store answers the same."""

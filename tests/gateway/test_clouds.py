@@ -60,7 +60,7 @@ def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     else:
         cloud = request.getfixturevalue("google_storage")
         bucket, backend = cloud.create_bucket().removeprefix("gs://"), "gs://"
-    settings = {"s3_backend": backend, **cloud.settings()}
+    settings = {"s3_backend": backend, **cloud.make_settings()}
     with open_cloud_rig(tmp_path_factory.mktemp("gateway-cloud"), bucket, settings) as rig:
         yield rig
 
@@ -79,7 +79,7 @@ def test_engines_use_s3_tables_in_a_cloud_with_keys_for_one_table(rig: Rig) -> N
 
 def test_s3_clients_write_read_list_and_delete_objects(rig: Rig) -> None:
     keys = rig.create_table("objects")
-    client, bucket = keys.client(), keys.bucket
+    client, bucket = keys.make_client(), keys.bucket
     names = ["a/one", "a/two", "b ü+%20", "c"]
     for name in names:
         client.put_object(Bucket=bucket, Key=keys.prefix + name, Body=name.encode(), ContentType="text/plain")
@@ -123,7 +123,7 @@ def test_s3_clients_write_read_list_and_delete_objects(rig: Rig) -> None:
 
 def test_object_in_parts_appears_when_its_upload_is_completed(rig: Rig) -> None:
     keys = rig.create_table("parts")
-    client, address = keys.client(), {"Bucket": keys.bucket, "Key": f"{keys.prefix}big"}
+    client, address = keys.make_client(), {"Bucket": keys.bucket, "Key": f"{keys.prefix}big"}
     upload = client.create_multipart_upload(**address)["UploadId"]
     bodies = [b"1" * PART_BYTES, b"2" * 1000]
     etags = [
@@ -163,13 +163,13 @@ def test_large_body_that_is_not_the_signed_body_is_not_stored(rig: Rig) -> None:
     answer = requests.put(keys.endpoint + path, headers=headers, data=b"4" * (PUT_BYTES_MAX + 1000), timeout=60)
     assert (answer.status_code, "XAmzContentSHA256Mismatch" in answer.text) == (400, True)
     with pytest.raises(ClientError, match="404"):
-        keys.client().head_object(Bucket=keys.bucket, Key=f"{keys.prefix}forged")
+        keys.make_client().head_object(Bucket=keys.bucket, Key=f"{keys.prefix}forged")
 
 
 def test_keys_of_one_table_open_no_object_of_another(rig: Rig) -> None:
     own, other = rig.create_table("own"), rig.create_table("other")
-    other.client().put_object(Bucket=other.bucket, Key=f"{other.prefix}secret", Body=b"secret")
-    client, foreign = own.client(), {"Bucket": other.bucket, "Key": f"{other.prefix}secret"}
+    other.make_client().put_object(Bucket=other.bucket, Key=f"{other.prefix}secret", Body=b"secret")
+    client, foreign = own.make_client(), {"Bucket": other.bucket, "Key": f"{other.prefix}secret"}
     source = {"Bucket": other.bucket, "Key": f"{other.prefix}secret"}
     for call, arguments in (
         (client.get_object, foreign),
@@ -181,7 +181,7 @@ def test_keys_of_one_table_open_no_object_of_another(rig: Rig) -> None:
     ):
         with pytest.raises(ClientError, match="AccessDenied"):
             call(**arguments)
-    assert other.client().get_object(**foreign)["Body"].read() == b"secret"
+    assert other.make_client().get_object(**foreign)["Body"].read() == b"secret"
 
 
 class _WaitingBody(Body):
@@ -191,7 +191,7 @@ class _WaitingBody(Body):
         self.length = length
         self.is_read = asyncio.Event()
 
-    async def pieces(self) -> AsyncIterator[bytes]:
+    async def iter_pieces(self) -> AsyncIterator[bytes]:
         self.is_read.set()
         await asyncio.Event().wait()
         yield b""

@@ -35,7 +35,7 @@ def keys(rig: Rig) -> Keys:
 
 @pytest.fixture
 def client(keys: Keys) -> Iterator[Any]:
-    client = keys.client()
+    client = keys.make_client()
     yield client
     client.close()
 
@@ -62,7 +62,7 @@ def test_every_form_of_range_gives_the_bytes_and_errors_of_the_store(store_rig: 
     outcomes = {}
     for rig in (store_rig, folder_rig):
         keys = rig.create_table(f"t{next(_numbers)}")
-        with closing(keys.client()) as client:
+        with closing(keys.make_client()) as client:
             client.put_object(Bucket=keys.bucket, Key=keys.prefix + "o", Body=data)
             client.put_object(Bucket=keys.bucket, Key=keys.prefix + "empty", Body=b"")
             outcomes[rig.gateway] = _read_ranges(client, keys)

@@ -19,7 +19,7 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType
 
 from tests.gateway.rig import Rig, open_rig
-from tests.peers.fault_proxy import FaultProxy, fault_proxy
+from tests.peers.fault_proxy import FaultProxy, run_fault_proxy
 from tests.services.s3 import S3
 from tests.waits import block_until
 
@@ -30,7 +30,7 @@ SPEC = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "p"))
 @pytest.fixture(scope="module")
 def proxy(s3: S3) -> Iterator[FaultProxy]:
     host, port = s3.endpoint.removeprefix("http://").split(":")
-    with fault_proxy(host, int(port)) as proxy:
+    with run_fault_proxy(host, int(port)) as proxy:
         yield proxy
 
 
@@ -74,8 +74,8 @@ def test_chosen_partitions_are_cached_before_their_first_reader(
     files = {task.file.file_path: task.file.partition[0] for task in table.scan().plan_files()}
     assert sorted(files.values()) == ["cold", "cold", "hot", "hot"]
     proxy.requests.clear()
-    keys = counting_rig.keys(kind, namespace="pre")
-    client = keys.client()
+    keys = counting_rig.load_keys(kind, namespace="pre")
+    client = keys.make_client()
     try:
         for path, partition in files.items():
             bucket, _, key = path.removeprefix("s3://").partition("/")

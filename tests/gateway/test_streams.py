@@ -34,7 +34,7 @@ def keys(rig: Rig) -> Keys:
 
 @pytest.fixture
 def client(keys: Keys) -> Iterator[Any]:
-    with closing(keys.client()) as client:
+    with closing(keys.make_client()) as client:
         yield client
 
 
@@ -103,7 +103,7 @@ def test_connection_that_ends_early_stores_nothing(folder_rig: Rig) -> None:
     Other stores may treat a short body without hash or framing differently: versitygw keeps it.
     """
     rig, keys = folder_rig, folder_rig.create_table(f"s{next(_numbers)}")
-    client = keys.client()
+    client = keys.make_client()
     target, signed_headers = keys.sign("PUT", "early", "UNSIGNED-PAYLOAD")
     with socket.create_connection((urlsplit(keys.endpoint).hostname, urlsplit(keys.endpoint).port)) as raw:
         head = "".join(f"{name}: {value}\r\n" for name, value in signed_headers.items())
@@ -187,7 +187,7 @@ def test_unavailable_or_killed_store_gives_no_short_object(tmp_path: Path) -> No
         proxy = _CuttingProxy(s3)
         with closing(proxy), open_rig(tmp_path, s3, SEAMARK_S3_ENDPOINT=proxy.url) as rig:
             keys = rig.create_table("t")
-            with closing(keys.client()) as client:
+            with closing(keys.make_client()) as client:
                 object_address = {"Bucket": keys.bucket, "Key": keys.prefix + "o"}
                 client.put_object(**object_address, Body=b"x" * 4 * MEBIBYTE)
                 proxy.cut_after = MEBIBYTE

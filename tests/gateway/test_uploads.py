@@ -75,7 +75,7 @@ def test_part_of_an_unknown_upload_is_rejected_before_its_body(folder_rig: Rig) 
 
 def test_upload_is_complete_only_with_its_parts(folder_rig: Rig) -> None:
     keys = folder_rig.create_table("upload")
-    with closing(keys.client()) as client:
+    with closing(keys.make_client()) as client:
         object_address: dict[str, Any] = {"Bucket": keys.bucket, "Key": keys.prefix + "o"}
         upload = {"UploadId": client.create_multipart_upload(**object_address)["UploadId"]}
         tag = client.upload_part(**object_address, **upload, PartNumber=1, Body=b"x" * 1000)["ETag"]

@@ -85,8 +85,8 @@ class FaultyObjects:
             yield info
         self._act_after(fault, prefix)
 
-    def uploads(self, prefix: str) -> AsyncIterator[Upload]:
-        return self.inner.uploads(prefix)
+    def list_uploads(self, prefix: str) -> AsyncIterator[Upload]:
+        return self.inner.list_uploads(prefix)
 
     async def abort_uploads(self, uploads: Sequence[Upload]) -> int:
         return await self.inner.abort_uploads(uploads)

@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyiceberg.catalog.rest import RestCatalog
 
 from tests.faults.rigs.http import Client
-from tests.peers.fault_proxy import FaultProxy, fault_proxy
+from tests.peers.fault_proxy import FaultProxy, run_fault_proxy
 from tests.peers.networks import Network
 from tests.services.postgres import Postgres
 from tests.services.process import free_port
@@ -115,9 +115,9 @@ def open_fleet(
     store, local_address = urlsplit(s3.endpoint), "127.0.0.1" if network is None else network.address
     is_linked = is_linked and network is None
     with ExitStack() as stack:
-        storage = stack.enter_context(fault_proxy(str(store.hostname), int(store.port or 80), local_address))
+        storage = stack.enter_context(run_fault_proxy(str(store.hostname), int(store.port or 80), local_address))
         if network is not None:
-            way = stack.enter_context(fault_proxy("127.0.0.1", postgres.port, local_address))
+            way = stack.enter_context(run_fault_proxy("127.0.0.1", postgres.port, local_address))
             database = database.replace(f"127.0.0.1:{postgres.port}", way.address)
         replicas, links = [], []
         for number in range(count):
@@ -131,13 +131,13 @@ def open_fleet(
                 "SEAMARK_HOUSEKEEPING_INTERVAL_S": "3600",
             }
             if is_linked:
-                link = stack.enter_context(fault_proxy("127.0.0.1", port))
+                link = stack.enter_context(run_fault_proxy("127.0.0.1", port))
                 links.append(link)
                 settings |= {"SEAMARK_PEER_ADDRESS": link.address, "SEAMARK_PEER_LISTEN": f"127.0.0.1:{port}"}
             settings |= {**(env or {}), **((first or {}) if number == 0 else {})}
             own_port, base_url = free_port(), ""
             if place is not None:
-                door = fault_proxy("", own_port, connect=partial(place.connect, own_port))
+                door = run_fault_proxy("", own_port, connect=partial(place.connect, own_port))
                 base_url = stack.enter_context(door).url
             replica = Seamark(
                 folder / f"r{number}",

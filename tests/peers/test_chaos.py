@@ -13,7 +13,7 @@ import pytest
 from tests.faults.rigs.disk import mount_small_disk
 from tests.peers.campaign import NOTHING_KEPT, Faults, Readers, run_campaign, write_tables
 from tests.peers.fleet import open_fleet
-from tests.peers.networks import network
+from tests.peers.networks import open_network
 from tests.seeds import first_seed
 from tests.services.postgres import Postgres
 from tests.services.s3 import S3
@@ -45,7 +45,7 @@ def test_replicas_that_lose_their_network_cause_no_wrong_answer(tmp_path: Path, 
     rng = random.Random(first_seed())
     first = {"SEAMARK_PEER_DISK_FOLDER": str(tmp_path / "disk" / "files")}
     with (
-        network(3) as hosts,
+        open_network(3) as hosts,
         mount_small_disk(tmp_path / "disk") as disk,
         open_fleet(tmp_path, postgres, s3, 3, env=NOTHING_KEPT, first=first, network=hosts) as fleet,
     ):

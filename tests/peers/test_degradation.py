@@ -130,7 +130,7 @@ def test_requests_without_the_directive_and_writes_get_503_and_retry_after_while
 
 def _is_answering(postgres: Postgres) -> bool:
     try:
-        return postgres.sql("SELECT 1") == "1"
+        return postgres.run_sql("SELECT 1") == "1"
     except Exception:  # noqa: BLE001  it is starting
         return False
 
@@ -155,7 +155,7 @@ async def test_rights_are_cached_no_longer_than_allowed_and_a_revoked_or_expired
     clock = OffsetClock()
     settings = build_settings(tmp_path, auth="token", database=own_postgres.create_database())
     async with (
-        open_store(settings.database_url(), clock=clock, keeps_reads=True) as store,
+        open_store(settings.make_database_url(), clock=clock, keeps_reads=True) as store,
         open_keyring(settings, store, clock) as keyring,
         open_authenticator(settings, store, keyring, clock) as authenticator,
     ):

@@ -66,7 +66,7 @@ class Tables:
         plan_table = await self.writer.write(kept_manifests, metadata, snapshot, folder.as_uri(), "p")
         for path, data in plan_table.files:
             Path(path.removeprefix("file://")).write_bytes(data)
-        return kept_manifests, plan_table, {block.text("file_path", row) or "" for block, row in located}
+        return kept_manifests, plan_table, {block.read_text("file_path", row) or "" for block, row in located}
 
 
 async def check_case(tables: Tables, case: Case) -> tuple[str, set[str], Counter[str]]:

@@ -162,10 +162,10 @@ async def test_a_process_that_only_reads_opens_no_table(log: MemoryLog, clock: S
 async def load_released_offset(stream: Stream) -> int:
     """Return the offset below which the log may remove the rows of the table."""
     components = stream.server.components
-    entry = await components.catalog.tables.entry(("db",), "t")
+    entry = await components.catalog.tables.load_entry(("db",), "t")
     metadata = await components.catalog.documents.table(entry.metadata_location)
     log = await components.streams.open_log(entry, metadata)
-    return log.shards(entry.uuid)[Shard(entry.uuid, 0)].released
+    return log.list_shards(entry.uuid)[Shard(entry.uuid, 0)].released
 
 
 async def test_the_flush_of_the_first_rows_leaves_later_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

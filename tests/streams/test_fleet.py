@@ -52,7 +52,7 @@ async def _list_tables(fleet: list[Stream]) -> list[StreamTable]:
     """Return the open table of each server."""
     tables = []
     for stream in fleet:
-        entry = await stream.server.components.catalog.tables.entry(("db",), "t")
+        entry = await stream.server.components.catalog.tables.load_entry(("db",), "t")
         tables.append(await stream.server.components.streams.open(entry))
     return tables
 
@@ -151,7 +151,7 @@ async def test_a_removal_that_is_repeated_at_another_server_does_not_flush_again
     await first.post({"id": 1})
     tables = await _list_tables(fleet)
     await until(lambda: any(table.flushed[0] for table in tables))  # The first row is flushed at once.
-    entry = await first.server.components.catalog.tables.entry(("db",), "t")
+    entry = await first.server.components.catalog.tables.load_entry(("db",), "t")
 
     async def prepare_removal(server: Stream, read_snapshot_id: int | None) -> bool:
         """Return whether a commit that has read a snapshot has flushed the rows that wait."""
@@ -199,7 +199,7 @@ async def test_a_table_of_a_server_that_stopped_gets_another_owner(
         await first.flush()
         await first.post({"id": 2})
     async with streaming(tmp_path / "b", **settings | {"stream_flush_interval_ms": 100}) as second:
-        uuid = (await second.server.components.catalog.tables.entry(("db",), "t")).uuid
+        uuid = (await second.server.components.catalog.tables.load_entry(("db",), "t")).uuid
         tables = second.server.components.streams.tables
         await until(lambda: uuid in tables and tables[uuid].flushed == {0: 2})
         assert await second.ids() == [1, 2]

@@ -80,7 +80,7 @@ async def test_all_readers_return_rows_before_their_flush(stream: Stream) -> Non
         assert query_duckdb_rows(url, "SELECT id FROM sea.db.t WHERE name = 'b'") == [(2,)]
         assert query_duckdb_rows(url, "SELECT id FROM sea.db.t") == [(1,), (2,), (3,)]
         assert query_duckdb_rows(url, join.replace("db.t", "sea.db.t")) == [(1,), (3,)]
-        client = SeamarkClient(url).reading_fresh_rows()
+        client = SeamarkClient(url).with_fresh_rows()
         assert client.explain(TABLE, "id > 1").records == 2
         name = client.plan_table(TABLE, "id >= 0").name
         assert name is not None
@@ -101,7 +101,7 @@ async def test_read_of_a_snapshot_branch_or_time_has_no_unflushed_rows(stream: S
             assert scan_ids(url, at=at) == [1]
         for version in (str(snapshot.snapshot_id), "'main'"):
             assert query_rows(url, f"SELECT id FROM db.t FOR VERSION AS OF {version}") == [(1,)]
-        client = SeamarkClient(url).reading_fresh_rows()
+        client = SeamarkClient(url).with_fresh_rows()
         assert client.explain(TABLE, at=At(ref="main")).files == 1
         assert client.plan_table(TABLE, at=At(ref="main")).files == 1
 
@@ -109,7 +109,7 @@ async def test_read_of_a_snapshot_branch_or_time_has_no_unflushed_rows(stream: S
 
 
 async def test_scans_of_an_open_table_read_the_same_rows_while_others_arrive(stream: Stream) -> None:
-    client = SeamarkClient(stream.server.url).reading_fresh_rows()
+    client = SeamarkClient(stream.server.url).with_fresh_rows()
 
     def count_planned_rows(opened_table: Any) -> int:
         return sum(task.records for task in plan(client, opened_table))

@@ -33,13 +33,13 @@ from seamark.metaserver.streams.positions import (
     ReadPosition,
     choose_next_step,
     encode_ranges,
+    find_earliest_position,
+    find_latest_position,
+    find_position_after_snapshot,
+    find_snapshot_at,
     hash_of_log,
     parse_position,
     parse_ranges,
-    position_after_snapshot,
-    position_earliest,
-    position_latest,
-    snapshot_at,
 )
 from tests.seeds import first_seed, quick
 
@@ -186,17 +186,17 @@ def start_reader(model: Model) -> Reader | None:
     table = model.table()
     match model.rng.choice(("earliest", "latest", "snapshot", "time")):
         case "earliest":
-            return Reader(position_earliest(UUID, table).encode())
+            return Reader(find_earliest_position(UUID, table).encode())
         case "latest":
-            return Reader(position_latest(UUID, table).encode(), list(model.rows))
+            return Reader(find_latest_position(UUID, table).encode(), list(model.rows))
         case "snapshot" if model.history.by_id:
             snapshot_id = model.rng.choice(list(model.history.by_id))
-            position = position_after_snapshot(UUID, table, snapshot_id)
+            position = find_position_after_snapshot(UUID, table, snapshot_id)
             return Reader(position.encode(), list(model.live[snapshot_id]))
         case "time" if model.history.by_id:
             try:
-                snapshot = snapshot_at(table, model.rng.choice(list(model.history.by_id)))
-                position = position_after_snapshot(UUID, table, snapshot)
+                snapshot = find_snapshot_at(table, model.rng.choice(list(model.history.by_id)))
+                position = find_position_after_snapshot(UUID, table, snapshot)
             except OffsetOutOfRange:
                 return None
             return Reader(position.encode(), list(model.live[snapshot]))
@@ -237,7 +237,7 @@ def test_most_random_readers_do_not_fail() -> None:
     for seed in range(200):
         rng = Random(seed)
         model = Model(rng, 2, rebuild_chance=0)
-        reader = Reader(position_earliest(UUID, model.table()).encode())
+        reader = Reader(find_earliest_position(UUID, model.table()).encode())
         for _ in range(30):
             model.act()
             reader.read(model, 2)
@@ -249,7 +249,7 @@ def test_rows_of_a_rolled_back_flush_are_refused_or_skipped() -> None:
     model = Model(Random(1), 1)
     model.commit("append", model.draw_rows())
     base = model.history.current_snapshot_id
-    before = position_after_snapshot(UUID, model.table(), base)
+    before = find_position_after_snapshot(UUID, model.table(), base)
     model.log[0] += [100, 101]
     model.commit("append", [100, 101], [FlushedRange(0, 0, 2)])
     model.flushed[0] = 2
@@ -268,8 +268,8 @@ def test_rows_of_a_rolled_back_flush_are_refused_or_skipped() -> None:
 def test_a_read_ends_at_its_until_position() -> None:
     model = Model(Random(1), 2)
     model.log[0] += [1, 2]
-    start = position_earliest(UUID, model.table())
-    until = position_latest(UUID, model.table())
+    start = find_earliest_position(UUID, model.table())
+    until = find_latest_position(UUID, model.table())
     model.log[0].append(3)
     model.log[1].append(4)
     step = choose_next_step(start, model.table(), until=until)
@@ -322,12 +322,12 @@ def test_summary_that_is_no_flush_of_this_table_is_read_as_an_append(offsets: st
 def test_flushes_before_a_rebuild_are_read_as_appends() -> None:
     model = Model(Random(1), 1)
     model.log[0] += [1, 2]
-    old = position_latest(UUID, model.table())
+    old = find_latest_position(UUID, model.table())
     model.rebuild()
     model.log[0] += [3, 4, 5]
     model.flush(1.0)
     first, second = model.history.by_id
-    start = position_after_snapshot(UUID, model.table(), None)
+    start = find_position_after_snapshot(UUID, model.table(), None)
     step = choose_next_step(parse_position(start.encode(), UUID), model.table())
     assert isinstance(step, Files)
     assert (step.snapshot_id, step.position.offsets) == (first, (0,))

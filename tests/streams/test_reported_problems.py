@@ -280,10 +280,10 @@ async def test_updates_of_the_same_keys_do_not_let_the_table_grow(tmp_path: Path
         files = await asyncio.to_thread(lambda: table.inspect.data_files().to_pylist())
         assert sum(file["record_count"] for file in files) == 5
         log = await stream.server.components.streams.open_log(
-            await stream.server.components.catalog.tables.entry(("db",), "t"),
+            await stream.server.components.catalog.tables.load_entry(("db",), "t"),
             await stream.server.components.catalog.documents.table(table.metadata_location),
         )
-        assert all(state.released == state.watermark for state in log.shards().values())
+        assert all(state.released == state.watermark for state in log.list_shards().values())
 
 
 async def test_deletion_vectors_that_a_flush_replaces_stay_for_earlier_snapshots(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from seamark.metaserver.log.segments import SegmentLog
 from seamark.metaserver.streams.catalog_tables import CatalogTables
 from seamark.metaserver.streams.stream_properties import ENABLED
 from tests.seeds import examples, first_seed
-from tests.server.rig import RunningServer, running
+from tests.server.rig import RunningServer, run_server
 from tests.waits import until
 
 NEVER_MS = 3_600_000
@@ -90,7 +90,7 @@ class Stream:
 
 @asynccontextmanager
 async def streaming(home: Path, **settings: Any) -> AsyncIterator[Stream]:
-    async with running(home, **{"stream_flush_interval_ms": NEVER_MS, **settings}) as server:
+    async with run_server(home, **{"stream_flush_interval_ms": NEVER_MS, **settings}) as server:
         catalog = await asyncio.to_thread(
             lambda: RestCatalog("streams", uri=server.url, **{"rest-scan-planning-enabled": "true"})
         )

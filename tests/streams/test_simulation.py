@@ -17,11 +17,11 @@ from msgspec import structs
 
 from seamark.formats.runtime.errors import SeamarkError
 from seamark.metaserver.log import recovery, segments
-from seamark.metaserver.log.frames import encode_meta, payloads_of
+from seamark.metaserver.log.frames import encode_meta, list_payloads
 from seamark.metaserver.log.kafka.journal import AppendRequest, TrimRequest
 from seamark.metaserver.log.kafka.journal_state import JournalReader, JournalState
 from seamark.metaserver.log.kafka.kafka_log import KafkaLog
-from seamark.metaserver.log.port import Acknowledgement, Shard, owner_of
+from seamark.metaserver.log.port import Acknowledgement, Shard, parse_owner
 from seamark.metaserver.log.segment import LogSegment
 from seamark.metaserver.log.state import AppendEntry, Group
 from seamark.metaserver.streams.owners import StreamOwners
@@ -140,7 +140,7 @@ def follow_no_flush(patch: pytest.MonkeyPatch) -> None:
 
 def read_shards_at_different_moments(patch: pytest.MonkeyPatch) -> None:
     """Use watermarks of different times for two shards, so that a reader sees half of an append."""
-    watermarks = StreamTable.watermarks
+    watermarks = StreamTable.read_watermarks
     earlier: dict[int, dict[int, int]] = {}
 
     def mix_watermarks(table: StreamTable) -> dict[int, int]:
@@ -150,7 +150,7 @@ def read_shards_at_different_moments(patch: pytest.MonkeyPatch) -> None:
         last_time = max(now)
         return {**now, last_time: max(before.get(last_time, 0), table.flushed[last_time])}
 
-    patch.setattr(StreamTable, "watermarks", mix_watermarks)
+    patch.setattr(StreamTable, "read_watermarks", mix_watermarks)
 
 
 def store_shards_apart(patch: pytest.MonkeyPatch) -> None:
@@ -183,7 +183,7 @@ def store_shards_apart(patch: pytest.MonkeyPatch) -> None:
                 request.future.set_exception(error)
                 continue
             for entry, batch in zip(group.entries[entries:], request.batches, strict=False):
-                frames.append((encode_meta(entry), payloads_of([batch])))
+                frames.append((encode_meta(entry), list_payloads([batch])))
         if not frames or await log._store(group, frames, 0, answers):
             for future, answer in answers:
                 if not future.done():
@@ -231,7 +231,7 @@ def decide_by_a_setting_of_the_server(patch: pytest.MonkeyPatch) -> None:
             state.__dict__["limit"] = next(limits)
         while len(state.state.producers) > state.__dict__["limit"]:
             del state.state.producers[next(iter(state.state.producers))]
-        state.state.producer_counts = Counter(map(owner_of, state.state.producers))
+        state.state.producer_counts = Counter(map(parse_owner, state.state.producers))
         return outcomes
 
     patch.setattr(JournalState, "apply", forget)

@@ -118,7 +118,7 @@ async def test_next_jobs_are_listed_by_due_time_priority_and_age() -> None:
     assert [item.failures for item in listed_next] == [0, 0, 0, 1, 0]
     assert (listed_next[1].waited_s, listed_next[3].due_in_s, listed_next[4].due_in_s) == (3, BACKOFF_S - 4, 56)
     assert queue.list_next(2) == listed_next[:2]
-    assert queue.waiting_namespaces().total() == 5
+    assert queue.count_waiting_by_namespace().total() == 5
 
 
 async def test_tenant_that_fills_the_queue_leaves_places_for_others() -> None:

@@ -17,7 +17,7 @@ from seamark.metaserver.store.operations import RemoveGrant
 from seamark.metaserver.store.port import InstantFilter
 from seamark.metaserver.timeline.instants import MAINTENANCE
 from tests.catalog.rig import SCHEMA
-from tests.server.rig import running
+from tests.server.rig import run_server
 from tests.table_services.test_scheduler import Recorder, run_scheduler
 from tests.waits import until
 
@@ -32,7 +32,7 @@ async def test_job_does_not_run_after_the_rights_of_its_policys_author_were_with
 
     Policies of other users are not affected.
     """
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         parts = server.components
         for name in ("wendy", "otto"):
             await create_token(parts.store, parts.clock, name, None, [Grant(name, "writer", ("db",))])
@@ -55,7 +55,7 @@ async def test_job_does_not_run_after_the_rights_of_its_policys_author_were_with
         async with run_scheduler(server, recorder, services=services, rights=rights):
             await until(lambda: "failed" in recorder.outcomes and recorder.ran)
         assert set(recorder.ran) == {"of_his"}
-        runs = await parts.store.instants(InstantFilter(action=MAINTENANCE), 10)
+        runs = await parts.store.list_instants(InstantFilter(action=MAINTENANCE), 10)
         errors = [str(run.summary["error"]) for run in runs]
         assert all(run.name == "of_hers" for run in runs)
         assert "wendy set seamark." in errors[0]

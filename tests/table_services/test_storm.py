@@ -102,13 +102,13 @@ class Writer:
 class Appender(Writer):
     def check(self, rows: Sequence[tuple[int, str]], least: int) -> int:
         steps = len(rows) // STEP_ROWS
-        assert sorted(rows) == [row for step in range(steps) for row in self.rows_of(step)], f"writer {self.number}"
+        assert sorted(rows) == [row for step in range(steps) for row in self.list_rows(step)], f"writer {self.number}"
         assert steps - 1 >= least, (
             f"writer {self.number}: step {least} was acknowledged, the snapshot shows {steps - 1}"
         )
         return steps - 1
 
-    def rows_of(self, step: int) -> list[tuple[int, str]]:
+    def list_rows(self, step: int) -> list[tuple[int, str]]:
         return [(self.first_id + STEP_ROWS * step + number, str(step)) for number in range(STEP_ROWS)]
 
 
@@ -178,7 +178,7 @@ class Storm:
     def append(self, writer: Appender) -> None:
         client, step = IndexClient(self.url), 0
         while self.is_running():
-            append(client, "db.t", build_table(writer.rows_of(step)))
+            append(client, "db.t", build_table(writer.list_rows(step)))
             writer.acknowledged = step
             step += 1
             time.sleep(0.02)
@@ -188,7 +188,7 @@ class Storm:
         with contextlib.closing(RestCatalog("s", uri=self.url)) as catalog:
             while self.is_running():
                 table = catalog.load_table("db.t")
-                rows = build_table(writer.rows_of(step))
+                rows = build_table(writer.list_rows(step))
                 for name in table.schema().column_names[3:]:
                     rows = rows.append_column(name, pa.nulls(len(rows), pa.int64()))
                 try:

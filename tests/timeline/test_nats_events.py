@@ -15,7 +15,7 @@ from nats.js.client import JetStreamContext
 from seamark.formats.runtime.errors import ConfigError
 from seamark.metaserver.timeline import delivery
 from seamark.metaserver.timeline.addresses import parse_subject
-from tests.server.rig import running
+from tests.server.rig import run_server
 from tests.services.nats import Nats, run_nats
 from tests.timeline.test_webhooks import record_names
 from tests.waits import until
@@ -68,7 +68,7 @@ def list_names(messages: list[dict[str, Any]]) -> list[str]:
 
 async def test_stream_receives_each_instant_in_order_as_a_cloud_event(tmp_path: Path, stream: Stream) -> None:
     await stream.create()
-    async with running(tmp_path, event_nats=stream.setting) as server:
+    async with run_server(tmp_path, event_nats=stream.setting) as server:
         await record_names(server, "ab")
         await server.record("v", action="create")
         messages = await stream.read(3)
@@ -83,7 +83,7 @@ async def test_stream_receives_each_instant_in_order_as_a_cloud_event(tmp_path: 
 
 
 async def test_events_wait_until_a_stream_has_their_subject(tmp_path: Path, stream: Stream) -> None:
-    async with running(tmp_path, event_nats=stream.setting) as server:
+    async with run_server(tmp_path, event_nats=stream.setting) as server:
         await record_names(server, "ab")
         metrics = server.components.metrics
         await until(lambda: b'seamark_event_failures_total{target="nats"}' in metrics.render())
@@ -95,7 +95,7 @@ async def test_stream_has_each_event_once_after_the_server_of_nats_was_killed(
     tmp_path: Path, stream: Stream, nats: Nats
 ) -> None:
     await stream.create()
-    async with running(tmp_path, event_nats=stream.setting) as server:
+    async with run_server(tmp_path, event_nats=stream.setting) as server:
         await record_names(server, "ab")
         await stream.read(2)
         nats.kill()
@@ -109,12 +109,12 @@ async def test_stream_has_each_event_once_after_the_server_of_nats_was_killed(
 
 async def test_restarted_server_continues_after_the_last_confirmed_event(tmp_path: Path, stream: Stream) -> None:
     await stream.create()
-    async with running(tmp_path, event_nats=stream.setting) as server:
+    async with run_server(tmp_path, event_nats=stream.setting) as server:
         await record_names(server, "ab")
         await stream.read(2)
-    async with running(tmp_path) as server:
+    async with run_server(tmp_path) as server:
         await record_names(server, "cd")
-    async with running(tmp_path, event_nats=stream.setting) as server:
+    async with run_server(tmp_path, event_nats=stream.setting) as server:
         await record_names(server, "e")
         assert list_names(await stream.read(5)) == list("abcde")
 
@@ -127,7 +127,7 @@ async def test_user_and_password_of_the_address_are_used(tmp_path: Path) -> None
         client = await nats_client.connect(address)
         context = client.jetstream()
         await context.add_stream(name="lake", subjects=["lake.>"])
-        async with running(tmp_path / "home", event_nats=f"{address}/lake") as running_server:
+        async with run_server(tmp_path / "home", event_nats=f"{address}/lake") as running_server:
             await record_names(running_server, "a")
             async with asyncio.timeout(60):
                 while not (await context.stream_info("lake")).state.messages:

@@ -20,7 +20,7 @@ from seamark.metaserver.warehouses.definitions import RESERVED_NAMES
 from tests.api.client import create_key
 from tests.api.rest.standard import read_operations
 from tests.server.rig import build_settings
-from tests.warehouses.world import SCHEMA, WarehouseServer, running_with_warehouses
+from tests.warehouses.world import SCHEMA, WarehouseServer, run_server_with_warehouses
 
 SALES, STOCK = "/v1/sales", "/v1/stock"
 FUNCTION_OF_SALES = "/warehouses/sales/api/v1"
@@ -30,7 +30,7 @@ FUNCTION_OF_STOCK = "/warehouses/stock/api/v1"
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[WarehouseServer]:
     """A server with two further warehouses. `sales` has the table `db.t`, and `stock` has the namespace `db`."""
-    async with running_with_warehouses(tmp_path, "sales", "stock") as world:
+    async with run_server_with_warehouses(tmp_path, "sales", "stock") as world:
         await world.create_table(SALES, "db", "t")
         await world.send("POST", f"{STOCK}/namespaces", {"namespace": ["db"]})
         yield world
@@ -137,10 +137,10 @@ async def logins(tmp_path: Path) -> AsyncIterator[Logins]:
     server's warehouse and an admin of `sales`. The principal bob has no grant.
     """
     clock, tokens = SystemClock(), {}
-    async with open_store(build_settings(tmp_path / "home").database_url(), clock=clock) as store:
+    async with open_store(build_settings(tmp_path / "home").make_database_url(), clock=clock) as store:
         for name, grants in (("root", [Grant("root", "admin")]), ("ann", [Grant("ann", "writer")]), ("bob", [])):
             tokens[name] = await create_token(store, clock, name, None, grants)
-    async with running_with_warehouses(tmp_path, auth="token") as world:
+    async with run_server_with_warehouses(tmp_path, auth="token") as world:
         logins = Logins(world, tokens)
         for name in ("sales", "stock"):
             body = {"name": name, "location": f"file://{world.lake}/{name}"}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.seeds import quick
-from tests.warehouses.world import SCHEMA, WarehouseServer, running_with_warehouses
+from tests.warehouses.world import SCHEMA, WarehouseServer, run_server_with_warehouses
 
 ROOTS = ("/v1", "/v1/sales", "/warehouses/stock/v1")
 NAMESPACES = ("a", "b")
@@ -98,7 +98,7 @@ async def read_catalog(world: WarehouseServer, root: str) -> dict[str, dict[str,
 async def run_steps(folder: Path, seed: int, steps: int) -> None:
     rng = random.Random(seed)
     models: dict[str, Any] = {root: Model() for root in ROOTS}
-    async with running_with_warehouses(folder, "sales", "stock") as world:
+    async with run_server_with_warehouses(folder, "sales", "stock") as world:
         await world.send("DELETE", "/v1/namespaces/db")
         for _ in range(steps):
             root = rng.choice(ROOTS)

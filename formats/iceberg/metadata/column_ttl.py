@@ -74,7 +74,7 @@ class TtlPolicy:
             raise BadRequest(f"{COLUMNS} lists {len(ages_h):,} columns; the limit is {COLUMNS_MAX:,}")
         return TtlPolicy(ages_h, properties.get(TIME_COLUMN, "").strip() or None)
 
-    def rules(self, metadata: TableMetadata, now_ms: int) -> list[TtlRule]:
+    def list_rules(self, metadata: TableMetadata, now_ms: int) -> list[TtlRule]:
         """Return the rules that apply now.
 
         The rules of the oldest partitions are first, because these lose the most columns.

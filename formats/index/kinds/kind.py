@@ -125,7 +125,7 @@ class RemoteIndex(Protocol):
         ...
 
     async def probe(self, query: Any) -> Flags | None:
-        """Return the answer that `query.of` returns for a local blob, or None if it would take too many reads.
+        """Return the answer that `query.mark_files` returns for a local blob, or None if it would take too many reads.
 
         The method also raises the errors of the storage.
 

@@ -29,7 +29,7 @@ COMBINATIONS_MAX = 10_000
 class IndexQuery(Protocol):
     """A query of the index files of one kind. It is immutable."""
 
-    def of(self, index: Any) -> Flags:
+    def mark_files(self, index: Any) -> Flags:
         """Return uint8[files]: 1 if a file may contain a matching row.
 
         Args:

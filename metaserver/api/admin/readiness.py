@@ -86,7 +86,7 @@ class Readiness:
 def _list_folders(settings: Settings) -> list[Path]:
     """Return the folders on local disks that the server writes to."""
     folders = [settings.home]
-    for url in (settings.warehouse_uri(), settings.database_url()):
+    for url in (settings.make_warehouse_uri(), settings.make_database_url()):
         parts = urlsplit(url)
         if parts.scheme in ("file", "sqlite"):
             path = Path(unquote(parts.path))

@@ -70,7 +70,7 @@ Quotes in strings are escaped, so only the field name matches.
 """
 
 
-def snapshot_mode(call: Call) -> SnapshotMode:
+def read_snapshot_mode(call: Call) -> SnapshotMode:
     """Return the value of the query parameter `snapshots`.
 
     Raises:
@@ -152,7 +152,7 @@ async def table_answer(
     uuid = loaded.metadata.table_uuid or "" if loaded.entry is None else loaded.entry.uuid
     config, credentials = await access_config(call, uuid, loaded.metadata, namespace, name, staged=staged)
     if loaded.entry is not None:
-        config = {**config, PLANNING_MODE: planning_mode(call.components.settings, loaded.metadata)}
+        config = {**config, PLANNING_MODE: choose_planning_mode(call.components.settings, loaded.metadata)}
     tail = _encode_tail(config, credentials)
     if loaded.entry is None:
         return _make_json_response(b'{"metadata":' + encode_table(loaded.metadata) + tail + b"}", {})
@@ -179,7 +179,9 @@ async def answer_fresh_read(
     entry, metadata = loaded.entry, loaded.metadata
     assert entry is not None
     config, credentials = await access_config(call, entry.uuid, metadata, namespace, name)
-    tail = _encode_tail({**config, PLANNING_MODE: planning_mode(call.components.settings, metadata)}, credentials)
+    tail = _encode_tail(
+        {**config, PLANNING_MODE: choose_planning_mode(call.components.settings, metadata)}, credentials
+    )
     metadata = log_current_snapshot(metadata)
     document = encode_refs_view(metadata) if mode == "refs" else encode_table(metadata)
     plan_snapshots = [plan for plan in plan_snapshots if plan.id not in metadata.snapshots_by_id]
@@ -203,7 +205,7 @@ async def plan_answer(call: Call, loaded: LoadedPlan, mode: SnapshotMode) -> web
     etag = await table_etag(call, plan.location, plan.namespace, plan.name, mode, of_name=plan.of_name)
     config, credentials = await access_config(call, table.entry.uuid, table.metadata, plan.namespace, plan.of_name)
     tests_nan = TESTS_NAN in loaded.metadata.properties
-    planned_by = planning_mode(call.components.settings, table.metadata) if tests_nan else "client"
+    planned_by = choose_planning_mode(call.components.settings, table.metadata) if tests_nan else "client"
     tail = _encode_tail({**config, PLANNING_MODE: planned_by}, credentials)
     return await _answer_with_location(call, plan.location, loaded.metadata, mode, tail, etag)
 
@@ -243,7 +245,7 @@ def _add_snapshots(document: bytes, plan_snapshots: Sequence[PlanSnapshot]) -> b
     return b"".join((before, separator, added, b"" if after.startswith(b"]") else b",", after))
 
 
-def planning_mode(settings: Settings, metadata: TableMetadata) -> str:
+def choose_planning_mode(settings: Settings, metadata: TableMetadata) -> str:
     """Return where scans of this table are planned: server or client.
 
     The client plans tables of format version 3: a scan task has no field for sequence numbers and row ids, and an

@@ -17,7 +17,7 @@ from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.fresh_reads import check_required_rows, load_fresh
 from seamark.metaserver.api.http.idempotency import run_idempotent
 from seamark.metaserver.api.http.parameters.fresh import reads_fresh
-from seamark.metaserver.api.http.parameters.requests import boolean_query, page_query
+from seamark.metaserver.api.http.parameters.requests import read_boolean_query, read_page_query
 from seamark.metaserver.api.http.render import (
     GZIPS,
     access_config,
@@ -26,12 +26,12 @@ from seamark.metaserver.api.http.render import (
     answer_unregistered,
     commit_answer,
     plan_answer,
-    snapshot_mode,
+    read_snapshot_mode,
     table_answer,
     table_etag,
 )
-from seamark.metaserver.api.plans.column_reads import count_read, read_of_report, usage_of
-from seamark.metaserver.api.plans.statement_reads import count_statement, history_of, read_of_scan_report
+from seamark.metaserver.api.plans.column_reads import count_read, find_column_usage, read_of_report
+from seamark.metaserver.api.plans.statement_reads import count_statement, find_history, read_of_scan_report
 from seamark.metaserver.api.rest.stream_commits import check_named_tables, prepare_stream_table
 from seamark.metaserver.catalog.column_usage import ColumnRead
 from seamark.metaserver.catalog.documents import SnapshotMode
@@ -42,7 +42,7 @@ from seamark.metaserver.store.model import TABLE, NamespacePath
 
 _NAMESPACE = "/v1/{prefix}/namespaces/{namespace}"
 _TABLE = f"{_NAMESPACE}/tables/{{table}}"
-_QUICK_REPORT = 8 << 10
+_REPORT_IN_LOOP_MAX_BYTES = 8 << 10
 """The maximum length of a report that is analysed in the event loop.
 
 A longer report is analysed in a thread, because its filter may have thousands of values.
@@ -71,7 +71,7 @@ class _CommitTable(msgspec.Struct):
 
 @Route("GET", f"{_NAMESPACE}/tables", "listTables")
 async def list_tables(call: Call) -> dict[str, Any]:
-    page = await call.components.catalog.tables.list(call.namespace, *page_query(call.query))
+    page = await call.components.catalog.tables.list(call.namespace, *read_page_query(call.query))
     names = await call.select_names(TABLE, page.items, "tableExists")
     identifiers = [{"namespace": call.namespace, "name": name} for name in names]
     return {"identifiers": identifiers, "next-page-token": page.next_token}
@@ -88,11 +88,11 @@ async def create_table(call: Call, body: _CreateTable) -> web.Response:
 
 @Route("GET", _TABLE, "loadTable")
 async def load_table(call: Call) -> web.Response:
-    namespace, name, mode = call.namespace, call.name, snapshot_mode(call)
+    namespace, name, mode = call.namespace, call.name, read_snapshot_mode(call)
     if is_plan_name(name):
         return await _load_plan(call, mode)
     catalog = call.components.catalog
-    entry = await catalog.tables.entry(namespace, name)
+    entry = await catalog.tables.load_entry(namespace, name)
     location = entry.metadata_location
     await catalog.documents.ensure_exists(location)
     if entry.flushed and reads_fresh(call.headers):
@@ -155,7 +155,7 @@ async def check_may_create(
 
 @Route("DELETE", _TABLE, "dropTable", is_idempotent=True)
 async def drop_table(call: Call) -> web.Response:
-    purge = boolean_query(call.query, "purgeRequested")
+    purge = read_boolean_query(call.query, "purgeRequested")
     tables = call.components.catalog.tables
     return await run_idempotent(call, lambda caller: tables.drop(caller, call.namespace, call.name, purge=purge))
 
@@ -230,13 +230,15 @@ async def report_metrics(call: Call, data: bytes) -> None:
 
     def read() -> tuple[ColumnRead | None, StatementRead | None]:
         now_ms = call.components.clock.now_ms()
-        columns = None if usage_of(call) is None else read_of_report(entry.uuid, metadata, report, planned, now_ms)
+        columns = (
+            None if find_column_usage(call) is None else read_of_report(entry.uuid, metadata, report, planned, now_ms)
+        )
         statement = None
-        if history_of(call) is not None:
+        if find_history(call) is not None:
             statement = read_of_scan_report(entry.uuid, metadata, report, is_planned=planned[0])
         return columns, statement
 
-    columns, statement = read() if len(data) <= _QUICK_REPORT else await call.in_turn(read)
+    columns, statement = read() if len(data) <= _REPORT_IN_LOOP_MAX_BYTES else await call.run_in_turn(read)
     count_read(call, columns)
     count_statement(call, statement)
 

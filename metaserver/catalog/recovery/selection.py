@@ -162,7 +162,7 @@ def _find_shared_locations(
     A folder whose name has the UUID of its table is an exception: the table keeps the folder. Files of other tables
     inside the folder, and of a table whose folder contains it, are left out.
     """
-    keys = [warehouse.key(parse_location(candidate.file.table_location)) for candidate in candidates]
+    keys = [warehouse.make_key(parse_location(candidate.file.table_location)) for candidate in candidates]
     reasons: dict[int, str] = {}
     around: list[int] = []
     # A slash sorts before every other character of a key, so all keys inside a folder follow the key of the folder.

@@ -92,7 +92,7 @@ def _select_deletes(added: AddedFiles, bound: Expression) -> tuple[Selection, li
             continue
         part = _select_files(added, positions)
         narrow_by_stats(part, condition, return_false)
-        matching = set(part.positions().tolist())
+        matching = set(part.list_positions().tolist())
         _drop(selection, [position for position in positions if position not in matching])
         left += (_describe_file(added.view, position, condition) for position in sorted(matching))
     return selection, left
@@ -108,7 +108,9 @@ async def exclude_data(source: CheckedFiles, added: AddedFiles, bound: Expressio
         return AddedFiles(added.view, selection)
     condition = await asyncio.to_thread(_restrict_condition, bound, None)
     if condition != TRUE:
-        candidates = [_describe_file(added.view, position, condition) for position in selection.positions().tolist()]
+        candidates = [
+            _describe_file(added.view, position, condition) for position in selection.list_positions().tolist()
+        ]
         await _drop_disjoint(source, selection, candidates)
     return AddedFiles(added.view, selection)
 
@@ -128,9 +130,9 @@ def _group_equality_deletes(files: AddedFiles) -> dict[tuple[int, ...], list[int
     """Return the positions of the selected equality deletes, grouped by their key columns."""
     grouped: dict[tuple[int, ...], list[int]] = {}
     ids: dict[int, list[list[int] | None]] = {}
-    for position in files.selection.positions().tolist():
+    for position in files.selection.list_positions().tolist():
         number, block, row = _locate_row(files.view, position)
-        if block.long("content", row) != EQUALITY:
+        if block.read_long("content", row) != EQUALITY:
             continue
         if number not in ids:
             ids[number] = block.read_lists("equality_ids")
@@ -163,12 +165,12 @@ def _drop(selection: Selection, positions: Sequence[int]) -> None:
 
 def _describe_file(view: TableView, position: int, condition: Expression) -> _File:
     _, block, row = _locate_row(view, position)
-    size = block.long("file_size_in_bytes", row)
+    size = block.read_long("file_size_in_bytes", row)
     return _File(
         position,
-        block.text("file_path", row) or "",
+        block.read_text("file_path", row) or "",
         -1 if size is None else size,
-        (block.text("file_format", row) or "").lower() == "parquet",
+        (block.read_text("file_format", row) or "").lower() == "parquet",
         condition,
     )
 
@@ -243,7 +245,7 @@ async def find_first_match(
 
 def _list_positions(view: TableView, rows: Iterable[int]) -> list[tuple[int, int]]:
     ordered = sorted(rows)
-    return list(zip(ordered, view.positions_of(np.array(ordered, dtype=np.int64)).tolist(), strict=True))
+    return list(zip(ordered, view.find_positions(np.array(ordered, dtype=np.int64)).tolist(), strict=True))
 
 
 async def _drop_disjoint(source: CheckedFiles, selection: Selection, files: Sequence[_File]) -> None:

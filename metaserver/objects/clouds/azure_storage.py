@@ -37,7 +37,7 @@ class AzureStorage(ServerStorage):
         with self._issued.hold():
             yield AzureObjects(roots, settings, clock)
 
-    def endpoint(self, settings: Settings) -> str:
+    def get_endpoint(self, settings: Settings) -> str:
         return settings.azure_endpoint
 
     def suggest_fix(self, error: Exception, settings: Settings) -> str:

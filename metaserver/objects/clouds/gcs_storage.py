@@ -38,7 +38,7 @@ class GoogleStorage(ServerStorage):
         with self._issued.hold():
             yield GoogleObjects(roots, settings, clock)
 
-    def endpoint(self, settings: Settings) -> str:
+    def get_endpoint(self, settings: Settings) -> str:
         return settings.gcs_endpoint
 
     def suggest_fix(self, error: Exception, settings: Settings) -> str:

@@ -43,7 +43,7 @@ READ_BYTES, DECODED_BYTES = 64 << 20, 128 << 20
 SAMPLE_S = 3.0
 NOT_SAMPLED = "the values are not sampled"
 FUNCTION_NOT_SAMPLED = "values of functions are not sampled"
-_FILES_CONCURRENT = 4
+_CONCURRENT_FILES_MAX = 4
 _HITS_MIN = 3
 """The minimum number of hits for which the share in the sample is used as the share in all files."""
 _PROBABILITY_MIN = 0.05
@@ -79,7 +79,7 @@ class ColumnSample:
         rows = sum(column.rows for column in self.columns)
         return sum(self.matches(condition)) / rows if rows else 0.0
 
-    def files_with(self, condition: Expression, values: int | None) -> int | None:
+    def estimate_files(self, condition: Expression, values: int | None) -> int | None:
         """Estimate how many of `files_left` have a row that matches the condition.
 
         Args:
@@ -111,7 +111,7 @@ class ColumnSample:
         number of sampled files. Then a value that occurs in any of them occurs in n p / (1 - (1 - p)^n) of them on
         average. This number grows with p, so bisection finds the p that gives the average of the sample.
         """
-        parts = [column.keys_of_rows(None) for column in self.columns]
+        parts = [column.collect_keys(None) for column in self.columns]
         distinct = len(union_keys(parts, self.column.kind))
         if not distinct:
             return 0.0
@@ -128,7 +128,7 @@ Samples = Mapping[int, ColumnSample | str]
 """The samples by column id. For a column without a sample, the value is a text with the reason."""
 
 
-def conditions_of_columns(bound: Expression) -> dict[int, list[Bound]]:
+def group_conditions_by_column(bound: Expression) -> dict[int, list[Bound]]:
     """Return, by column id, the conditions that all rows must satisfy.
 
     Only conditions on plain columns whose values have an order are returned.
@@ -150,7 +150,7 @@ async def sample_columns(objects: ObjectStore, scan: ScanPlan) -> Samples:
     """
     if scan.files <= 1:
         return {}
-    condition_parts = list(conditions_of_columns(scan.bound).items())[:COLUMNS_MAX]
+    condition_parts = list(group_conditions_by_column(scan.bound).items())[:COLUMNS_MAX]
     rows = DataRows(
         objects,
         asyncio.get_running_loop(),
@@ -180,7 +180,7 @@ async def _sample(rows: DataRows, scan: ScanPlan, parts: Sequence[Bound]) -> Col
         return (await asyncio.to_thread(read_file_columns, rows, scan.metadata, file, [column]))[column]
 
     try:
-        columns = await gather([partial(read, file) for file in chosen], _FILES_CONCURRENT)
+        columns = await gather([partial(read, file) for file in chosen], _CONCURRENT_FILES_MAX)
     except Unreadable as error:
         return f"a data file cannot be read: {error}"
     except SeamarkError as error:
@@ -190,12 +190,12 @@ async def _sample(rows: DataRows, scan: ScanPlan, parts: Sequence[Bound]) -> Col
 
 def _find_files_left(scan: ScanPlan, parts: Sequence[Bound]) -> list[ListedFile]:
     """Return the files that the conditions `parts` keep, by partition values and bounds."""
-    selection = Selection.everything(scan.view)
+    selection = Selection.select_all(scan.view)
     specs = [spec for spec in scan.metadata.partition_specs if spec.spec_id in scan.view.specs]
     for part in parts:
         narrow_by_partition(selection, {spec.spec_id: project(part, spec).possible for spec in specs}, return_false)
         narrow_by_stats(selection, part, return_false)
-    return list_files_at(scan, selection.entry_ids())
+    return list_files_at(scan, selection.list_entry_ids())
 
 
 def _choose_sample_files(files: Sequence[ListedFile]) -> list[ListedFile]:

@@ -66,7 +66,7 @@ class Probe:
     missing_rows: dict[str, set[int]] = field(default_factory=dict)
     """Data files whose rows are in a bitmap index, but not in memory, by location of the index file."""
     _counted: set[object] = field(default_factory=set)
-    _kept: dict[object, Flags | None] = field(default_factory=dict)
+    _kept_flags: dict[object, Flags | None] = field(default_factory=dict)
     _queries: dict[object, IndexQuery | None] = field(default_factory=dict)
 
     @property
@@ -80,7 +80,7 @@ class Probe:
         self.missing_rows.clear()
         self._counted.clear()
 
-    def steps(self, expired: Expired) -> Iterator[tuple[str, Callable[[Selection], None]]]:
+    def list_steps(self, expired: Expired) -> Iterator[tuple[str, Callable[[Selection], None]]]:
         """Yield the steps that narrow a selection, with their names, in ascending order of cost."""
         used = {definition.kind for definition in self.projection.definitions}
         kinds: frozenset[str] = frozenset()
@@ -135,9 +135,9 @@ class Probe:
 
     def _intersect(self, selection: Selection, predicate: IndexPredicate | KeySetPredicate, expired: Expired) -> None:
         definition_id, key = predicate.definition.id, predicate.key
-        if key not in self._kept:
-            self._kept[key] = self._flag_kept_files(predicate, expired)
-        kept_flags = self._kept[key]
+        if key not in self._kept_flags:
+            self._kept_flags[key] = self._flag_kept_files(predicate, expired)
+        kept_flags = self._kept_flags[key]
         first = key not in self._counted
         self._counted.add(key)
         if kept_flags is not None:
@@ -162,7 +162,7 @@ class Probe:
             hits = remote_hits.get(part.location)
             if index is not None and part.location not in self.damaged and not expired():
                 try:
-                    hits = query.of(index.index)
+                    hits = query.mark_files(index.index)
                 except ValueError as error:
                     self.damaged[part.location] = str(error)
             positions = part.positions if hits is None else part.positions[np.flatnonzero(hits.view(np.bool_))]
@@ -199,7 +199,7 @@ class Probe:
         """Remove each file that has no row that all bitmaps contain."""
         kept_flags = np.ones(self.view.file_count, dtype=np.uint8)
         conjuncts, remainder = self._split_conjuncts()
-        for position in selection.positions().tolist():
+        for position in selection.list_positions().tolist():
             if expired():
                 break
             if not has_row(conjuncts, position, partial(self._find_rows, remainder, position)):
@@ -285,7 +285,7 @@ class Probe:
             return None
         location, file, bitmap = located_bitmap
         try:
-            return bitmap.rows(file, query.ranges)
+            return bitmap.find_rows(file, query.ranges)
         except ValueError as error:
             self.damaged[location] = str(error)
             return None
@@ -304,8 +304,8 @@ class Probe:
         location, file = location_and_file
         records = (self.opened.get(location) or self.remote[location]).files.records[file]
         try:
-            if bitmap.section(file).rows != records:
-                raise ValueError(f"file {file} has {records} rows, but its bitmap has {bitmap.section(file).rows}")
+            if bitmap.open_section(file).rows != records:
+                raise ValueError(f"file {file} has {records} rows, but its bitmap has {bitmap.open_section(file).rows}")
         except ValueError as error:
             self.damaged[location] = str(error)
             return None

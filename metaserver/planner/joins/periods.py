@@ -53,7 +53,7 @@ def make_period_condition(column_id: int, name: str, kind: str, transform: str, 
         )
     ordinals = set()
     for position in range(len(keys)):
-        value = pack_key(keys.at(position), keys.kind)
+        value = pack_key(keys.get_key(position), keys.kind)
         assert isinstance(value, int)
         ordinal = _number_period(value, keys.kind, transform)
         if ordinal is not None:

@@ -9,7 +9,7 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.partition import PartitionSpec
 from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.index.packing import MISSING, NONE, Longs, PackedColumn
-from seamark.metaserver.index.blocks.block import longs_at
+from seamark.metaserver.index.blocks.block import read_longs_at
 from seamark.metaserver.planner.view.view import ENTRY_MASK, TableView
 
 _FAR_MS = 1 << 62
@@ -36,7 +36,7 @@ def find_oldest_end_ms(view: TableView, rows: Longs, metadata: TableMetadata) ->
         if column.packed.width == 0 and column.packed.presence == NONE:
             oldest = min(oldest, partition_end_ms(time, column.packed.base))
             continue
-        values = longs_at(column, of_block & ENTRY_MASK)
+        values = read_longs_at(column, of_block & ENTRY_MASK)
         if column.packed.presence != NONE:
             values = values[values != MISSING]
         if len(values):
@@ -74,7 +74,7 @@ def find_partition_ends_ms(view: TableView, number: int, local: Longs, metadata:
     if time_and_column is None:
         return None
     time, column = time_and_column
-    values = np.full(len(local), MISSING, dtype=np.int64) if column is None else longs_at(column, local)
+    values = np.full(len(local), MISSING, dtype=np.int64) if column is None else read_longs_at(column, local)
     distinct, numbers = np.unique(values, return_inverse=True)
     ends = [MISSING if value == MISSING else partition_end_ms(time, value) for value in distinct.tolist()]
     return np.array(ends, dtype=np.int64)[numbers]
@@ -90,7 +90,7 @@ def _find_time_column(
     block = view.blocks[number]
     derived = view.derived
     times = derived.get(_TimesOfView) or derived.keep(_TimesOfView())
-    time = times.of_spec(metadata, block.spec_id)
+    time = times.find_time_column(metadata, block.spec_id)
     kind_and_packed = None if time is None else block.partition_column(time.field_id)
     if time is None or kind_and_packed is None:
         return None
@@ -116,7 +116,7 @@ class _TimesOfView:
         cached_times = self._known
         return _TIMES_BYTES if cached_times is None else _TIMES_BYTES + _TIME_BYTES * len(cached_times[3])
 
-    def of_spec(self, metadata: TableMetadata, spec_id: int) -> TimeColumn | None:
+    def find_time_column(self, metadata: TableMetadata, spec_id: int) -> TimeColumn | None:
         """Return the time column by which a spec partitions, or None if there is no such column, or several."""
         cached_times = self._known
         if (

@@ -109,7 +109,7 @@ class Prefix:
 
     def select(self, view: TableView) -> Selection:
         """Return the data files of the view in these partitions. Any values in the blocks are supported."""
-        selection = Selection.everything(view)
+        selection = Selection.select_all(view)
         if self.by_spec is None:
             return selection
         narrow_by_partition(selection, self.by_spec, lambda: False)
@@ -217,7 +217,7 @@ def parse_prefix(text: str, metadata: TableMetadata, cache: PrefixCache | None =
     Raises:
         BadRequest: The text is malformed, a field is unknown, or a value is invalid for its field.
     """
-    return _read_prefix(text, _collect_table_fields(metadata)) if cache is None else cache.prefix(text, metadata)
+    return _read_prefix(text, _collect_table_fields(metadata)) if cache is None else cache.parse(text, metadata)
 
 
 def _read_prefix(text: str, table: _TableFields) -> Prefix:
@@ -281,7 +281,7 @@ class PrefixCache:
             budget_bytes, "partition-prefixes"
         )
 
-    def prefix(self, text: str, metadata: TableMetadata) -> Prefix:
+    def parse(self, text: str, metadata: TableMetadata) -> Prefix:
         version = (id(metadata.partition_specs), id(metadata.schemas), metadata.current_schema_id)
         cached = self._cache.get((*version, text))
         if cached is not None:

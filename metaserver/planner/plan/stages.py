@@ -53,9 +53,9 @@ def prune(
     stages count files and bytes.
     """
     counted = loaded_us is not None
-    selection = Selection.everything(cached.view)
+    selection = Selection.select_all(cached.view)
     stages: list[PruningStage] = []
-    size = selection.size() if counted else _NOT_COUNTED
+    size = selection.measure_size() if counted else _NOT_COUNTED
     if loaded_us is not None:
         stages.append(PruningStage("manifests", size[0], size[0], size[1], size[1], loaded_us))
     rows: Longs | None = None
@@ -64,16 +64,16 @@ def prune(
         before_s = clock.monotonic()
         narrow(selection)
         if name == last:
-            rows = selection.entry_ids()
+            rows = selection.list_entry_ids()
         elif counted:
             selection.apply_waiting()
         spent_us = int((clock.monotonic() - before_s) * 1e6)
-        before, size = size, selection.size() if counted else size
+        before, size = size, selection.measure_size() if counted else size
         stages.append(PruningStage(name, before[0], size[0], before[1], size[1], spent_us, not expired()))
     scan = ScanPlan(
         cached.view,
         cached.deletes,
-        selection.entry_ids() if rows is None else rows,
+        selection.list_entry_ids() if rows is None else rows,
         schema=bound_scan.schema,
         bound=bound_scan.bound,
         projected=bound_scan.filter_projections,
@@ -118,7 +118,7 @@ def _list_stages(
     if bound_scan.dynamic_filters:
         yield "join_keys", partial(_narrow_by_keys, dynamic_filters=bound_scan.dynamic_filters, expired=expired)
     if probe is not None:
-        yield from probe.steps(expired)
+        yield from probe.list_steps(expired)
 
 
 def _narrow_by_keys(

@@ -43,7 +43,7 @@ from seamark.metaserver.planner.view.view import (
 
 LE, LT, GE, GT = 0, 1, 2, 3
 COMPARISONS = {Op.LT_EQ: LE, Op.LT: LT, Op.GT_EQ: GE, Op.GT: GT}
-IN_LIMIT = 200
+IN_VALUES_MAX = 200
 """The maximum length of a list of strings.
 
 A longer list is replaced by its range. Lists of numbers have no limit.
@@ -212,7 +212,7 @@ def _narrow_values_in(selection: Selection, column: PartitionValues, bound: Boun
     _compare_values(selection, column, (GE,), bound.kind, bound.values[0])
     if len(column.sides) == 1 and column.sides[0].form is Form.INTEGERS:
         run_membership(selection, column.sides[0], column.sides[0], bound)
-    elif len(bound.values) <= IN_LIMIT:
+    elif len(bound.values) <= IN_VALUES_MAX:
         narrow_to_any(
             selection,
             [
@@ -224,7 +224,7 @@ def _narrow_values_in(selection: Selection, column: PartitionValues, bound: Boun
 
 def _narrow_values_out(selection: Selection, column: PartitionValues, bound: Bound) -> None:
     """Narrow by NOT_EQ or NOT_IN. Null satisfies both operators."""
-    if len(bound.values) > IN_LIMIT:
+    if len(bound.values) > IN_VALUES_MAX:
         return
     for value in bound.values:
         narrow_to_any(
@@ -319,7 +319,7 @@ def _narrow_by_record_count(selection: Selection) -> Selection | None:
     for number in selection.view.blocks_with_empty_files:
         if not selection.state[number]:
             continue
-        counts = selection.view.blocks[number].longs("record_count")
+        counts = selection.view.blocks[number].read_longs("record_count")
         if (counts < 0).any():
             if uncounted is None:
                 uncounted = selection.copy()
@@ -338,7 +338,7 @@ def _narrow_by_leaf(selection: Selection, bound: Bound) -> None:
         if not (isinstance(ranges, Bound) and ranges.transform != IDENTITY):
             narrow(selection, ranges, _narrow_by_leaf, return_false)
         return
-    column = selection.view.stats(bound.column_id, bound.kind)
+    column = selection.view.find_statistics(bound.column_id, bound.kind)
     op = bound.op
     if op in _POSITIVE:
         _drop(selection, column, column.nulls_only, _find_nulls_only)
@@ -473,7 +473,7 @@ def _narrow_by_exclusion(selection: Selection, column: ColumnStatistics, bound: 
 
     A file is removed only if it has neither null nor NaN, and each of its rows has an excluded value.
     """
-    if len(bound.values) > IN_LIMIT or bound.kind == "uuid":
+    if len(bound.values) > IN_VALUES_MAX or bound.kind == "uuid":
         return
     floats = get_form(bound.kind) is Form.FLOATS
     if column.no_nulls is None or (floats and column.no_nans is None):
@@ -520,7 +520,7 @@ def _narrow_to_members(selection: Selection, column: ColumnStatistics, bound: Bo
     if sides is not None:
         run_membership(selection, *sides, bound)
         return
-    if len(values) > IN_LIMIT:
+    if len(values) > IN_VALUES_MAX:
         return
     narrow_to_any(
         selection, [partial(_narrow_by_equality, column=column, kind=bound.kind, value=value) for value in values]
@@ -540,11 +540,11 @@ def narrow_to_keys(selection: Selection, column_id: int, kind: str, keys: KeySet
 
     There must be at least one key.
     """
-    column = selection.view.stats(column_id, kind)
+    column = selection.view.find_statistics(column_id, kind)
     _drop(selection, column, column.nulls_only, _find_nulls_only)
     if kind == "uuid":
         return
-    low, high = (pack_key(keys.at(position), kind) for position in (0, len(keys) - 1))
+    low, high = (pack_key(keys.get_key(position), kind) for position in (0, len(keys) - 1))
     for op, key, sides in ((LE, high, column.lower), (GE, low, column.upper)):
         for side in sides:
             if (side.form is Form.STRINGS) == isinstance(key, bytes):
@@ -589,6 +589,6 @@ def keep_appended(selection: Selection, snapshot_ids: set[int]) -> None:
     appended_ids = np.array(sorted(snapshot_ids), dtype=np.int64)
     for number in np.flatnonzero(selection.state).tolist():
         block = view.blocks[number]
-        ids = block.longs("snapshot_id")
+        ids = block.read_longs("snapshot_id")
         ids = np.where(ids == MISSING, view.manifests[number].added_snapshot_id or MISSING, ids)
-        selection.keep(number, (block.longs("status") == ADDED) & np.isin(ids, appended_ids))
+        selection.keep(number, (block.read_longs("status") == ADDED) & np.isin(ids, appended_ids))

@@ -30,7 +30,7 @@ from seamark.metaserver.store.sql import (
 from seamark.metaserver.store.sql.statement import Steps
 
 
-def transaction(operations: Sequence[operations.Operation], now_ms: int) -> Steps[list[Any]]:
+def apply_operations(operations: Sequence[operations.Operation], now_ms: int) -> Steps[list[Any]]:
     """Apply the operations in order.
 
     The first operation that fails raises its error, and the driver rolls back.

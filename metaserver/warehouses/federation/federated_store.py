@@ -75,7 +75,7 @@ class FederatedStore:
                 return []
             return await self._other.list_namespaces(parent)
 
-    async def entry(self, kind: EntryKind, namespace: NamespacePath, name: str) -> Entry | None:
+    async def load_entry(self, kind: EntryKind, namespace: NamespacePath, name: str) -> Entry | None:
         if self._mirrors is None or kind is EntryKind.FUNCTION or is_plan_name(name):
             return None
         async with self._other.limit_request():
@@ -83,7 +83,7 @@ class FederatedStore:
 
     async def _find_entry(self, mirrors: Mirrors, kind: EntryKind, namespace: NamespacePath, name: str) -> Entry | None:
         location = await self._other.find_entry(kind, namespace, name)
-        if location is None and await self._store.entry(kind, namespace, name) is None:
+        if location is None and await self._store.load_entry(kind, namespace, name) is None:
             return None
         entry = await mirrors.find(kind, namespace, name, location)
         if entry is not None and await self._is_namespace_listed(namespace):

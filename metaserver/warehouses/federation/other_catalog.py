@@ -233,12 +233,12 @@ class OtherCatalog:
         if await self._is_ambiguous(namespace):
             return None
 
-        async def read(kept: _Kept | None) -> _Kept:
+        async def read(cached: _Kept | None) -> _Kept:
             path = f"/namespaces/{self._encode(namespace)}/{kind.value}s/{quote(name, safe='')}"
             query = {"snapshots": "refs"} if kind is EntryKind.TABLE else {}
-            answer = await self._get(path, query, "" if kept is None else kept.etag)
-            if answer.status == 304 and kept is not None:
-                return self._keep(kept.value, kept.etag)
+            answer = await self._get(path, query, "" if cached is None else cached.etag)
+            if answer.status == 304 and cached is not None:
+                return self._keep(cached.value, cached.etag)
             if answer.status == 404:
                 return self._keep(None)
             location = self._decode(answer, _Loaded).metadata_location

@@ -22,7 +22,7 @@ from seamark.metaserver.planner.rows import record_lookup
 from tests.api.client import Api
 from tests.api.rest.stored import Row, Snapshot, StoredTable, draw_row
 from tests.seeds import examples
-from tests.server.rig import running
+from tests.server.rig import run_server
 
 Found = tuple[int, str, int]
 """(number of the key, path, position)"""
@@ -374,7 +374,7 @@ async def test_shared_key_values_count_against_limits_once_for_each_key(
         keep(slot, size)
 
     monkeypatch.setattr(RequestSlot, "keep", record_size)
-    async with running(tmp_path, body_limit_bytes=1 << 20, auth="none") as server:
+    async with run_server(tmp_path, body_limit_bytes=1 << 20, auth="none") as server:
         api = Api(server)
         table, files = await create_two_files(api)
         await table.index("keys", "record", ["name"], files)

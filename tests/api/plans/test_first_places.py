@@ -36,7 +36,7 @@ async def _create(lake: Lake, name: str, *updates: dict[str, Any]) -> Answer:
 
 
 async def test_new_table_may_have_files_in_locations_of_its_properties(lake: Lake) -> None:
-    home = (await lake.folder("mine")).parent
+    home = (await lake.find_folder("mine")).parent
     place, data = home / "ctas", home / "data-of-ctas"
     data_manifest = write_manifest(
         place / "metadata" / "m.avro", [build_data_file(f"file://{data}/a.parquet", 1, 9)], 5
@@ -53,7 +53,7 @@ async def test_new_table_may_have_files_in_locations_of_its_properties(lake: Lak
 
 
 async def test_replaced_table_may_have_files_in_its_new_locations(lake: Lake) -> None:
-    home = (await lake.folder("mine")).parent
+    home = (await lake.find_folder("mine")).parent
     place, data = home / "rtas", home / "data-of-rtas"
     data_manifest = write_manifest(
         place / "metadata" / "m.avro", [build_data_file(f"file://{data}/a.parquet", 1, 9)], 5
@@ -70,7 +70,7 @@ async def test_replaced_table_may_have_files_in_its_new_locations(lake: Lake) ->
 
 
 async def test_location_set_and_removed_by_one_commit_does_not_belong_to_the_table(lake: Lake) -> None:
-    home, foreign_folder = (await lake.folder("mine")).parent, await lake.folder("theirs")
+    home, foreign_folder = (await lake.find_folder("mine")).parent, await lake.find_folder("theirs")
     location = f"file://{foreign_folder}/metadata/snap.avro"
     place = {"action": "set-location", "location": f"file://{home}/x"}
     by_location = [{"action": "set-location", "location": f"file://{foreign_folder}"}, place]
@@ -83,7 +83,7 @@ async def test_location_set_and_removed_by_one_commit_does_not_belong_to_the_tab
 
 
 async def test_malformed_updates_are_a_bad_request(lake: Lake) -> None:
-    own_folder = await lake.folder("mine")
+    own_folder = await lake.find_folder("mine")
     list_location = write_manifest_list(own_folder / "metadata" / "l.avro", [])
     for updates in (
         [{"action": "set-location"}, *_build_snapshot_updates(5, list_location)],

@@ -34,7 +34,7 @@ def _write_secret_file(path: Path) -> DataFile:
 
 async def _send_change(lake: Lake, value: str, **body: Any) -> Answer:
     """Send a change that fails if a row with this text was added since the table was empty."""
-    own_folder = await lake.folder("mine")
+    own_folder = await lake.find_folder("mine")
     added_file = {
         "spec-id": 0,
         "content": "data",
@@ -48,7 +48,7 @@ async def _send_change(lake: Lake, value: str, **body: Any) -> Answer:
 
 
 async def test_change_is_not_compared_with_rows_of_another_table(lake: Lake) -> None:
-    own_folder, foreign_folder = await lake.folder("mine"), await lake.folder("theirs")
+    own_folder, foreign_folder = await lake.find_folder("mine"), await lake.find_folder("theirs")
     secret = _write_secret_file(foreign_folder / "data" / "victim.parquet")
     own_manifest = write_manifest(
         own_folder / "metadata" / "own.avro", [build_data_file(f"file://{own_folder}/data/a.parquet", 1, 9)], 7
@@ -64,7 +64,7 @@ async def test_change_is_not_compared_with_rows_of_another_table(lake: Lake) -> 
 
 
 async def test_change_is_still_compared_with_rows_of_its_own_table(lake: Lake) -> None:
-    own_folder = await lake.folder("mine")
+    own_folder = await lake.find_folder("mine")
     own_manifest = write_manifest(
         own_folder / "metadata" / "own.avro", [_write_secret_file(own_folder / "data" / "a.parquet")], 7
     )
@@ -75,7 +75,7 @@ async def test_change_is_still_compared_with_rows_of_its_own_table(lake: Lake) -
 
 
 async def test_change_reads_no_manifest_or_list_of_another_table(lake: Lake) -> None:
-    mine, foreign_folder = await lake.folder("mine"), await lake.folder("theirs")
+    mine, foreign_folder = await lake.find_folder("mine"), await lake.find_folder("theirs")
     own_manifest = write_manifest(
         mine / "metadata" / "own.avro", [build_data_file(f"file://{mine}/data/a.parquet", 1, 9)], 7
     )
@@ -113,7 +113,7 @@ def _write_manifest(
 
 
 async def test_rebase_copies_no_manifest_of_another_table(lake: Lake) -> None:
-    own_folder, theirs = [await lake.folder(name) / "metadata" for name in ("mine", "theirs")]
+    own_folder, theirs = [await lake.find_folder(name) / "metadata" for name in ("mine", "theirs")]
     own_folder.mkdir(exist_ok=True)
     a, b, c, n = (build_data_file(f"file://{own_folder.parent}/data/{name}.parquet", 1, 9) for name in "abcn")
 

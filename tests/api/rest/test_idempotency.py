@@ -17,7 +17,7 @@ from seamark.metaserver.api.http.bodies import QUICK_BYTES
 from seamark.metaserver.store.port import InstantFilter
 from tests.api.client import SCHEMA, VIEW_VERSION, Answer, Api, append, create_key, set_properties
 from tests.api.rest.standard import PLANNING_OPERATIONS, read_operations
-from tests.server.rig import OffsetClock, running
+from tests.server.rig import OffsetClock, run_server
 
 T = "/v1/namespaces/db/tables"
 V = "/v1/namespaces/db/views"
@@ -128,9 +128,9 @@ def _fill_placeholders(api: Api, body: Any) -> Any:
 
 async def _read_state(api: Api) -> list[str]:
     """Return all state that a second execution would change."""
-    instants = await api.server.components.store.instants(InstantFilter(), 1000)
+    instants = await api.server.components.store.list_instants(InstantFilter(), 1000)
     store = api.server.components.store
-    namespaces = [str(await store.namespace(path)) for path in await store.namespaces((), None, 100)]
+    namespaces = [str(await store.load_namespace(path)) for path in await store.list_namespaces((), None, 100)]
     return [str(instant.id) for instant in instants] + namespaces
 
 
@@ -162,7 +162,7 @@ async def test_final_error_is_replayed_after_later_changes(api: Api, case: Case)
     body, key = _fill_placeholders(api, case.refused_body), create_key()
     first = await api(case.method, case.refused_path, body, key=key)
     assert first.status == case.refused_status, first.raw
-    record = await api.server.components.store.idempotency(key, api.server.components.clock.now_ms())
+    record = await api.server.components.store.find_idempotency_record(key, api.server.components.clock.now_ms())
     assert record is not None
     assert record.status == case.refused_status
     await api("POST", "/v1/namespaces", {"namespace": ["none"]})
@@ -284,7 +284,7 @@ async def test_key_survives_a_restart_of_the_server(tmp_path: Path) -> None:
     key = create_key()
     answers = []
     for _ in range(2):
-        async with running(tmp_path) as server:
+        async with run_server(tmp_path) as server:
             api = Api(server)
             answers.append(await api("POST", "/v1/namespaces", {"namespace": ["n"]}, key=key))
     assert answers[0].status == 200
@@ -293,7 +293,7 @@ async def test_key_survives_a_restart_of_the_server(tmp_path: Path) -> None:
 
 async def test_expired_key_counts_as_new(tmp_path: Path) -> None:
     clock = OffsetClock()
-    async with running(tmp_path, clock=clock, idempotency_ttl_s=600) as server:
+    async with run_server(tmp_path, clock=clock, idempotency_ttl_s=600) as server:
         api, key = Api(server), create_key()
         assert (await api("POST", "/v1/namespaces", {"namespace": ["n"]}, key=key)).status == 200
         clock.ahead_ms += 601_000

@@ -20,7 +20,7 @@ from tests.api.plans.planned import append, build_data_file
 from tests.planner.lakes.history import write_random_lake
 from tests.planner.lakes.lake import ContentFile, DataFile, Lake, Snapshot
 from tests.seeds import examples
-from tests.server.rig import running
+from tests.server.rig import run_server
 
 T = "/api/v1/tables/db/t"
 ARROW = {"Accept": "application/vnd.apache.arrow.stream"}
@@ -30,7 +30,7 @@ CONTENTS = ["data", "position-deletes", "equality-deletes"]
 @pytest.fixture
 async def lake_api(tmp_path: Path) -> AsyncIterator[Api]:
     """Open a server whose pages are small by default."""
-    async with running(tmp_path / "home", warehouse=tmp_path.as_uri(), page_limit=500) as server:
+    async with run_server(tmp_path / "home", warehouse=tmp_path.as_uri(), page_limit=500) as server:
         yield Api(server)
 
 
@@ -325,7 +325,7 @@ async def test_large_listings_are_read_off_the_event_loop(api_with_table: Api, m
     before = await asyncio.gather(
         *(api_with_table("GET", f"{T}/{route}") for route in ("files", "partitions", "stats/id"))
     )
-    for name in ("IN_THREAD_JSON", "IN_THREAD_FILES"):
+    for name in ("IN_LOOP_ITEMS_MAX", "IN_THREAD_FILES"):
         monkeypatch.setattr(routes, name, 0)
     after = await asyncio.gather(
         *(api_with_table("GET", f"{T}/{route}") for route in ("files", "partitions", "stats/id"))

@@ -131,7 +131,7 @@ KNOBS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.each_value
 @pytest.mark.parametrize(
-    "spoil", [*REQUESTS, *KNOBS], ids=lambda one: one if isinstance(one, str) else one.__name__[1:]
+    "spoil", [*REQUESTS, *KNOBS], ids=lambda case: case if isinstance(case, str) else case.__name__[1:]
 )
 async def test_doubtful_append_is_rejected_as_without_rebase_and_changes_nothing(
     tmp_path: Path, spoil: str | Callable[[Appender, Commit], None]
@@ -144,11 +144,11 @@ async def test_doubtful_append_is_rejected_as_without_rebase_and_changes_nothing
         if not isinstance(spoil, str):
             spoil(client, request)
         await append(rig, {"b": 2})
-        metadata, before = await load(rig), await rig.files()
+        metadata, before = await load(rig), await rig.list_files()
         with pytest.raises(CommitConflict):
             await commit(rig, request)
         await rig.publisher.close()
-        assert await rig.files() == before
+        assert await rig.list_files() == before
         assert await load(rig) == metadata
         valid_appender = Appender(metadata | {"refs": {}, "current-snapshot-id": None, "last-sequence-number": 1})
         await commit(rig, valid_appender.commit({"late": 1}))
@@ -333,12 +333,12 @@ async def test_repeat_of_a_rebased_append_gets_its_first_outcome(tmp_path: Path)
         second_commit = await commit(rig, request)
         assert second_commit.metadata == committed_table.metadata
         await commit(rig, ([], [{"action": "remove-snapshots", "snapshot-ids": [appender.snapshot_id]}]))
-        before = await rig.files()
+        before = await rig.list_files()
         second_commit = await commit(rig, request)
         assert committed_table.entry is not None
         assert second_commit.entry is not None
         assert second_commit.entry.metadata_location == committed_table.entry.metadata_location
-        assert await rig.files() == before
+        assert await rig.list_files() == before
         files = read_snapshot(find_head(await load(rig)))
         assert set(files) == {"a", "b", "c", "late"}
 
@@ -353,7 +353,7 @@ async def test_rebase_that_loses_the_swap_is_repeated_and_leaves_no_file(tmp_pat
         appender = Appender(await load(rig), merge=2 if merges else 0)
         request = appender.commit({"late": 1})
         await append(rig, {"c": 3}, merge=1)
-        before = await rig.files()
+        before = await rig.list_files()
 
         async def intrude() -> None:
             await append(other, {"d": 4})
@@ -367,7 +367,7 @@ async def test_rebase_that_loses_the_swap_is_repeated_and_leaves_no_file(tmp_pat
             "a": 1, "b": 2, "c": 3, "d": 4, "late": 5
         }  # fmt: skip
         # Two metadata files; the intruder's manifest and list; our list, and a manifest if a merge was undone.
-        assert len(await rig.files() - before) == 2 + 2 + 1 + merges
+        assert len(await rig.list_files() - before) == 2 + 2 + 1 + merges
 
 
 class ForgetfulStore:

@@ -23,7 +23,7 @@ from tests.catalog.appender import Appender, Commit, File, Row, read_list, read_
 from tests.catalog.appends import DB, find_head
 from tests.catalog.rig import CALLER
 from tests.seeds import first_seed, quick
-from tests.server.rig import RunningServer, running
+from tests.server.rig import RunningServer, run_server
 
 
 class Table:
@@ -52,7 +52,7 @@ class Table:
 
 @asynccontextmanager
 async def open_services_table(folder: Path, version: int) -> AsyncIterator[Table]:
-    async with running(folder, services_workers=0) as server:
+    async with run_server(folder, services_workers=0) as server:
         table = Table(server)
         await table.create(version)
         yield table

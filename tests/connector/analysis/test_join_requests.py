@@ -74,7 +74,7 @@ async def test_large_table_is_planned_with_its_joins_and_small_table_is_pinned()
 
 async def test_join_request_has_the_body_that_the_api_defines() -> None:
     nested = JoinRequest(("db", "brands"), (("brand", "b_key"),), parse_filter("name = 'x' AND n IN (1, 2)"), 30)
-    assert JoinRequest(("a", "items"), (("item", "i_key"), ("day", "d")), None, 20, (nested,)).body() == {
+    assert JoinRequest(("a", "items"), (("item", "i_key"), ("day", "d")), None, 20, (nested,)).build_body() == {
         "table": ["a", "items"],
         "on": {"item": "i_key", "day": "d"},
         "snapshot-id": 20,

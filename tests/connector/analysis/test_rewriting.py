@@ -24,7 +24,7 @@ from seamark.connector.plans.async_client import KnownTable, TablePlanRequest, T
 from seamark.connector.trino import rewriter as rewriter_module
 from seamark.connector.trino.protocol import circuit_breaker
 from seamark.connector.trino.protocol.circuit_breaker import FAILURES_MAX
-from seamark.connector.trino.protocol.sessions import Session, prepare, session_of
+from seamark.connector.trino.protocol.sessions import Session, prepare, read_session
 from seamark.connector.trino.rewriter import RewriteLimits, RewriteResult
 from tests.connector.trino.played import COLUMNS, PATIENT, Seamark, open_rewriter, parse_filter
 from tests.iceberg.samples import build_table
@@ -250,7 +250,7 @@ async def test_columns_are_not_requested_if_the_statement_needs_none() -> None:
 async def test_statement_is_read_once_for_the_same_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     reads = []
     real = reading._read
-    monkeypatch.setattr(reading, "_read", lambda *given: (reads.append(given), real(*given))[1])
+    monkeypatch.setattr(reading, "_read", lambda *arguments: (reads.append(arguments), real(*arguments))[1])
     server = Seamark(wait_s=0.01)
     async with open_rewriter(server) as rewriter:
         statement = "SELECT * FROM t, u WHERE x = 1 AND id = uid"
@@ -373,7 +373,7 @@ async def test_prepared_statement_is_rewritten_in_the_header_that_holds_it() -> 
     assert expected[0].filter == parse_filter("id = 5")
     headers = CIMultiDict([("X-Trino-Prepared-Statement", "q=SELECT+%2A+FROM+u+WHERE+y+%3D+%3F,p=x"), ("X-Other", "1")])
     prepare(headers, "p", rewrite.statement or "")
-    assert session_of(CIMultiDictProxy(headers)).prepared == {**texts, "p": rewrite.statement}
+    assert read_session(CIMultiDictProxy(headers)).prepared == {**texts, "p": rewrite.statement}
     assert headers["X-Other"] == "1"
 
 
@@ -388,7 +388,7 @@ async def test_execution_that_is_not_understood_stays_unchanged(statement: str) 
 
 def test_session_is_read_from_the_headers() -> None:
     def open_session_from(*headers: tuple[str, str]) -> Session:
-        return session_of(CIMultiDictProxy(CIMultiDict(headers)))
+        return read_session(CIMultiDictProxy(CIMultiDict(headers)))
 
     assert open_session_from() == Session()
     assert open_session_from(("X-Trino-Catalog", "Lake"), ("X-Trino-Schema", " DB")) == Session("lake", "db")

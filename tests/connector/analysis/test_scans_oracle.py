@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 from seamark.connector.analysis.scans import find_scans, read_from_view
-from seamark.connector.plans.conditions import Like, sql_of
+from seamark.connector.plans.conditions import Like, write_sql
 from seamark.connector.plans.quotes import quote_text
 from seamark.connector.plans.scan import Join, Scan
 from seamark.connector.plans.splices import splice
@@ -100,7 +100,7 @@ def list_partners(rng: random.Random, scans: tuple[Scan, ...], path: tuple[int, 
         if join.is_extreme:
             return format_extreme(join, len(path), quote(other.table))
         parts = ["TRUE", *([other.predicate] if other.predicate else []), *map(format_likes, other.likes)]
-        parts += [] if join.where is None else [sql_of(join.where)]
+        parts += [] if join.where is None else [write_sql(join.where)]
         rows = f"SELECT * FROM {quote(other.table)} WHERE {' AND '.join(parts)}"
         partner_texts = "".join(list_partners(rng, scans, (*path, join.scan)))
         return (
@@ -122,7 +122,7 @@ def format_joins(
         if number is None:
             yield from (f" AND {partner(join)}" for join in group if join.scan not in path and rng.random() < 0.8)
         elif rng.random() < 0.8 and not any(join.scan in path for join in group):
-            exempt_conditions = [] if group[0].exempt_condition is None else [sql_of(group[0].exempt_condition)]
+            exempt_conditions = [] if group[0].exempt_condition is None else [write_sql(group[0].exempt_condition)]
             yield f" AND ({' OR '.join([*map(partner, group), *exempt_conditions])})"
 
 
@@ -133,7 +133,7 @@ def format_extreme(join: Join, depth: int, table: str) -> str:
     """
     ((own_column, other),) = join.on
     (op,) = join.ops
-    rows = table if join.where is None else f"{table} WHERE {sql_of(join.where)}"
+    rows = table if join.where is None else f"{table} WHERE {write_sql(join.where)}"
     extreme = f"(SELECT {join.transform}({quote(other)}) FROM {rows})"
     if op == "=" and not join.exact:
         op = "<=" if join.transform == "max" else ">="
@@ -167,7 +167,7 @@ def check_bound(statements: Statements, scan: Scan) -> None:
     """Check that the catalog uses the whole predicate, and binds its SQL and its expression to the same filter."""
     stored_table = next(table for table in statements.tables if table.name.lower() == scan.table)
     fields = [Field(number, name, False, kind) for number, (name, kind) in enumerate(stored_table.columns.items(), 1)]
-    schema = msgspec.convert(Schema(0, tuple(fields)).json(), type=seamark_schema.Schema)
+    schema = msgspec.convert(Schema(0, tuple(fields)).build_json(), type=seamark_schema.Schema)
     of_text = parse_sql(str(scan.predicate), schema, functions=True)
     if of_text.unused:  # A double is not compared with a column whose values doubles cannot represent.
         assert all("e0" in part or "1e300" in part for part in of_text.unused), (scan.predicate, of_text.unused)

@@ -51,7 +51,7 @@ def run_case(server: ServerThread, con: duckdb.DuckDBPyConnection, seed: int, qu
         world = World(server, client, rng, f"db.duck{seed}")
         world.create_table()
         world.append()
-        world.add_cube(*aggregates.cube())
+        world.add_cube(*aggregates.draw_cube())
         for steps in (("build", "append"), ("delete", "build"), ("spoil", "append")):
             for step in steps:
                 match step:

@@ -96,15 +96,15 @@ class Column:
 
     # Values
 
-    def of(self, row: dict[int, Any]) -> Any:
+    def read_value(self, row: dict[int, Any]) -> Any:
         """Return the column's value in a row or struct, or its initial default if the row is older."""
         return row.get(self.id, self.initial)
 
-    def array(self, values: Sequence[Any]) -> pa.Array:
+    def build_array(self, values: Sequence[Any]) -> pa.Array:
         match self.kind:
             case "struct":
                 arrays = [
-                    child.array([None if value is None else child.of(value) for value in values])
+                    child.build_array([None if value is None else child.read_value(value) for value in values])
                     for child in self.children
                 ]
                 fields = [pa.field(child.name, made.type) for child, made in zip(self.children, arrays, strict=True)]
@@ -119,9 +119,10 @@ class Column:
                     end += len(value or ())
                 starts = pa.array([*offsets, end], pa.int32())
                 if self.kind == LIST:
-                    return pa.ListArray.from_arrays(starts, self.children[0].array(flat_values))
+                    return pa.ListArray.from_arrays(starts, self.children[0].build_array(flat_values))
                 return pa.MapArray.from_arrays(
-                    starts, *(child.array([pair[n] for pair in flat_values]) for n, child in enumerate(self.children))
+                    starts,
+                    *(child.build_array([pair[n] for pair in flat_values]) for n, child in enumerate(self.children)),
                 )
         return typed.build_array(self.kind, values)
 
@@ -152,7 +153,7 @@ class Column:
             return None
         match self.kind:
             case "struct":
-                return tuple(child.freeze(child.of(value)) for child in self.children)
+                return tuple(child.freeze(child.read_value(value)) for child in self.children)
             case "list":
                 return tuple(map(self.children[0].freeze, value))
             case "map":

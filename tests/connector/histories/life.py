@@ -178,11 +178,11 @@ class TableHistory:
 
     def _build_arrow_table(self, rows: Sequence[Row], columns: Sequence[Column] | None = None) -> pa.Table:
         columns = self._columns if columns is None else columns
-        arrays = [column.array([column.of(row) for row in rows]) for column in columns]
+        arrays = [column.build_array([column.read_value(row) for row in rows]) for column in columns]
         return pa.Table.from_arrays(arrays, [column.name for column in columns])
 
     def _freeze_rows(self, rows: Sequence[Row]) -> Counter[Any]:
-        return Counter(tuple(column.freeze(column.of(row)) for column in self._columns) for row in rows)
+        return Counter(tuple(column.freeze(column.read_value(row)) for column in self._columns) for row in rows)
 
     def _read(self, columns: Sequence[Column], where: Any = None, at: At = CURRENT) -> Counter[Any]:
         actual = scan(self._client, self._table, where=where, at=at).to_arrow().combine_chunks()
@@ -272,7 +272,7 @@ class TableHistory:
         def is_older(first: Row, other: Row) -> bool:
             if sort_column is None:
                 return False
-            own_value, other_value = sort_column.of(first), sort_column.of(other)
+            own_value, other_value = sort_column.read_value(first), sort_column.read_value(other)
             return (
                 other_value is not None
                 if own_value is None

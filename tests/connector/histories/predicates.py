@@ -68,14 +68,14 @@ def _list_terms(columns: Sequence[Column]) -> list[tuple[str, Column, Callable[[
     readers: list[tuple[str, Column, Callable[[Row], Any]]] = []
     for column in columns:
         if column.kind not in NESTED:
-            readers.append((column.name, column, column.of))
+            readers.append((column.name, column, column.read_value))
         fields = [child for child in column.children if column.kind == STRUCT and child.kind not in NESTED]
         readers += [(f"{column.name}.{field.name}", field, _read_within(column, field)) for field in fields]
     return readers
 
 
 def _read_within(column: Column, child: Column) -> Callable[[Row], Any]:
-    return lambda row: None if column.of(row) is None else child.of(column.of(row))
+    return lambda row: None if column.read_value(row) is None else child.read_value(column.read_value(row))
 
 
 def _build_test(op: str, values: Sequence[Any], get: Callable[[Row], Any]) -> Test:

@@ -137,8 +137,8 @@ async def commit_history(stored_table: StoredTable, rng: random.Random, commits:
         deletes = []
         if partition_files and rng.random() < 0.7:
             spots = {
-                (one.path, rng.randrange(one.record_count))
-                for one in partition_files
+                (file.path, rng.randrange(file.record_count))
+                for file in partition_files
                 for _ in range(rng.randint(0, 12))
             }
             paths = {path for path, _ in spots}

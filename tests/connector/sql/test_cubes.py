@@ -51,7 +51,7 @@ OPERANDS = ["k", "id", "price", "rate", "price * (1 - rate)", "k + id", "k * 3 -
 COMPARED = [*OPERANDS, "name", "d", "ts", "tz"]
 
 
-def exact_rows(rng: random.Random, rows: int) -> pa.Table:
+def draw_rows_with_exact_sums(rng: random.Random, rows: int) -> pa.Table:
     """Return random rows, whose floats have exact sums and whose times are before and after 1970."""
     table = draw_rows(rng, rows)
     for name in ("x", "y"):
@@ -90,7 +90,7 @@ class RandomAggregates:
         self._rng = rng
         self._group = _group if has_grouping_sets else _list_keys
 
-    def cube(self) -> tuple[list[str], list[str]]:
+    def draw_cube(self) -> tuple[list[str], list[str]]:
         """Return the dimensions and the measures of a cube."""
         rng = self._rng
         dimensions = rng.sample(list(DIMENSIONS), rng.randint(1, 4))
@@ -110,7 +110,7 @@ class RandomAggregates:
         distinct = "DISTINCT " if rng.random() < 0.1 else ""
         text = f"SELECT {distinct}{', '.join(outputs)} FROM {source} a"
         if rng.random() < 0.5:
-            text += f" WHERE {' AND '.join(self._condition(dimensions) for _ in range(rng.randint(1, 2)))}"
+            text += f" WHERE {' AND '.join(self._draw_condition(dimensions) for _ in range(rng.randint(1, 2)))}"
         if keys:
             text += f" GROUP BY {self._group(keys, random.Random(text))}"
         if rng.random() < 0.3:
@@ -134,14 +134,14 @@ class RandomAggregates:
         if draw < 0.15 and plain_dimensions:
             return rng.choice(("min({})", "max({})", "count(DISTINCT {})")).format(rng.choice(plain_dimensions))
         if draw < 0.3:
-            return f"{measure} FILTER (WHERE {self._condition(dimensions)})"
+            return f"{measure} FILTER (WHERE {self._draw_condition(dimensions)})"
         if draw < 0.35:
-            return f"count_if({self._condition(dimensions)})"
+            return f"count_if({self._draw_condition(dimensions)})"
         if draw < 0.4:
             return "sum(big)"  # Most cubes do not have it.
         return measure
 
-    def _condition(self, dimensions: list[str]) -> str:
+    def _draw_condition(self, dimensions: list[str]) -> str:
         rng = self._rng
         match rng.choice(dimensions):
             case "id" | "k" as name:
@@ -186,7 +186,7 @@ class World:
 
     def append(self, rows: int = 30) -> None:
         with open_catalog(self.server.url) as catalog:
-            catalog.load_table(self.name).append(exact_rows(self.rng, rows))
+            catalog.load_table(self.name).append(draw_rows_with_exact_sums(self.rng, rows))
 
     def add_cube(self, dimensions: list[str], measures: list[str]) -> None:
         name = f"cube{len(self.cubes)}"
@@ -254,7 +254,7 @@ def run_case(server: ServerThread, seed: int, queries: int) -> Counter[str]:
         world.create_table()
         world.append()
         for _ in range(2):
-            world.add_cube(*aggregates.cube())
+            world.add_cube(*aggregates.draw_cube())
         for _ in range(3):
             steps = ("append", "delete", "build", "tag", "build", "roll back", "append", "damage", "lose")
             for step in rng.sample(steps, 5):
@@ -370,7 +370,7 @@ def test_deleted_rows_are_subtracted_from_groups(
     summary, rows = query_with_summary(server, f"SELECT country, sum(x) FROM {sales.name} GROUP BY country")
     assert (summary.index, rows) == (None, [("a", 15.0)]), "sums of floats are not corrected"
     monkeypatch.setattr(plans, "_FEW_ROWS", 0)
-    monkeypatch.setattr(plans, "_PAYING_SHARE", 0.5)
+    monkeypatch.setattr(plans, "_PAYING_MAX_FRACTION", 0.5)
     summary, rows = query_with_summary(server, text)
     assert (summary.index, rows) == (None, [("a", 30, 1.0, 30)])
     assert summary.reason is not None

@@ -23,7 +23,7 @@ def lake(server: ServerThread) -> Lake:
 
 def test_commit_returns_the_snapshot_and_says_if_it_is_a_duplicate(server: ServerThread, lake: Lake) -> None:
     client = pickle.loads(pickle.dumps(CommitClient(SeamarkClient(server.url))))
-    body: dict[str, Any] = {"add": [lake.data([(1, 0, "a")])], "producer": {"id": "p", "sequence": 1}}
+    body: dict[str, Any] = {"add": [lake.write_data_file([(1, 0, "a")])], "producer": {"id": "p", "sequence": 1}}
     first = client.commit("db.t", body)
     second_answer = client.commit(("db", "t"), body)
     assert (first["duplicate"], second_answer["duplicate"]) == (False, True)
@@ -37,7 +37,7 @@ def test_refused_commit_raises_an_error_of_its_kind(server: ServerThread, lake: 
     with pytest.raises(InvalidRequest, match="The change is empty"):
         client.commit("db.t", {})
     with pytest.raises(NoSuchResource):
-        client.commit("db.none", {"add": [lake.data([(1, 0, "a")])]})
+        client.commit("db.none", {"add": [lake.write_data_file([(1, 0, "a")])]})
     with pytest.raises(Refused, match="no longer in the table") as error:
         client.commit("db.t", {"remove": [{"file-path": "file:///x"}], "read-snapshot-id": None})
     assert (error.value.status, error.value.kind) == (409, "CommitFailedException")

@@ -68,7 +68,7 @@ def test_random_queries_return_the_same_rows_from_cubes(spark: SparkSession, tmp
             world.create_table()
             world.append()
             world.append()
-            world.add_cube(*aggregates.cube())
+            world.add_cube(*aggregates.draw_cube())
             world.build()
             world.append()
             with open_catalog(server.base_url) as tables:

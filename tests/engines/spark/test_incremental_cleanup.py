@@ -75,7 +75,7 @@ class Lake:
             self.spark._jsparkSession, f"{self.catalog}.db.t"
         )
 
-    def rows(self) -> Counter[tuple[Any, ...]]:
+    def read_rows(self) -> Counter[tuple[Any, ...]]:
         self.spark.sql(f"REFRESH TABLE {self.catalog}.db.t")
         return Counter(tuple(row) for row in self.spark.table(f"{self.catalog}.db.t").collect())
 
@@ -123,11 +123,11 @@ def test_icebergs_clean_up_after_undone_jobs_keeps_live_files(lake: Lake, versio
                 table = catalog.load_table("db.t")
                 assert [path for path in list_needed_files(table) if not path.exists()] == []
                 assert read(lake.client) == expected
-                assert lake.rows() == expected
+                assert lake.read_rows() == expected
             lake.clock.ahead_ms += 2 * UNDONE_KEPT_MS
             lake.expire(by_procedure=False)
             assert len(list_snapshot_ids(catalog.load_table("db.t"))) == 1
-            assert lake.rows() == expected
+            assert lake.read_rows() == expected
             catalog.drop_table("db.t")
     assert outcomes["undone"], outcomes
 
@@ -147,7 +147,7 @@ def test_icebergs_clean_up_keeps_puffin_files_with_a_live_vector(lake: Lake, rou
                 first = 20 * step
                 append(lake.client, "db.t", build_rows(range(first, first + 20)))
                 model.update((number, str(number)) for number in range(first, first + 20))
-            lake.rows()
+            lake.read_rows()
             for _ in range(5):
                 removed_model = rng.sample(sorted(model), 3 if rng.random() < 0.5 else 1)
                 if rng.random() < 0.6:
@@ -171,7 +171,7 @@ def test_icebergs_clean_up_keeps_puffin_files_with_a_live_vector(lake: Lake, rou
             puffins = {path for path in list_stored_files(table) if path.suffix == ".puffin"}
             assert puffins == {path for path in list_needed_files(table) if path.suffix == ".puffin"}
             expected = Counter((one, one % 3, text) for one, text in model.items())
-            assert read(lake.client) == lake.rows() == expected
+            assert read(lake.client) == lake.read_rows() == expected
             catalog.drop_table("db.t")
     assert shared, "no Puffin file had two live vectors"
 

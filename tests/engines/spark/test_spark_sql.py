@@ -366,7 +366,7 @@ def test_table_identifier_has_all_levels_of_the_name(spark: SparkSession, name: 
     identifiers = getattr(jvm, "org.apache.spark.sql.connector.catalog.CatalogV2Implicits")
     identifier = identifiers.MultipartIdentifierHelper(levels).asIdentifier()
     relation = SimpleNamespace(identifier=lambda: jvm.scala.Some(identifier))
-    assert catalyst.identifier_of(relation) == name
+    assert catalyst.read_identifier(relation) == name
 
 
 def test_query_runs_unchanged_if_planning_is_slow_or_fails(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -392,7 +392,7 @@ def test_query_reads_a_table_that_is_altered_during_planning_correctly(
     rig.run("CREATE TABLE {db}.swapped (a bigint, b bigint) USING iceberg")
     for low in range(4):
         rig.run(f"INSERT INTO {{db}}.swapped VALUES ({low}, {3 - low})")
-    ask = PlanRequests.plans
+    ask = PlanRequests.request_plans
 
     async def rename_late(*arguments: Any) -> Any:
         for old_name, new_name in (("a", "c"), ("b", "a"), ("c", "b")):
@@ -401,7 +401,7 @@ def test_query_reads_a_table_that_is_altered_during_planning_correctly(
 
     text = "SELECT a, b FROM {db}.swapped WHERE a = 0"
     assert rig.run_with_plans(text) == ["(0, 3)"]
-    monkeypatch.setattr(PlanRequests, "plans", rename_late)
+    monkeypatch.setattr(PlanRequests, "request_plans", rename_late)
     assert rig.run_with_plans(text) == ["(0, 3)"] == rig.run(text)
 
 

@@ -66,13 +66,13 @@ class Rig(SparkTables):
         spec, properties = LAYOUTS[layout]
         modes = [f"'write.{kind}.mode'='{mode}'" for kind in ("merge", "update", "delete")]
         text = ", ".join([f"'format-version'='{version}'", *modes, *properties])
-        self.sql(f"CREATE TABLE {{db}}.{table} ({COLUMNS}) USING iceberg {spec} TBLPROPERTIES ({text})")
+        self.run_sql(f"CREATE TABLE {{db}}.{table} ({COLUMNS}) USING iceberg {spec} TBLPROPERTIES ({text})")
         for start in (0, 20):
-            self.sql(f"INSERT INTO {{db}}.{table} {ROWS.format(start=start, end=start + 20)}")
+            self.run_sql(f"INSERT INTO {{db}}.{table} {ROWS.format(start=start, end=start + 20)}")
 
     def read_rows(self, table: str, version: int) -> Counter[str]:
         lineage = ", _row_id, _last_updated_sequence_number" if version == 3 else ""
-        result = self.sql(f"SELECT *{lineage} FROM {{db}}.{table}")
+        result = self.run_sql(f"SELECT *{lineage} FROM {{db}}.{table}")
         if version < 3:
             return Counter(map(repr, result))
         # An inserted row may have any new id. For all other rows, the test compares the id, and whether this
@@ -329,7 +329,7 @@ def test_many_statements_have_the_result_of_icebergs_statements(rig: Rig, layout
 def test_insert_overwrite_builds_index_files(rig: Rig) -> None:
     text = "INSERT OVERWRITE {t} SELECT id, CAST(id AS int), IF(id < 5, 'a', 'b') FROM range({n}, {m})"
     for whose in (OURS, THEIRS):
-        rig.sql(
+        rig.run_sql(
             f"CREATE TABLE {{db}}.{whose}_over (id bigint, n int NOT NULL, day string) USING iceberg "
             "PARTITIONED BY (day) TBLPROPERTIES ('seamark.index.ids'='record(id)')"
         )
@@ -392,7 +392,7 @@ def test_statement_that_may_change_other_rows_is_run_by_iceberg_with_a_reason(ri
         "merge-on-read",
     )
     assert sql(rig.spark, f"DELETE FROM {t} WHERE id IN (1, 2)").collect() == []
-    assert rig.sql(f"SELECT count(*) FROM {t} WHERE id IN (1, 2)") == [(0,)]
+    assert rig.run_sql(f"SELECT count(*) FROM {t} WHERE id IN (1, 2)") == [(0,)]
 
 
 def test_statement_starts_again_after_a_conflict(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -410,7 +410,7 @@ def test_statement_starts_again_after_a_conflict(rig: Rig, monkeypatch: pytest.M
     report = execute(rig.spark, text).report
     assert isinstance(report, Report)
     assert report.attempts == len(calls) == 2
-    assert rig.sql("SELECT id, k FROM {db}.raced WHERE id IN (3, 4) ORDER BY id") == [(3, 5), (4, 6)]
+    assert rig.run_sql("SELECT id, k FROM {db}.raced WHERE id IN (3, 4) ORDER BY id") == [(3, 5), (4, 6)]
 
 
 def test_statement_with_an_unknown_commit_outcome_is_not_run_by_iceberg(
@@ -454,10 +454,10 @@ def test_sql_command_merges_updates_and_deletes_in_the_local_spark(rig: Rig) -> 
     table in the same way.
     """
     for whose in (OURS, THEIRS):
-        rig.sql(f"CREATE TABLE {{db}}.{whose}_cli (id bigint, name string, price decimal(9,2)) USING iceberg")
-        rig.sql(f"INSERT INTO {{db}}.{whose}_cli SELECT id, concat('n', id), id FROM range(10)")
-    rig.sql("CREATE TABLE {db}.changes (id bigint, name string, price decimal(9,2), gone boolean) USING iceberg")
-    rig.sql("INSERT INTO {db}.changes VALUES (1, 'one', 1.25, false), (2, NULL, NULL, true), (20, 'new', 2, false)")
+        rig.run_sql(f"CREATE TABLE {{db}}.{whose}_cli (id bigint, name string, price decimal(9,2)) USING iceberg")
+        rig.run_sql(f"INSERT INTO {{db}}.{whose}_cli SELECT id, concat('n', id), id FROM range(10)")
+    rig.run_sql("CREATE TABLE {db}.changes (id bigint, name string, price decimal(9,2), gone boolean) USING iceberg")
+    rig.run_sql("INSERT INTO {db}.changes VALUES (1, 'one', 1.25, false), (2, NULL, NULL, true), (20, 'new', 2, false)")
     statements = [
         "MERGE INTO {t} AS t USING {changes} AS c ON t.id = c.id WHEN MATCHED AND c.gone THEN DELETE "
         "WHEN MATCHED THEN UPDATE SET name = c.name, price = t.price + c.price "
@@ -473,7 +473,7 @@ def test_sql_command_merges_updates_and_deletes_in_the_local_spark(rig: Rig) -> 
         )
         assert result.exit_code == 0, (statement, result.output)
         rig.spark.sql(statement.format(t=f"{rig.db}.{THEIRS}_cli", changes=f"{rig.db}.changes"))
-        rig.sql(f"REFRESH TABLE {{db}}.{OURS}_cli")
+        rig.run_sql(f"REFRESH TABLE {{db}}.{OURS}_cli")
         assert rig.read_rows(f"{OURS}_cli", 2) == rig.read_rows(f"{THEIRS}_cli", 2), statement
     assert len(rig.read_rows(f"{OURS}_cli", 2)) == 8
     explained = CliRunner().invoke(

@@ -77,7 +77,7 @@ def run_upserts(rig: Rig, table: str, seed: int, steps: int, note: str) -> None:
     after: dict[int, tuple[str, Model]] = {}
     for number in range(1, steps + 1):
         step_report, model = take_step(rig, rng, table, number, model)
-        snapshots = rig.sql(f"SELECT snapshot_id FROM {{db}}.{table}.snapshots ORDER BY committed_at")
+        snapshots = rig.run_sql(f"SELECT snapshot_id FROM {{db}}.{table}.snapshots ORDER BY committed_at")
         after.setdefault(snapshots[-1][0] if snapshots else 0, (step_report, model))
         assert rig.read_model(table) == model, f"{note}, seed {seed}, step {number}: {step_report}"
     for snapshot_id, (step_report, model) in after.items():
@@ -149,7 +149,7 @@ def test_upsert_exchanges_rows_once_without_a_join_and_reads_only_their_buckets(
     table = f"plan_{row_mode[:4]}"
     rig.create(table, "PARTITIONED BY (bucket(16, id))")
     write(rig.frame(dict.fromkeys(range(400), ("de", 0, 0))), f"db.{table}", client=rig.client)
-    assert rig.live(table) == 16
+    assert rig.count_live_files(table) == 16
     expected = dict.fromkeys((3, 5, 7, 399), ("fr", 1, 1))
     report = rig.upsert(rig.frame(expected), table, row_mode=row_mode, **TASKS)
     (plan,) = [read_executed_plan(one) for one in record_results]
@@ -160,7 +160,10 @@ def test_upsert_exchanges_rows_once_without_a_join_and_reads_only_their_buckets(
     assert (report.updated, report.inserted, report.attempts) == (4, 0, 1)
     assert report.files_read <= 4
     if row_mode == COPY_ON_WRITE:
-        assert (report.files_removed, rig.live(table)) == (report.files_written, 16)  # The new rows go into the copies.
+        assert (report.files_removed, rig.count_live_files(table)) == (
+            report.files_written,
+            16,
+        )  # The new rows go into the copies.
     assert rig.read_model(table) == dict.fromkeys(range(400), ("de", 0, 0)) | expected
 
 
@@ -205,7 +208,7 @@ def test_tasks_write_deletes_of_many_files_and_each_file_has_one(
         model = {one: row for one, row in model.items() if one not in removed_ids}
         assert rig.read_model(f"many_{version}") == model
     if version == 3:
-        vectors = rig.sql("SELECT referenced_data_file FROM {db}.many_3.delete_files")
+        vectors = rig.run_sql("SELECT referenced_data_file FROM {db}.many_3.delete_files")
         assert len(vectors) == len(set(vectors)) >= 4
 
 
@@ -242,7 +245,7 @@ def test_keys_are_compared_in_the_type_of_the_table(rig: Rig, monkeypatch: pytes
     )
     report = rig.upsert(narrow, "floats", keys=["k", "w"], row_mode=MERGE_ON_READ, **TASKS)
     assert (report.updated, report.inserted) == (4, 1)
-    actual = sorted((repr(abs(k)), w, v) for k, w, v in rig.sql("SELECT k, w, v FROM {db}.floats"))
+    actual = sorted((repr(abs(k)), w, v) for k, w, v in rig.run_sql("SELECT k, w, v FROM {db}.floats"))
     assert actual == [
         ("0.0", "a", 1),
         ("1.5", "a", 1),
@@ -266,13 +269,13 @@ def test_keys_are_compared_in_the_type_of_the_table(rig: Rig, monkeypatch: pytes
 def test_driver_changes_a_small_frame_unless_it_must_copy_many_bytes(
     rig: Rig, maximum: int, how: dict[str, Any], by_tasks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table = f"small_{len(rig.sql('SHOW TABLES IN {db}'))}"
+    table = f"small_{len(rig.run_sql('SHOW TABLES IN {db}'))}"
     rig.create(table, BUCKETS)
     model: Model = dict.fromkeys(range(30), ("de", 0, 0))
     write(rig.frame(model), f"db.{table}", client=rig.client)
     jobs: list[str] = []
     spread = upserting.run_tasks
-    monkeypatch.setattr(upserting, "run_tasks", lambda *given: jobs.append("tasks") or spread(*given))
+    monkeypatch.setattr(upserting, "run_tasks", lambda *arguments: jobs.append("tasks") or spread(*arguments))
     monkeypatch.setattr(upserting, "DRIVER_COPY_BYTES_MAX", maximum)
     frame = rig.spark.range(0, 42, 3).selectExpr("int(id) id", "'x' land", "1 v", "int(null) ts")
     report = rig.upsert(frame, table, **how)
@@ -283,7 +286,7 @@ def test_driver_changes_a_small_frame_unless_it_must_copy_many_bytes(
 
 @pytest.mark.parametrize("maximum", [2**31 - 1, 1 << 40, 0, -1])
 def test_driver_accepts_the_configured_number_of_rows(rig: Rig, maximum: int) -> None:
-    table = f"most_{len(rig.sql('SHOW TABLES IN {db}'))}"
+    table = f"most_{len(rig.run_sql('SHOW TABLES IN {db}'))}"
     rig.create(table)
     report = rig.upsert(rig.spark.range(0, 5).selectExpr("int(id) id"), table, driver_rows=maximum)
     assert report.inserted == 5
@@ -358,17 +361,17 @@ def test_rows_that_changed_since_they_were_read_are_not_changed(rig: Rig, row_mo
     table = f"counted_{row_mode.replace('-', '_')}_{len(how)}"
     rig.create(table, BUCKETS)
     write(rig.frame(dict.fromkeys(range(20), ("c", 0, 0))), f"db.{table}", client=rig.client)
-    ((snapshot,),) = rig.sql(f"SELECT snapshot_id FROM {{db}}.{table}.snapshots")
+    ((snapshot,),) = rig.run_sql(f"SELECT snapshot_id FROM {{db}}.{table}.snapshots")
     incremented_rows = rig.spark.sql(f"SELECT id, land, v + 1 AS v, ts FROM {rig.db}.{table} VERSION AS OF {snapshot}")
     report = rig.upsert(incremented_rows, table, row_mode=row_mode, read_snapshot_id=snapshot, **how)
     assert report.updated == 20
-    files = rig.files(table)
+    files = rig.list_files(table)
     with pytest.raises(Conflict, match=f"changed since snapshot {snapshot}"):
         rig.upsert(incremented_rows, table, row_mode=row_mode, read_snapshot_id=snapshot, **how)
     with pytest.raises(Conflict, match=f"changed since snapshot {snapshot}"):
         rig.delete(incremented_rows.select("id"), table, row_mode=row_mode, read_snapshot_id=snapshot, **how)
     assert rig.read_model(table) == dict.fromkeys(range(20), ("c", 1, 0))
-    assert rig.files(table) == files
+    assert rig.list_files(table) == files
 
 
 def test_delete_uses_the_named_keys_or_the_tables_identifier_fields(rig: Rig) -> None:
@@ -379,7 +382,7 @@ def test_delete_uses_the_named_keys_or_the_tables_identifier_fields(rig: Rig) ->
     with pytest.raises(Unwritable, match="no identifier fields; name the key columns"):
         rig.delete(other, "named")
     assert rig.delete(other, "named", keys=["id"]).deleted == 1
-    rig.sql("ALTER TABLE {db}.named SET IDENTIFIER FIELDS id")
+    rig.run_sql("ALTER TABLE {db}.named SET IDENTIFIER FIELDS id")
     assert rig.delete(rig.frame({2: ("other", 7, 7)}), "named").deleted == 1
     assert rig.delete(rig.frame({3: ("other", 7, 7)}), "named", **TASKS).deleted == 1
     assert rig.read_model("named").keys() == {0, 4}
@@ -410,15 +413,17 @@ def test_driver_refuses_columns_that_do_not_fit_before_a_task_starts(rig: Rig, m
 
 def test_upsert_to_a_version_1_table_is_refused(rig: Rig) -> None:
     rig.create("old", version=1)
-    files = rig.files("old")
+    files = rig.list_files("old")
     for change in (rig.upsert, rig.delete):
         with pytest.raises(Unwritable, match="version 1 supports only appends"):
             change(rig.frame({1: ("a", 1, 1)}), "old", keys=["id"], **TASKS)
-    assert rig.files("old") == files
+    assert rig.list_files("old") == files
 
 
 def test_create_table_as_select_works_with_scan_reports(rig: Rig) -> None:
-    rig.sql("CREATE TABLE {db}.source (id bigint) USING iceberg TBLPROPERTIES ('seamark.scan-planning-mode'='client')")
-    rig.sql("INSERT INTO {db}.source VALUES (1), (2)")
-    rig.sql("CREATE TABLE {db}.made USING iceberg AS SELECT * FROM {db}.source WHERE id > 1")
-    assert rig.sql("SELECT * FROM {db}.made") == [(2,)]
+    rig.run_sql(
+        "CREATE TABLE {db}.source (id bigint) USING iceberg TBLPROPERTIES ('seamark.scan-planning-mode'='client')"
+    )
+    rig.run_sql("INSERT INTO {db}.source VALUES (1), (2)")
+    rig.run_sql("CREATE TABLE {db}.made USING iceberg AS SELECT * FROM {db}.source WHERE id > 1")
+    assert rig.run_sql("SELECT * FROM {db}.made") == [(2,)]

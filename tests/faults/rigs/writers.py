@@ -41,7 +41,7 @@ class RecordedOutcomes:
         assert self.unexplained == [], label
         assert self.count_acknowledged() > 0, f"{label} proved nothing"
         assert find_violations(client.read_chain(name), self.events) == [], f"{label}: {dict(self.outcomes)}"
-        missing_paths = [location for location in client.files(name) if not exists(location)]
+        missing_paths = [location for location in client.list_metadata_files(name) if not exists(location)]
         assert missing_paths == [], f"{label}: files of a live table are gone"
 
 

@@ -53,7 +53,7 @@ def test_pyiceberg_reads_our_manifests(seed: int, version: int, tmp_path_factory
     folder = tmp_path_factory.mktemp("pyiceberg")
     entries, manifest_files = [], []
     for content in list_contents(version):
-        entries.append(case.entries(content))
+        entries.append(case.draw_entries(content))
         new_entries = encode_entries(case, entries[-1], min(content, 1))
         path = folder / f"{content}.avro"
         path.write_bytes(new_entries.data)
@@ -118,7 +118,7 @@ def write_snapshot(case: Case, folder: Path) -> tuple[list[ManifestFile], list[l
     folder.mkdir()
     described, entries = [], []
     for content in list_contents(case.version):
-        entries.append(case.entries(content))
+        entries.append(case.draw_entries(content))
         new_entries = encode_entries(case, entries[-1], min(content, 1))
         path = folder / f"{content}.avro"
         path.write_bytes(new_entries.data)
@@ -132,7 +132,7 @@ def write_snapshot(case: Case, folder: Path) -> tuple[list[ManifestFile], list[l
     fields = {} if case.version < 3 else {"next-row-id": next_row_id}
     if case.version > 2:
         snapshot |= {"first-row-id": 10_000, "added-rows": next_row_id - 10_000}
-    metadata = case.json(**{"snapshots": [snapshot], "current-snapshot-id": SNAPSHOT}, **fields)
+    metadata = case.build_json(**{"snapshots": [snapshot], "current-snapshot-id": SNAPSHOT}, **fields)
     (folder / "v1.metadata.json").write_text(json.dumps(metadata))
     return manifests, entries, (folder / "v1.metadata.json").as_uri()
 

@@ -84,7 +84,7 @@ def write_and_read_list(case: Case, manifests: list[ManifestFile], next_row_id: 
 def test_entries_are_read_as_written_with_inherited_values(seed: int, version: int) -> None:
     case = Case(seed, version)
     for content in list_contents(version):
-        entries = case.entries(content)
+        entries = case.draw_entries(content)
         new_entries = encode_entries(case, entries, min(content, 1))
         described = new_entries.to_manifest_file("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)
         (manifest,) = write_and_read_list(case, [described])
@@ -99,7 +99,7 @@ def test_entries_are_read_as_written_with_inherited_values(seed: int, version: i
 @given(seed=SEEDS, version=VERSIONS)
 def test_manifest_summary_matches_its_entries(seed: int, version: int) -> None:
     case = Case(seed, version)
-    entries = case.entries()
+    entries = case.draw_entries()
     new_entries = encode_entries(case, entries)
     manifest_file = new_entries.to_manifest_file("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)
     entries_by_status = {
@@ -144,7 +144,7 @@ def test_manifests_of_other_writers_are_read(seed: int, version: int) -> None:
     """Fields are in any order, missing, or of plain types, as the planner's tests write them."""
     case = Case(seed, version)
     content = case.rng.choice([0, *list_contents(version)[1:]])
-    entries = [case.entry(content) for _ in range(case.rng.choice([1, 5]))]
+    entries = [case.draw_entry(content) for _ in range(case.rng.choice([1, 5]))]
     style = Style.draw_style(case.rng)
     fields = tuple(PartitionField(field_id, name, source, how) for field_id, source, how, name in case.fields)
     data = build_manifest_bytes(
@@ -158,7 +158,7 @@ def test_manifests_of_other_writers_are_read(seed: int, version: int) -> None:
         spec_id=0,
         fields=fields,
         kinds=case.kinds,
-        schema=case.json()["schema"],
+        schema=case.build_json()["schema"],
     )
     manifest = ManifestFile("m.avro", len(data), 0, min(content, 1), SEQUENCE * (version > 1), 0, SNAPSHOT)
     actual_entries = read_entries(data, manifest, case.metadata)
@@ -213,7 +213,7 @@ def to_planner_file(case: Case, file: ContentFile) -> SimpleNamespace:
 def test_partition_values_have_the_promoted_type_of_their_column(seed: int) -> None:
     case = Case(seed, 3)
     widened_case = case.widen()
-    entries = [entry for entry in case.entries() if entry.status != DELETED]
+    entries = [entry for entry in case.draw_entries() if entry.status != DELETED]
     new_entries = encode_entries(case, entries)
     (manifest,) = write_and_read_list(
         case, [new_entries.to_manifest_file("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)]
@@ -273,7 +273,7 @@ def build_added_entry(file: ContentFile, **fields: Any) -> ManifestEntry:
 
 def test_equal_entries_produce_equal_bytes() -> None:
     case = Case(5, 2)
-    entries = case.entries() or [case.entry()]
+    entries = case.draw_entries() or [case.draw_entry()]
     assert encode_entries(case, entries).data == encode_entries(case, entries).data
 
 
@@ -318,8 +318,8 @@ def test_invalid_compression_property_is_named_in_the_error(properties: dict[str
 def test_manifest_header_equals_that_of_javas_writers() -> None:
     case = build_case(3, [(1, "bucket[4]", "b")])
     metadata = decode_manifest(encode_entries(case, []).data, "m").metadata
-    assert json.loads(metadata["schema"]) == case.json()["schema"]
-    assert json.loads(metadata["partition-spec"]) == case.json()["partition-spec"]
+    assert json.loads(metadata["schema"]) == case.build_json()["schema"]
+    assert json.loads(metadata["partition-spec"]) == case.build_json()["partition-spec"]
     assert {name: metadata[name] for name in ("schema-id", "partition-spec-id", "format-version", "content")} == {
         "schema-id": "0",
         "partition-spec-id": "0",
@@ -462,7 +462,9 @@ def test_partition_values_of_a_dropped_column_stay_distinct() -> None:
     manifest = entries.to_manifest_file("m", snapshot_id=5, sequence_number=2)
     columns = [{"id": 3, "name": "rest", "required": False, "type": "long"}]
     missing_column = {"type": "struct", "schema-id": 1, "fields": columns}
-    data_without_column = case.read(**{"schemas": [case.json()["schema"], missing_column], "current-schema-id": 1})
+    data_without_column = case.read(
+        **{"schemas": [case.build_json()["schema"], missing_column], "current-schema-id": 1}
+    )
     (entry,) = read_entries(entries.data, manifest, data_without_column)
     assert entry.file.partition == (LOW, 3)
     second_manifest = write_manifest([entry], metadata=data_without_column, spec_id=0, content=0)
@@ -518,7 +520,7 @@ def test_damaged_manifest_is_corrupt_or_is_read(seed: int, version: int, fractio
     """Compressed blocks have checksums only with some codecs; the rest must decode to entries or raise an error."""
     case = Case(seed, version)
     case.metadata.properties["write.avro.compression-codec"] = "uncompressed"
-    new_entries = encode_entries(case, case.entries())
+    new_entries = encode_entries(case, case.draw_entries())
     data = bytearray(new_entries.data)
     data[int(fraction * len(data))] = byte
     manifest = new_entries.to_manifest_file("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)

@@ -42,7 +42,7 @@ class Signatures:
 class SignatureQuestion:
     hashes: npt.NDArray[np.uint64]
 
-    def of(self, index: Signatures) -> Flags:
+    def mark_files(self, index: Signatures) -> Flags:
         places = self.hashes % np.uint64(index.rows.shape[1])
         flags: Flags = index.rows[:, places].any(axis=1).astype(np.uint8)
         return flags
@@ -82,7 +82,7 @@ class SignatureKind(IndexKind[Signature, Signatures]):
     def compare(self, index: Signatures, number: int, columns: Sequence[Keys], sampled: Sequence[int]) -> Iterator[str]:
         hashes = hash_keys(columns[0], 0)
         for row in sampled:
-            if not SignatureQuestion(hashes[row : row + 1]).of(index)[number]:
+            if not SignatureQuestion(hashes[row : row + 1]).mark_files(index)[number]:
                 yield f"the signature does not know the value of row {row}"
 
 

@@ -179,7 +179,7 @@ def test_stamp_changes_with_the_credentials_of_the_server(setting: str) -> None:
 
 def test_token_of_google_is_restricted_to_the_folder_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     with _run_google() as google:
-        settings = google.settings(monkeypatch)
+        settings = google.make_settings(monkeypatch)
         for writable, role in ((False, "objectViewer"), (True, "objectUser")):
             issued = restrict_token(settings, GOOGLE_TABLE, writable=writable)
             assert issued.properties["gcs.oauth2.token"] == "restricted"
@@ -208,7 +208,7 @@ def test_token_of_google_is_restricted_to_the_folder_of_the_table(monkeypatch: p
 
 async def test_tokens_of_google_are_reused_for_a_table_and_a_right(monkeypatch: pytest.MonkeyPatch) -> None:
     with _run_google() as google:
-        settings, storage = google.settings(monkeypatch), GoogleStorage()
+        settings, storage = google.make_settings(monkeypatch), GoogleStorage()
         config, credentials = await storage.grant_client_access(
             settings, GOOGLE_TABLE, delegation=None, sign_path="s", refresh_path="v1/credentials"
         )
@@ -225,7 +225,7 @@ async def test_tokens_of_google_are_reused_for_a_table_and_a_right(monkeypatch: 
 
 def test_refusals_of_google_do_not_show_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     with _run_google() as google:
-        settings = google.settings(monkeypatch)
+        settings = google.make_settings(monkeypatch)
         google.status = 400
         with pytest.raises(StorageError, match="check the server's service account") as refused:
             restrict_token(settings, GOOGLE_TABLE, writable=False)
@@ -271,7 +271,7 @@ class _Google(HTTPServer):
         super().__init__(("127.0.0.1", 0), _GoogleHandler)
         self.requests: list[dict[str, str]] = []
 
-    def settings(self, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    def make_settings(self, monkeypatch: pytest.MonkeyPatch) -> Settings:
         """Return the settings of a server whose service account uses these endpoints."""
         url = f"http://127.0.0.1:{self.server_port}"
         monkeypatch.setattr("google.auth.downscoped._STS_TOKEN_URL_PATTERN", url + "/exchange/{}")

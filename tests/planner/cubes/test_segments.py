@@ -137,7 +137,7 @@ def compute_expected_sums(numbers: Iterable[int], *, amount: int = 1) -> Counter
 
 def check_tree(tree: FileTree, group: FileGroup) -> None:
     """Check that the members of each group are its files, without a gap."""
-    members = tree.members(group)
+    members = tree.list_members(group)
     if members:
         assert (members[0].first, members[-1].end) == (group.first, group.end)
         assert all(left.end == right.first for left, right in pairwise(members))
@@ -156,7 +156,7 @@ def test_groups_of_a_tree_depend_on_their_files_alone() -> None:
         while pending:
             group = pending.pop()
             keys.add(tree.digest(group))
-            pending += tree.members(group)
+            pending += tree.list_members(group)
         return keys
 
     whole_digests = read_digests(numbers)
@@ -185,12 +185,12 @@ async def _run_case(seed: int, folder: Path) -> None:
                     numbers_by_segment[f"{restart}-{step}"] = added_numbers
                     lake.add(f"{restart}-{step}", added_numbers)
                 if len(numbers_by_segment) > 2 and rng.random() < 0.3:  # A merge of index files.
-                    one, other = rng.sample(sorted(numbers_by_segment), 2)
-                    merged_numbers = numbers_by_segment.pop(one) + numbers_by_segment.pop(other)
-                    lake.remove(one)
+                    first, other = rng.sample(sorted(numbers_by_segment), 2)
+                    merged_numbers = numbers_by_segment.pop(first) + numbers_by_segment.pop(other)
+                    lake.remove(first)
                     lake.remove(other)
-                    lake.add(f"{one}+{other}"[-60:], merged_numbers)
-                    numbers_by_segment[f"{one}+{other}"[-60:]] = merged_numbers
+                    lake.add(f"{first}+{other}"[-60:], merged_numbers)
+                    numbers_by_segment[f"{first}+{other}"[-60:]] = merged_numbers
                 if rng.random() < 0.2:
                     for path in (folder / "cubes").rglob("*"):  # A damaged disk.
                         if path.is_file() and rng.random() < 0.3 and path.suffix != ".db":
@@ -260,7 +260,7 @@ async def test_damaged_index_file_is_reported_and_covers_no_file(tmp_path: Path)
 
 async def test_groups_beyond_a_limit_are_read_once_and_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments_module, "GROUPS_MAX", 3)
-    monkeypatch.setattr(segments_module, "_COMBINED_GROUPS", 5)
+    monkeypatch.setattr(segments_module, "_UNCOMBINED_GROUPS_MAX", 5)
     lake = Lake()
     lake.add("first", range(100))
     async with open_segments(lake, tmp_path) as segments:

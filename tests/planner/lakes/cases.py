@@ -70,7 +70,7 @@ class Case:
     def match_rows(self, file: DataFile, expression: Any, meaning: Meaning = IEEE) -> list[bool]:
         """Return for each row of a file whether it satisfies an expression in this case's names."""
         names = self.names
-        return [matches(expression, row, names, meaning) for row in self.lake.rows(file)]
+        return [matches(expression, row, names, meaning) for row in self.lake.read_rows(file)]
 
     def __str__(self) -> str:
         context = f"seed {self.lake.seed} case {self.number}: format version {self.lake.version}, "

@@ -84,11 +84,11 @@ async def plan_with_seamark(planner: Planner, case: Case, entry: Entry | None = 
     plan, report = {}, {}
     for row in scan.entry_ids.tolist():
         block, local = scan.view.locate(row)
-        path = block.text("file_path", local)
+        path = block.read_text("file_path", local)
         assert path is not None
         assert path not in plan, f"{path} twice\n{case}"
         deletes = [_delete_name(*scan.view.locate_delete(delete)) for delete in scan.deletes(row)]
-        residual = scan.residual(row)
+        residual = scan.compute_residual(row)
         if residual == FALSE:
             continue  # This filter is not answered.
         plan[path] = Task(deletes, encode_expression(residual))
@@ -115,7 +115,7 @@ def _is_tautology(residual: Any) -> bool:
 
 
 def _delete_name(block: Block, row: int) -> str:
-    path, offset = block.text("file_path", row), block.long("content_offset", row)
+    path, offset = block.read_text("file_path", row), block.read_long("content_offset", row)
     assert path is not None
     return path if offset is None else f"{path}#{offset}"
 
@@ -127,7 +127,7 @@ def _parse_answer(scan: ScanPlan) -> dict[str, Task]:
         NotAcceptable: JSON cannot express the plan.
     """
     answer = ScanTaskWriter(scan)
-    tasks = json.loads(b"[" + b"".join(answer.tasks(scan.entry_ids)) + b"]")
+    tasks = json.loads(b"[" + b"".join(answer.write_tasks(scan.entry_ids)) + b"]")
     deletes = []
     for delete in json.loads(b"[" + b"".join(answer.delete_files()) + b"]"):
         offset = delete.get("content-offset")
@@ -251,7 +251,7 @@ def _is_beyond_java(case: Case, delete: DeleteFile) -> bool:
     without the column in its schema. It assumes that a required column of an optional struct has no nulls. And it uses
     the one bound that we do not represent.
     """
-    columns, current = case.lake.all_columns, case.lake.schema.columns()
+    columns, current = case.lake.all_columns, case.lake.schema.list_columns()
     return _is_bounded_by_the_least_long(delete) or any(
         columns[key].kind == "uuid"
         or key not in current

@@ -122,10 +122,10 @@ class Lake:
         """Return every column of all schemas by id, each from the newest schema that has it."""
         columns: dict[int, Column] = {}
         for schema in sorted(self.schemas.values(), key=lambda schema: schema.id):
-            columns |= schema.columns()
+            columns |= schema.list_columns()
         return columns
 
-    def rows(self, file: DataFile) -> list[Row]:
+    def read_rows(self, file: DataFile) -> list[Row]:
         """Return the rows of the file with all columns of the table.
 
         A column that was not written has its default or null.
@@ -174,4 +174,4 @@ class Lake:
             return {position for path, position in delete.positions if path == file.path}
         ids = delete.equality_ids or []
         keys = set(delete.keys)
-        return {at for at, row in enumerate(self.rows(file)) if tuple(row[column] for column in ids) in keys}
+        return {at for at, row in enumerate(self.read_rows(file)) if tuple(row[column] for column in ids) in keys}

@@ -63,13 +63,13 @@ class Names:
         self._folded = not case_sensitive
         self._columns: dict[str, Column] = {}
         for known_schema in [*sorted(schemas, key=lambda other: other.id), schema]:
-            self._columns |= {self._key(column.name): column for column in known_schema.columns().values()}
+            self._columns |= {self._fold_name(column.name): column for column in known_schema.list_columns().values()}
 
-    def _key(self, name: str) -> str:
+    def _fold_name(self, name: str) -> str:
         return name.lower() if self._folded else name
 
     def __getitem__(self, name: str) -> Column:
-        return self._columns[self._key(name)]
+        return self._columns[self._fold_name(name)]
 
 
 def matches(expression: Any, row: Mapping[int, Any], names: Names, meaning: Meaning = IEEE) -> bool:
@@ -171,11 +171,11 @@ def draw_filter(rng: random.Random, lake: Lake, schema: Schema, depth: int = 0) 
 
 
 def _draw_predicate(rng: random.Random, lake: Lake, schema: Schema) -> Any:
-    columns = list(schema.columns().values())
+    columns = list(schema.list_columns().values())
     column = rng.choice(columns)
     sources = [part.source for fields in lake.specs.values() for part in fields]
     if sources and rng.random() < 0.4:
-        column = schema.columns().get(rng.choice(sources), column)
+        column = schema.list_columns().get(rng.choice(sources), column)
     if column.kind == "struct":
         return {"type": rng.choice(["is-null", "not-null"]), "term": column.name}
     transform = "identity"

@@ -25,10 +25,10 @@ class Field:
     kind: str | tuple[Field, ...] | dict[str, Any]
     default: Value | None = None
 
-    def json(self) -> dict[str, Any]:
+    def build_json(self) -> dict[str, Any]:
         kind: Any = self.kind
         if isinstance(kind, tuple):
-            kind = {"type": "struct", "fields": [child.json() for child in kind]}
+            kind = {"type": "struct", "fields": [child.build_json() for child in kind]}
         document = {"id": self.id, "name": self.name, "required": self.required, "type": kind}
         if self.default is not None and isinstance(self.kind, str):
             written_default_json = to_default_json(self.kind, self.default)
@@ -56,15 +56,15 @@ class Schema:
     id: int
     fields: tuple[Field, ...]
 
-    def json(self) -> dict[str, Any]:
-        return {"type": "struct", "schema-id": self.id, "fields": [field.json() for field in self.fields]}
+    def build_json(self) -> dict[str, Any]:
+        return {"type": "struct", "schema-id": self.id, "fields": [field.build_json() for field in self.fields]}
 
-    def columns(self) -> dict[int, Column]:
+    def list_columns(self) -> dict[int, Column]:
         """Return primitive columns and structs by id, without fields in lists and maps, which predicates cannot use."""
         return {column.id: column for column in _list_columns(self.fields, "", ())}
 
     def leaves(self) -> dict[int, Column]:
-        return {column.id: column for column in self.columns().values() if column.kind != "struct"}
+        return {column.id: column for column in self.list_columns().values() if column.kind != "struct"}
 
 
 def _list_columns(fields: tuple[Field, ...], prefix: str, parents: tuple[int, ...]) -> Iterator[Column]:

@@ -69,7 +69,7 @@ def test_plan_with_sketches_keeps_the_same_files_as_without(round_number: int, m
 
 
 def find_remaining_rows(view: TableView, expression: Expression) -> list[int]:
-    selection = Selection.everything(view)
+    selection = Selection.select_all(view)
     narrow_by_stats(selection, expression, return_false)
     selection.check_invariants()
-    return selection.entry_ids().tolist()
+    return selection.list_entry_ids().tolist()

@@ -24,9 +24,9 @@ from pyiceberg.types import LongType, NestedField, StringType
 from seamark.connector.duckdb.session import load_extensions
 from seamark.metaserver.streams.stream_properties import ENABLED, SHARDS
 from tests.faults.rigs.disk import SmallDisk, mount_small_disk
-from tests.peers.fault_proxy import fault_proxy
-from tests.peers.networks import Network, network
-from tests.services.kafka import Kafka, kafka_broker
+from tests.peers.fault_proxy import run_fault_proxy
+from tests.peers.networks import Network, open_network
+from tests.services.kafka import Kafka, run_kafka_broker
 from tests.services.postgres import Postgres
 from tests.services.process import free_port
 from tests.services.seamark import Seamark
@@ -98,14 +98,14 @@ def open_files_rig(folder: Path) -> Iterator[Rig]:
 def open_kafka_rig(folder: Path, postgres: Postgres) -> Iterator[Rig]:
     """Run two servers with two workers each, on hosts of a separate network, over one broker and one database."""
     with ExitStack() as stack:
-        hosts = stack.enter_context(network(SERVERS))
-        kafka = stack.enter_context(kafka_broker(folder / "broker", host=hosts.address))
-        way = stack.enter_context(fault_proxy("127.0.0.1", postgres.port, hosts.address))
+        hosts = stack.enter_context(open_network(SERVERS))
+        kafka = stack.enter_context(run_kafka_broker(folder / "broker", host=hosts.address))
+        way = stack.enter_context(run_fault_proxy("127.0.0.1", postgres.port, hosts.address))
         database = postgres.create_database().replace(f"127.0.0.1:{postgres.port}", way.address)
         servers = []
         for host in hosts.hosts:
             port = free_port()
-            door = stack.enter_context(fault_proxy("", port, connect=partial(host.connect, port)))
+            door = stack.enter_context(run_fault_proxy("", port, connect=partial(host.connect, port)))
             server = Seamark(
                 folder / host.name,
                 warehouse=f"file://{folder / 'warehouse'}",

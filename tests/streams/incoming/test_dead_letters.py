@@ -22,7 +22,7 @@ from seamark.metaserver.store.open import open_store
 from seamark.metaserver.streams.incoming import prepared_rows
 from seamark.metaserver.streams.incoming.dead_letters import DEAD_LETTER_TABLE
 from seamark.metaserver.streams.stream_properties import ENABLED
-from tests.server.rig import build_settings, running
+from tests.server.rig import build_settings, run_server
 from tests.streams.test_rows_over_http import ARROW, LINES, NEVER_MS, SCHEMA, Stream, create, encode_arrow, streaming
 
 LETTERS = Schema(
@@ -124,10 +124,10 @@ async def test_request_is_refused_if_dead_letter_table_cannot_store_rows(stream:
 async def test_dead_letter_table_needs_the_right_to_write_there(tmp_path: Path) -> None:
     grants = [Grant("ann", "writer", ("db",))]
     clock = SystemClock()
-    async with open_store(build_settings(tmp_path).database_url(), clock=clock) as store:
+    async with open_store(build_settings(tmp_path).make_database_url(), clock=clock) as store:
         secret = await create_token(store, clock, "ann", 3600, grants)
         root = await create_token(store, clock, "root", 3600, [Grant("root", "admin", ())])
-    async with running(tmp_path, auth="token", stream_flush_interval_ms=NEVER_MS) as server:
+    async with run_server(tmp_path, auth="token", stream_flush_interval_ms=NEVER_MS) as server:
 
         def open_catalog(token: str) -> RestCatalog:
             return RestCatalog("streams", uri=server.url, token=token)

@@ -66,7 +66,7 @@ async def wait_for_requests(stream: Stream, count: int) -> None:
 async def read_log(stream: Stream) -> list[list[int]]:
     """Return the ids in the log, as a list for each batch."""
     components = stream.server.components
-    entry = await components.catalog.tables.entry(("db",), "t")
+    entry = await components.catalog.tables.load_entry(("db",), "t")
     metadata = await components.catalog.documents.table(entry.metadata_location)
     log = await components.streams.open_log(entry, metadata)
     records = await log.read(Shard(entry.uuid, 0), 0, limit_bytes=1 << 30)

@@ -22,7 +22,7 @@ from seamark.metaserver.store.model import Entry
 from seamark.metaserver.store.operations import FlushedRange
 from seamark.metaserver.streams.row_files import EncodedDeletes, EncodedFile, RowSlice
 from seamark.metaserver.streams.stream_table import FlushedBefore, FreshRows
-from tests.log.disk import copy_of
+from tests.log.disk import copy_disk
 from tests.streams.simulation.ports import Catalog, Faults, LineFiles, Network, RemoteBroker, Storage, Table
 from tests.streams.simulation.world import KAFKA_LIMITS, SHARDS, Append, InstantRunner, InvariantBroken, Process, World
 
@@ -262,7 +262,7 @@ class KeyedWorld(World):
                 )
                 stack.callback(lambda: broker.following and broker.following.cancel())
             else:
-                disk = copy_of(self.disk, durable=True)
+                disk = copy_disk(self.disk, durable=True)
                 log = await stack.enter_async_context(open_segments(disk, InstantRunner(), self.clock, self.log_limits))
             lines: list[bytes] = []
             for number, end in offsets.items():

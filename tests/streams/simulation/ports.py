@@ -331,7 +331,7 @@ class RemoteBroker:
             raise OffsetOutOfRange("the records are deleted")
         return {record: self._cluster.partitions[shard][record] for record in records}
 
-    async def journal_range(self) -> JournalRange:
+    async def read_journal_range(self) -> JournalRange:
         await self._network.delay()
         answer = JournalRange(self._cluster.journal_start, len(self._cluster.journal))
         await self._network.delay()

@@ -34,7 +34,7 @@ from seamark.metaserver.store.model import STREAM_OWNER_PROTOCOL, Replica
 from seamark.metaserver.store.port import PointerStore
 from seamark.metaserver.streams.owners import StreamOwners
 from seamark.metaserver.streams.stream_table import FlushedBefore, FreshRows, StreamLimits, StreamTable
-from tests.log.disk import Crash, SimulatedDisk, copy_of
+from tests.log.disk import Crash, SimulatedDisk, copy_disk
 from tests.streams.simulation.ports import (
     Catalog,
     Cluster,
@@ -286,7 +286,7 @@ class World:
             log.check_invariants()
         except AssertionError as error:
             raise InvariantBroken(f"an invariant of the log does not hold: {error}") from error
-        applied, state = log.snapshot()
+        applied, state = log.take_snapshot()
         if self.states.setdefault(applied, state) != state:
             raise InvariantBroken(f"two servers have different states after record {applied} of the journal")
 
@@ -473,9 +473,9 @@ class World:
         if self.is_fleet or self.rng.random() < 0.5:
             return
         self.durable_checks += 1
-        disk = copy_of(self.disk, durable=True)
+        disk = copy_disk(self.disk, durable=True)
         async with open_segments(disk, InstantRunner(), self.clock, LOG_LIMITS) as log:
-            for shard, state in log.shards(uuid).items():
+            for shard, state in log.list_shards(uuid).items():
                 if offsets.get(shard.number, 0) > state.watermark:
                     raise InvariantBroken(f"a reader sees row {offsets[shard.number]} beyond the watermark of {shard}")
 
@@ -504,7 +504,7 @@ class World:
 
     async def check_order(self, log: StreamLog) -> None:
         """Check that each shard has the appends of each producer in the order of their numbers."""
-        for shard, state in log.shards().items():
+        for shard, state in log.list_shards().items():
             offset, last_values = state.start, {}
             while offset < state.watermark:
                 for record in await log.read(shard, offset, limit_bytes=1 << 20):

@@ -61,7 +61,7 @@ class Rig:
     async def make_intake(self) -> TopicIntake:
         """Return an intake, as a process makes one when it becomes the owner."""
         components = self.stream.server.components
-        uuid = (await components.catalog.tables.entry(("db",), "t")).uuid
+        uuid = (await components.catalog.tables.load_entry(("db",), "t")).uuid
         log = await components.streams._logs.open()
         row_files = components.streams.row_files
         return TopicIntake(
@@ -82,16 +82,16 @@ class Rig:
     async def flush(self) -> None:
         """Flush the table, if it has rows in the log."""
         components = self.stream.server.components
-        entry = await components.catalog.tables.entry(("db",), "t")
+        entry = await components.catalog.tables.load_entry(("db",), "t")
         if entry.flushed:
             await components.streams.flush(entry.uuid)
 
     async def load_state(self, partition: int) -> StreamProducerState:
         """Return the session and the position of a partition in the log."""
         components = self.stream.server.components
-        uuid = (await components.catalog.tables.entry(("db",), "t")).uuid
+        uuid = (await components.catalog.tables.load_entry(("db",), "t")).uuid
         log = await components.streams._logs.open()
-        state = log.producer(name_of_topic_producer(uuid, self.topic.topic.id, partition))
+        state = log.find_producer(name_of_topic_producer(uuid, self.topic.topic.id, partition))
         return StreamProducerState(0, -1) if state is None else state
 
     async def is_read(self) -> bool:
