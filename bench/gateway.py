@@ -33,7 +33,7 @@ import psutil
 import uvloop
 
 from bench.report import Report, Row
-from tests.gateway.rig import Keys, Rig, open_rig
+from tests.gateway.rig import GatewayRig, Keys, open_rig
 from tests.services.process import free_port
 from tests.services.s3 import S3, run_s3
 
@@ -181,7 +181,7 @@ def _read_cpu_ms(pid: int) -> float:
     return sum(time.user + time.system for time in times) * 1000
 
 
-def measure(report: Report, case: str, rig: Rig, s3: S3, rounds: int) -> None:
+def measure(report: Report, case: str, rig: GatewayRig, s3: S3, rounds: int) -> None:
     """Measure a case.
 
     Args:

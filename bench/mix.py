@@ -17,7 +17,7 @@ from pathlib import Path
 from bench import bodies
 from bench.measure import Sample, Slice, Worker, drive, run_alternately, warm_up
 from bench.report import Report
-from bench.targets import Target, start
+from bench.targets import BenchTarget, start
 from bench.wire import Request, build_request
 
 WIDTH, DEPTH, TABLES, VIEWS = 2, 4, 5, 3
@@ -68,7 +68,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         report.add("create the tree", "requests", "/s", datasets, lambda s: s.rate, lower_is_better=False)
         report.add_failures("create the tree", datasets)
 
-        async def send_mix(target: Target, share: float) -> Sample:
+        async def send_mix(target: BenchTarget, share: float) -> Sample:
             workers = [_send_mix(target, dataset, share, random.Random(seeds.random())) for _ in range(CLIENTS)]
             return await drive(target, workers, seconds=seconds)
 
@@ -89,7 +89,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     return report
 
 
-async def _create(target: Target, dataset: Tree) -> Sample:
+async def _create(target: BenchTarget, dataset: Tree) -> Sample:
     """Create the dataset as CreateTreeDataset does.
 
     Namespaces are created one after another (parents first), then tables and views by eight clients.
@@ -107,13 +107,13 @@ def _send_each(requests: list[Request]) -> Worker:
     yield from (request for request in requests)  # This is a generator because a list cannot receive the answers.
 
 
-def _send_mix(target: Target, dataset: Tree, read_share: float, chance: random.Random) -> Worker:
+def _send_mix(target: BenchTarget, dataset: Tree, read_share: float, chance: random.Random) -> Worker:
     reads, writes = _list_reads(target, dataset, chance), _list_writes(target, dataset, chance)
     while True:
         yield chance.choice(reads if chance.random() < read_share else writes)()
 
 
-def _list_reads(target: Target, dataset: Tree, chance: random.Random) -> list[Callable[[], Request]]:
+def _list_reads(target: BenchTarget, dataset: Tree, chance: random.Random) -> list[Callable[[], Request]]:
     def choose_namespace() -> str:
         return target.make_namespace_path(chance.choice(dataset.namespaces))
 
@@ -138,7 +138,7 @@ def _list_reads(target: Target, dataset: Tree, chance: random.Random) -> list[Ca
     ]
 
 
-def _list_writes(target: Target, dataset: Tree, chance: random.Random) -> list[Callable[[], Request]]:
+def _list_writes(target: BenchTarget, dataset: Tree, chance: random.Random) -> list[Callable[[], Request]]:
     def draw_change() -> dict[str, str]:
         # A bounded set of names: the original's new names would make later rounds more expensive than earlier rounds.
         return {f"NewAttribute_{chance.randrange(10)}": f"NewValue_{chance.randrange(10**6)}"}

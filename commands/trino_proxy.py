@@ -268,7 +268,7 @@ def _find_unreachable_servers(settings: ProxySettings) -> list[str]:
     other_servers = [
         f"the server at {url} is not {name}"
         for (name, url), answer in answer_of.items()
-        if answer is not None and not answer.is_of(name)
+        if answer is not None and not answer.is_from(name)
     ]
     return [*([f"there is no answer from {' and '.join(silent)}"] if silent else ()), *other_servers]
 
@@ -277,7 +277,7 @@ class _Answer(NamedTuple):
     status: int
     body: bytes
 
-    def is_of(self, name: str) -> bool:
+    def is_from(self, name: str) -> bool:
         """Return whether the answer may come from a server of that name.
 
         A server in front of it may also answer, for example with 401.

@@ -503,9 +503,8 @@ async def serve_gateway(components: ServerComponents) -> AsyncIterator[None]:
     settings = components.settings
     serving = importlib.import_module("seamark.metaserver.gateway.serving")  # Servers without a gateway do not need it.
     with contextlib.closing(bind(settings, shared=settings.workers > 1, port=settings.gateway_port)) as sock:
-        async with serving.serve_gateway(
-            components, sock, make_connection_limits(settings), _get_tls_context(components)
-        ):
+        limits = make_connection_limits(settings)
+        async with serving.serve_gateway(components, sock, limits, _get_tls_context(components)):
             yield
 
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from bench.demo import lake
-from bench.demo.queries import CLUSTERED, ICEBERG, UNTOUCHED, QueryMeasurement, RunQuery, rewrite_for_clustered
-from bench.trino.asking import Client
+from bench.demo.queries import CLUSTERED, ICEBERG, UNTOUCHED, DemoMeasurement, RunQuery, rewrite_for_clustered
+from bench.trino.asking import TrinoConnection
 from seamark.commands.installation.java import find_java_25_home
 from tests.services.trino import JARS, trino_server
 from tests.services.trino_proxy import run_trino_proxy
@@ -35,7 +35,8 @@ def open_query_runners(folder: Path, uri: str) -> Iterator[Mapping[str, RunQuery
         flags = ("--trino", trino.base_url, "--budget-ms", BUDGET_MS)
         proxy = stack.enter_context(run_trino_proxy(folder / "proxy", *flags, seamark=uri))
         direct, planned_answer = (
-            stack.enter_context(contextlib.closing(Client(url, trino.base_url))) for url in (trino.base_url, proxy.url)
+            stack.enter_context(contextlib.closing(TrinoConnection(url, trino.base_url)))
+            for url in (trino.base_url, proxy.url)
         )
         yield {
             ICEBERG: _build_query_runner(direct),
@@ -44,9 +45,9 @@ def open_query_runners(folder: Path, uri: str) -> Iterator[Mapping[str, RunQuery
         }
 
 
-def _build_query_runner(client: Client) -> RunQuery:
-    def ask(text: str) -> tuple[list[tuple[object, ...]], QueryMeasurement]:
+def _build_query_runner(client: TrinoConnection) -> RunQuery:
+    def ask(text: str) -> tuple[list[tuple[object, ...]], DemoMeasurement]:
         answer = client.ask(text, lake.NAMESPACE)
-        return answer.rows, QueryMeasurement(answer.splits, round(answer.kilobytes * 1000), answer.wall_ms / 1000)
+        return answer.rows, DemoMeasurement(answer.splits, round(answer.kilobytes * 1000), answer.wall_ms / 1000)
 
     return ask

@@ -36,7 +36,7 @@ import psutil
 from bench.planning import layout
 from bench.planning.filters import FILTERS, ORDERED_COLUMN, RANGES
 from bench.planning.ours import OurPlanner, open_our_planner
-from bench.planning.tables import Table, generate_table
+from bench.planning.tables import GeneratedTable, generate_table
 from bench.report import OURS, Report, Row
 from seamark.formats.iceberg.expressions.expression_json import parse_expression
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
@@ -71,12 +71,12 @@ class ProcessMeasurement:
     """The extra time if the server has prepared the view, as it does for tables that clients plan."""
 
 
-def measure(table: Table, home: Path, memory_bytes: int) -> ProcessMeasurement:
+def measure(table: GeneratedTable, home: Path, memory_bytes: int) -> ProcessMeasurement:
     """Measure the plans in a separate process."""
     return asyncio.run(_measure_plans(table, home, memory_bytes))
 
 
-async def _measure_plans(table: Table, home: Path, memory_bytes: int) -> ProcessMeasurement:
+async def _measure_plans(table: GeneratedTable, home: Path, memory_bytes: int) -> ProcessMeasurement:
     async with open_our_planner(home, table, disk=True, memory_bytes=memory_bytes) as seamark_planner:
         before, private = _read_resident_bytes(), _read_resident_bytes(private=True)
         first = await seamark_planner.plan(FILTERS[RANGES[0]].build_expression(table))
@@ -119,7 +119,7 @@ def _read_resident_bytes(*, private: bool = False) -> int:
     return int(memory.rss - (memory.shared if private else 0))
 
 
-async def _measure_commits(seamark_planner: OurPlanner, table: Table, first: int, *, prepare: bool) -> float:
+async def _measure_commits(seamark_planner: OurPlanner, table: GeneratedTable, first: int, *, prepare: bool) -> float:
     """Return the extra time of a plan after a commit of one manifest.
 
     The result is the median over several commits of the plan's time minus the time of a plan of a known snapshot.
@@ -140,7 +140,7 @@ async def _measure_commits(seamark_planner: OurPlanner, table: Table, first: int
     return statistics.median(more)
 
 
-def _commit_file(table: Table, metadata: TableMetadata, number: int) -> TableMetadata:
+def _commit_file(table: GeneratedTable, metadata: TableMetadata, number: int) -> TableMetadata:
     """Return the table after an append.
 
     The new manifest has the entries of the table's last manifest, at most a thousand.

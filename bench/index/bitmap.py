@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyroaring
 
-from bench.report import OURS, Report, Row
+from bench.report import OURS, AnswersDiffer, Report, Row
 from seamark.formats.index.keys.arrow_keys import convert_to_keys
 from seamark.formats.index.keys.keys import KeyRange, KeyRanges, Keys
 from seamark.formats.index.kinds import bitmap
@@ -45,10 +45,6 @@ Values = npt.NDArray[np.int64]
 Positions = npt.NDArray[np.int64]
 
 
-class AnswersDiffer(Exception):
-    """Two systems found different rows."""
-
-
 @dataclass(frozen=True)
 class Question:
     """A condition on each named column: values below a limit, or values in a list."""
@@ -59,7 +55,7 @@ class Question:
     among: tuple[int, ...] = ()
 
 
-class Answerer(Protocol):
+class RangeAnswerer(Protocol):
     name: str
 
     def answer(self, question: Question) -> Positions: ...
@@ -93,7 +89,7 @@ class SeamarkBitmap:
         return len(self._blobs["a"])
 
 
-class PyArrow:
+class PyArrowRanges:
     name = PYARROW
 
     def __init__(self, path: Path) -> None:
@@ -116,7 +112,7 @@ def _compute_mask(question: Question, column: pa.ChunkedArray) -> npt.NDArray[np
     return mask.to_numpy()
 
 
-class DuckDB:
+class DuckDBRanges:
     name = DUCKDB
 
     def __init__(self, path: Path) -> None:
@@ -218,7 +214,7 @@ def _measure_cardinality(report: Report, folder: Path, rows: int, cardinality: i
     path = folder / f"{cardinality}.parquet"
     pq.write_table(pa.table(columns), path)
     seamark_bitmap, roaring = SeamarkBitmap(columns), Roaring(columns)
-    answerers: list[Answerer] = [seamark_bitmap, PyArrow(path), DuckDB(path), roaring]
+    answerers: list[RangeAnswerer] = [seamark_bitmap, PyArrowRanges(path), DuckDBRanges(path), roaring]
     case = f"cardinality {cardinality:,}"
     for question in _list_questions(rng, cardinality):
         durations = _measure_in_turns(answerers, question, turns)
@@ -262,7 +258,7 @@ def _list_questions(rng: np.random.Generator, cardinality: int) -> list[Question
     ]
 
 
-def _measure_in_turns(answerers: list[Answerer], question: Question, turns: int) -> dict[str, float]:
+def _measure_in_turns(answerers: list[RangeAnswerer], question: Question, turns: int) -> dict[str, float]:
     """Return the medians in ms by name; a first question is not counted."""
     expected = answerers[0].answer(question)
     for answerer in answerers[1:]:

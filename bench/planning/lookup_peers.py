@@ -39,7 +39,7 @@ from bench.planning.ragged import (
     encode_varints,
 )
 from bench.planning.tables import FORMAT as TABLE_FORMAT
-from bench.planning.tables import SYNC, Table, build_file_names, read_statistics
+from bench.planning.tables import SYNC, GeneratedTable, build_file_names, read_statistics
 
 FORMAT = 1
 KEY = struct.Struct(">HiHI")
@@ -69,7 +69,7 @@ class Entries:
     stats: Stats
 
 
-class Peer(Protocol):
+class LookupPeer(Protocol):
     name: str
 
     def lookup(self, column_id: int, day: int, *, names: bool) -> Any:
@@ -80,7 +80,7 @@ class Peer(Protocol):
     def close(self) -> None: ...
 
 
-def list_entries(table: Table) -> Iterator[Entries]:
+def list_entries(table: GeneratedTable) -> Iterator[Entries]:
     """Yield the entries of one column after another."""
     random_statistics = list(read_statistics(table))
     day, bucket, number, records = (
@@ -119,7 +119,7 @@ def take_cells(part: Cells, order: Ints) -> Cells:
     return Cells(part.matrix[order], part.mask()[order])
 
 
-def create_stores(table: Table) -> Path:
+def create_stores(table: GeneratedTable) -> Path:
     """Return the folder with the three files, and create the files if they do not exist in the table's folder."""
     folder = table.folder.parent / f"{table.folder.name}-lookup"
     expected = {"format": FORMAT, "table": TABLE_FORMAT}
@@ -139,7 +139,7 @@ def create_stores(table: Table) -> Path:
     return folder
 
 
-def _write(table: Table, folder: Path) -> None:
+def _write(table: GeneratedTable, folder: Path) -> None:
     writer = None
     environment = lmdb.open(str(folder / "entries.lmdb"), map_size=1 << 34, sync=False, readahead=False)
     with (folder / "entries.avro").open("wb") as avro:
@@ -241,7 +241,7 @@ def _format_sql(column_id: int, day: int, *, names: bool) -> str:
     return f"SELECT {file}, {STATISTICS} FROM entries WHERE column_id = {column_id} AND day = {day}"
 
 
-class DataFusion:
+class DataFusionLookup:
     name = "parquet-datafusion"
 
     def __init__(self, folder: Path) -> None:
@@ -264,7 +264,7 @@ class DataFusion:
         del self._context
 
 
-class DuckDB:
+class DuckDBLookup:
     name = "parquet-duckdb"
 
     def __init__(self, folder: Path) -> None:

@@ -17,7 +17,7 @@ import psutil
 
 from bench.planning.filters import FILTERS
 from bench.planning.ours import open_our_planner
-from bench.planning.tables import Table, generate_table
+from bench.planning.tables import GeneratedTable, generate_table
 from bench.report import OURS, Report, Row
 
 GOAL_BYTES = 500
@@ -50,12 +50,12 @@ async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZ
     return report
 
 
-def measure(table: Table, home: Path) -> MemoryMeasurement:
+def measure(table: GeneratedTable, home: Path) -> MemoryMeasurement:
     """Load the table in a separate process, plan by every filter, and measure the memory."""
     return asyncio.run(_measure_memory(table, home))
 
 
-async def _measure_memory(table: Table, home: Path) -> MemoryMeasurement:
+async def _measure_memory(table: GeneratedTable, home: Path) -> MemoryMeasurement:
     process = psutil.Process()
     async with open_our_planner(home, table) as seamark_planner:
         gc.collect()

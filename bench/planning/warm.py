@@ -12,11 +12,11 @@ from pathlib import Path
 
 from bench.planning import java_peer, pyiceberg_peer
 from bench.planning.filters import FILTERS, ORDERED_COLUMN, RANGES, Filter
-from bench.planning.java_peer import JavaPlanner, run_java_planner
+from bench.planning.java_peer import TimedJavaPlanner, run_java_planner
 from bench.planning.limits import Bandwidth, measure_bandwidth
 from bench.planning.ours import OurPlanner, open_our_planner
 from bench.planning.pyiceberg_peer import PyIcebergPlanner
-from bench.planning.tables import Table, generate_table
+from bench.planning.tables import GeneratedTable, generate_table
 from bench.report import OURS, Report, Row
 
 JAVA, PYICEBERG = "iceberg-java", "pyiceberg"
@@ -60,7 +60,12 @@ async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZ
 
 
 async def _filter(
-    report: Report, table: Table, query_filter: Filter, seamark_planner: OurPlanner, java: JavaPlanner, turns: int
+    report: Report,
+    table: GeneratedTable,
+    query_filter: Filter,
+    seamark_planner: OurPlanner,
+    java: TimedJavaPlanner,
+    turns: int,
 ) -> dict[str, float]:
     """Add the filter's row, and return the medians in ms by planner."""
     first = await seamark_planner.plan(
@@ -91,7 +96,7 @@ async def _filter(
     return results
 
 
-def _format_case(table: Table, name: str) -> str:
+def _format_case(table: GeneratedTable, name: str) -> str:
     return f"{table.files:,} files, {name}"
 
 
@@ -99,7 +104,7 @@ def _compute_p99(values: list[float]) -> float:
     return sorted(values)[int(0.99 * (len(values) - 1))]
 
 
-def _add_pyiceberg_plan(report: Report, table: Table) -> None:
+def _add_pyiceberg_plan(report: Report, table: GeneratedTable) -> None:
     """Add one plan of the first range to its row.
 
     PyIceberg takes seconds for a plan, and its time hardly differs by filter.
@@ -110,7 +115,9 @@ def _add_pyiceberg_plan(report: Report, table: Table) -> None:
     row.values[PYICEBERG] = plan.ms
 
 
-async def _compare_with_memory(report: Report, table: Table, seamark_planner: OurPlanner, memory: Bandwidth) -> None:
+async def _compare_with_memory(
+    report: Report, table: GeneratedTable, seamark_planner: OurPlanner, memory: Bandwidth
+) -> None:
     """Add the ratio of the time to compare bounds and the time to read their bytes from memory."""
     schema = seamark_planner.metadata.current_schema
     for name in RANGES:

@@ -18,7 +18,7 @@ import duckdb
 import pyarrow.parquet as pq
 from pyiceberg.catalog.rest import RestCatalog
 
-from bench.report import OURS, Report, Row
+from bench.report import OURS, AnswersDiffer, Report, Row
 from bench.ssb.bounds import list_data_paths, open_facts
 from bench.ssb.generate import TABLES, generate, get_table_path
 from bench.ssb.queries import QUERIES
@@ -63,10 +63,6 @@ CUBES: dict[str, tuple[Sequence[str], str]] = {
     ),
 }
 """The dimensions and the measure of each cube."""
-
-
-class AnswersDiffer(Exception):
-    """Raised if a query has other rows with cubes than without them."""
 
 
 async def run(folder: Path, *, quick: bool = False) -> Report:

@@ -16,17 +16,25 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
-from bench.report import OURS, Report, Row
-from bench.writing.session import CATALOG, Lake
+from bench.report import OURS, AnswersDiffer, Report, Row
+from bench.writing.session import CATALOG, WritingLake
 from bench.writing.tables import NAMESPACE, Batches, open_base
-from bench.writing.writers import MERGE_ON_READ, AnswersDiffer, PythonWriter
+from bench.writing.writers import MERGE_ON_READ, PythonWriter
 
 BATCHES = 100
 REWRITE = "map('delete-file-threshold', '1', 'rewrite-all', 'true')"
 
 
 def measure_ageing(
-    report: Report, lake: Lake, rows: int, batches: int, bases: Path, *, layout: str, strategy: str | None, rounds: int
+    report: Report,
+    lake: WritingLake,
+    rows: int,
+    batches: int,
+    bases: Path,
+    *,
+    layout: str,
+    strategy: str | None,
+    rounds: int,
 ) -> None:
     name = f"aged_{layout}"
     table = lake.table(open_base(rows, layout, bases=bases), name, mode=MERGE_ON_READ, is_indexed=strategy is None)

@@ -29,7 +29,7 @@ from seamark.metaserver.services.watch import TableWatch
 from seamark.metaserver.store.model import Entry, EntryKind
 from seamark.metaserver.store.operations import CreateEntry, CreateNamespace
 from tests.api.client import Api
-from tests.commits.lake import Lake
+from tests.commits.lake import CommitTable
 from tests.server.rig import RunningServer, run_server
 
 TABLES, NAMESPACES, SNAPSHOTS = 10_000, 100, 20
@@ -81,7 +81,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 async def _create(server: RunningServer, tables: int) -> None:
     """Create tables whose metadata files are like that of a real table."""
-    lake = await Lake.create(Api(server), "sample", **PROPERTIES)
+    lake = await CommitTable.create(Api(server), "sample", **PROPERTIES)
     for number in range(SNAPSHOTS):
         await lake.append([(number, 0, "a")])
     sample_entry = await server.components.store.load_entry(EntryKind.TABLE, ("db",), "sample")

@@ -23,8 +23,7 @@ import numpy as np
 import pyarrow as pa
 from pyiceberg.catalog import Catalog, load_catalog
 
-from bench.report import OURS, Report, Row
-from bench.writing.writers import AnswersDiffer
+from bench.report import OURS, AnswersDiffer, Report, Row
 from seamark.connector.client.catalog import create_namespace, create_table
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.values import CURRENT

@@ -12,8 +12,8 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from bench.hudi import Peer
-from bench.writing.tables import BASES, Base, Batch
+from bench.hudi import HudiSession
+from bench.writing.tables import BASES, Base, RowBatch
 from bench.writing.writers import COPY_ON_WRITE, DDL
 
 FORMAT = 1
@@ -22,7 +22,9 @@ FORMAT = 1
 class HudiWriter:
     """The writer of one Hudi table. `mode` has the names that Seamark's writers use."""
 
-    def __init__(self, name: str, base: Base, peer: Peer, folder: Path, *, mode: str, bases: Path = BASES) -> None:
+    def __init__(
+        self, name: str, base: Base, peer: HudiSession, folder: Path, *, mode: str, bases: Path = BASES
+    ) -> None:
         self.name, self.folder = name, folder
         self._peer = peer
         self._kind = "COPY_ON_WRITE" if mode == COPY_ON_WRITE else "MERGE_ON_READ"
@@ -41,7 +43,7 @@ class HudiWriter:
             marker.write_text(expected)
         return base_folder
 
-    def upsert(self, batch: Batch) -> float:
+    def upsert(self, batch: RowBatch) -> float:
         request = {"location": self.folder.as_uri(), "kind": self._kind, "path": str(batch.path), "schema": DDL}
         return float(self._peer.ask(do="upsert", **request)["seconds"])
 

@@ -46,7 +46,7 @@ bucket index does not read it, and each commit would write it.
 """
 
 
-class Peer:
+class HudiWriterPeer:
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
 
@@ -73,7 +73,7 @@ class Peer:
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # Messages of Spark and Hudi go to the log.
-    peer = Peer(open_session(Path(sys.argv[2]), sys.argv[1]))
+    peer = HudiWriterPeer(open_session(Path(sys.argv[2]), sys.argv[1]))
     for line in sys.stdin:
         document = json.loads(line)
         started_s = time.perf_counter()

@@ -15,7 +15,7 @@ from typing import Protocol
 import psutil
 from pyspark.sql import DataFrame, SparkSession
 
-from bench.writing.tables import COLUMNS, KEY, NAMESPACE, Base, Batch, clone_table, register
+from bench.writing.tables import COLUMNS, KEY, NAMESPACE, Base, RowBatch, clone_table, register
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index.builds import InProcessWorkers, build
 from seamark.connector.spark.frames.upserts import DRIVER_ROWS
@@ -28,16 +28,12 @@ INDEX = "keys"
 MODES = ("write.merge.mode", "write.update.mode", "write.delete.mode")
 
 
-class AnswersDiffer(Exception):
-    """A table does not have the rows that were written into it."""
-
-
-class Writer(Protocol):
+class BenchWriter(Protocol):
     name: str
     folder: Path
     """The folder of the table's own files."""
 
-    def upsert(self, batch: Batch) -> float | None:
+    def upsert(self, batch: RowBatch) -> float | None:
         """Write a batch. Return the seconds if they differ from the time that the caller measures."""
         ...
 
@@ -104,11 +100,11 @@ class _SeamarkWriter:
 class PythonWriter(_SeamarkWriter):
     """`seamark.connector.write.upserts`, in this process, of rows in memory."""
 
-    def upsert(self, batch: Batch) -> None:
+    def upsert(self, batch: RowBatch) -> None:
         upsert(self._table.client, self._table.named, batch.rows, keys=[KEY], strategy=self._strategy)
 
 
-class SparkWriter(_SeamarkWriter):
+class SparkFrameWriter(_SeamarkWriter):
     """`seamark.connector.spark.frames.writes`, of a DataFrame that reads the batch's file. With `by_tasks`, tasks write
     although the driver could.
     """
@@ -117,7 +113,7 @@ class SparkWriter(_SeamarkWriter):
         super().__init__(name, table, strategy=strategy)
         self._driver_rows = 0 if by_tasks else DRIVER_ROWS
 
-    def upsert(self, batch: Batch) -> None:
+    def upsert(self, batch: RowBatch) -> None:
         table, frame = self._table, build_frame(self._table.spark, batch)
         how = {"strategy": self._strategy, "driver_rows": self._driver_rows}
         write(frame, table.named, client=table.client, mode="upsert", keys=[KEY], **how)
@@ -126,7 +122,7 @@ class SparkWriter(_SeamarkWriter):
 # The common interface
 
 
-def build_frame(spark: SparkSession, batch: Batch) -> DataFrame:
+def build_frame(spark: SparkSession, batch: RowBatch) -> DataFrame:
     """Return a data frame with the schema of the batch. Otherwise Spark would read the schema in a job."""
     return spark.read.schema(DDL).parquet(str(batch.path))
 

@@ -152,7 +152,7 @@ def _list_columns(table: LoadedTable) -> dict[str, str] | None:
 
 
 def _list_joins(
-    references: Mapping[int, query_tables.TableReference],
+    references: Mapping[int, query_tables.QueriedTable],
     paths: Mapping[Hashable, tuple[str, ...]],
     loaded: Mapping[Hashable, LoadedTable],
 ) -> tuple[dict[int, list[JoinSpec]], dict[int, list[str]]]:
@@ -190,7 +190,7 @@ async def _explain_table(
     query: str,
     path: tuple[str, ...],
     loaded: LoadedTable,
-    reference: query_tables.TableReference,
+    reference: query_tables.QueriedTable,
     requested_joins: tuple[list[JoinSpec], list[str]],
     notes: dict[str, str],
 ) -> TableExplanation:

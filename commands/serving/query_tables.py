@@ -31,7 +31,7 @@ _NOT_READ = (
 )
 
 
-class TableReference(NamedTuple):
+class QueriedTable(NamedTuple):
     """A reference to a table in a statement.
 
     Attributes:
@@ -56,7 +56,7 @@ class Query(Protocol):
     @property
     def names(self) -> Mapping[Hashable, tuple[str, ...]]: ...
 
-    def list_references(self, columns: Mapping[Hashable, Columns]) -> dict[int, TableReference]:
+    def list_references(self, columns: Mapping[Hashable, Columns]) -> dict[int, QueriedTable]:
         """Return the references to tables, by their numbers in joins.
 
         Args:
@@ -95,12 +95,12 @@ class _TrinoQuery:
         if not self.names:
             raise UnsupportedStatement
 
-    def list_references(self, columns: Mapping[Hashable, Columns]) -> dict[int, TableReference]:
+    def list_references(self, columns: Mapping[Hashable, Columns]) -> dict[int, QueriedTable]:
         scans = collect_scans(self._query, columns_of=columns.get, utc=True, today=find_today(self._text))
         if not scans:
             raise _make_unsupported_query_error(self._text, "trino", "")
         return {
-            number: TableReference((scan.catalog, scan.schema, scan.table), scan, scan.start, scan.end)
+            number: QueriedTable((scan.catalog, scan.schema, scan.table), scan, scan.start, scan.end)
             for number, scan in enumerate(scans)
         }
 
@@ -115,7 +115,7 @@ class _DuckDBQuery:
         if not self.names:
             raise UnsupportedStatement
 
-    def list_references(self, columns: Mapping[Hashable, Columns]) -> dict[int, TableReference]:
+    def list_references(self, columns: Mapping[Hashable, Columns]) -> dict[int, QueriedTable]:
         known_columns = {number: columns[number] for number in self._references if number in columns}
         marks = {mark_name(number): number for number in known_columns}
         try:
@@ -135,7 +135,7 @@ class _DuckDBQuery:
             if number is not None:
                 reference = self._references[number]
                 then = replace(scan, snapshot_id=reference.snapshot_id)
-                references[at] = TableReference(number, then, reference.start, reference.end)
+                references[at] = QueriedTable(number, then, reference.start, reference.end)
         return references
 
 

@@ -70,7 +70,7 @@ DEFAULT_LIMITS = GroupLimits()
 
 
 @dataclass(frozen=True)
-class Progress:
+class BuildProgress:
     """The progress of a build.
 
     Attributes:
@@ -96,7 +96,7 @@ class BuildReport:
         skipped: The path of each of the first of these files, and the reason.
     """
 
-    progress: Progress
+    progress: BuildProgress
     files_not_indexed: int
     skipped: tuple[tuple[str, str], ...]
     json: dict[str, Any]
@@ -169,7 +169,7 @@ def build(
     exclusive: bool = False,
     limits: GroupLimits = DEFAULT_LIMITS,
     passes_max: int = PASSES_MAX,
-    on_progress: Callable[[Progress], None] = lambda progress: None,
+    on_progress: Callable[[BuildProgress], None] = lambda progress: None,
 ) -> BuildReport:
     """Index the data files that the index does not cover.
 
@@ -221,7 +221,7 @@ class _Run:
         started: dict[str, Any],
         workers: Workers,
         limits: GroupLimits,
-        on_progress: Callable[[Progress], None],
+        on_progress: Callable[[BuildProgress], None],
     ) -> None:
         self._client = client
         self._build_key = (table, index, str(started["build-id"]))
@@ -304,9 +304,9 @@ class _Run:
         files = max(_GROUP_FILES_MIN, -(-progress["files-total"] // shares))
         return replace(self._limits, files=min(self._limits.files, files))
 
-    def _decode_progress(self, json: dict[str, Any]) -> Progress:
+    def _decode_progress(self, json: dict[str, Any]) -> BuildProgress:
         progress = json["progress"]
-        return Progress(
+        return BuildProgress(
             files_done=progress["files-done"],
             files_total=max(progress["files-total"], progress["files-done"] + self._skipped),
             files_skipped=self._skipped,

@@ -55,7 +55,7 @@ class MoveDestination(Protocol):
 
 
 @dataclass(frozen=True)
-class Selection:
+class MoveSelection:
     """What to move. Without namespaces and tables, everything.
 
     Attributes:
@@ -104,7 +104,7 @@ class Move:
 
     source: Source
     destination: MoveDestination
-    selection: Selection = field(default_factory=Selection)
+    selection: MoveSelection = field(default_factory=MoveSelection)
     into: Levels = ()
     workers: int = 8
     _seen: set[Levels] = field(default_factory=set, init=False)

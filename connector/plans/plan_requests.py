@@ -268,7 +268,9 @@ def _select_effective_joins(
     if not plan.is_made:
         return []
     return [
-        (one, outcome) for one, outcome in zip(list_depth_first(dimensions), plan.joins, strict=False) if outcome.used
+        (dimension, outcome)
+        for dimension, outcome in zip(list_depth_first(dimensions), plan.joins, strict=False)
+        if outcome.used
     ]
 
 

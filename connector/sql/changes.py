@@ -135,11 +135,11 @@ class _Change:
             raise UnsupportedInDuckDB(f"{kind.value} of this form is not translated")
         target = clause.this
 
-        def columns_of(table: exp.Table) -> Mapping[str, SqlType]:
+        def find_columns(table: exp.Table) -> Mapping[str, SqlType]:
             table_columns = self._columns_of(table)
             return {**table_columns, place: BIGINT} if table is target else table_columns
 
-        translation = Translation(columns_of, self._now)
+        translation = Translation(find_columns, self._now)
         translated, query_columns = translation.query(query, NameScope((), {}))
         if len(query_columns) != 1 + len(chosen):  # A value is a star.
             raise UnsupportedInDuckDB(f"{kind.value} of this form is not translated")

@@ -148,8 +148,8 @@ class Expressions:
     def _translate_and_or(self, node: exp.Expr, scope: NameScope) -> SqlValue:
         word = "AND" if isinstance(node, exp.And) else "OR"
         sides = [
-            require_type(self.translate_value(one, scope), BOOLEAN, node).sql
-            for one in _flatten_chain(node, type(node))
+            require_type(self.translate_value(operand, scope), BOOLEAN, node).sql
+            for operand in _flatten_chain(node, type(node))
         ]
         return SqlValue(f"({f' {word} '.join(sides)})", BOOLEAN)
 
@@ -237,7 +237,7 @@ class Expressions:
         check_args(like, _NEGATABLE)
         word = f"{_write_not(like)}LIKE"
         value, pattern = (
-            require_type(one, VARCHAR, node) for one in self.translate_values([like.this, like.expression], scope)
+            require_type(text, VARCHAR, node) for text in self.translate_values([like.this, like.expression], scope)
         )
         if escape is None:
             return SqlValue(f"({value.sql} {word} {pattern.sql})", BOOLEAN)

@@ -228,7 +228,7 @@ def _translate_substring(e: Expressions, node: exp.Expr, scope: NameScope) -> Sq
 def _translate_position(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     check_args(node, frozenset(("this", "substr")))
     value, part_of = (
-        require_type(one, VARCHAR, node) for one in e.translate_values([node.this, node.args["substr"]], scope)
+        require_type(text, VARCHAR, node) for text in e.translate_values([node.this, node.args["substr"]], scope)
     )
     return SqlValue(f"strpos({value.sql}, {part_of.sql})", BIGINT)
 

@@ -9,7 +9,7 @@ from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.commits import CommitClient
 from seamark.connector.client.names import Name, table_path
 
-_PAGE = "1000"
+_TABLES_PER_PAGE = "1000"
 
 
 def list_streams(client: SeamarkClient) -> Iterator[dict[str, Any]]:
@@ -20,7 +20,7 @@ def list_streams(client: SeamarkClient) -> Iterator[dict[str, Any]]:
     Raises:
         Unavailable: Another server has the log.
     """
-    query = {"pageSize": _PAGE}
+    query = {"pageSize": _TABLES_PER_PAGE}
     while True:
         page = client._request_json("GET", "/api/v1/streams", query)
         yield from page["streams"]

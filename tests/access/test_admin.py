@@ -184,7 +184,7 @@ async def test_invalid_request_is_a_400_with_the_reason(admin_server: AdminServe
         assert answer["error"]["message"], path
 
 
-class UserApi(Api):
+class AdminUserApi(Api):
     def __init__(self, admin_server: AdminServer, principal: str) -> None:
         super().__init__(admin_server.server)
         self.login = {"Authorization": f"Bearer {admin_server.secrets[principal]}"}
@@ -196,7 +196,7 @@ class UserApi(Api):
 
 async def test_view_of_a_plan_belongs_to_the_principal_that_asks_first(admin_server: AdminServer) -> None:
     """The planner evicts views of a principal with more than half of its budget."""
-    root, bob = UserApi(admin_server, "root"), UserApi(admin_server, "bob")
+    root, bob = AdminUserApi(admin_server, "root"), AdminUserApi(admin_server, "bob")
     await root.table()
     await append(root, "t", [build_data_file("file:///t/data/0.parquet", 0, 9)], snapshot_id=1)
     for item in (bob, root):

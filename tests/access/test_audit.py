@@ -17,7 +17,7 @@ from seamark.metaserver.store.operations import Operation, SaveAudit
 from seamark.metaserver.store.port import PointerStore
 
 
-class FailingStore:
+class GatedStore:
     """A store whose transactions wait for the gate, and fail a given number of times, before or after their
     execution.
     """
@@ -46,7 +46,7 @@ class FailingStore:
 @pytest.fixture
 def failing_store(store: PointerStore, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr("seamark.metaserver.access.audit._RETRY_S", 0.01)
-    return FailingStore(store)
+    return GatedStore(store)
 
 
 async def record_operation(audit: AuditLog, operation: str = "createTable", status: int = 200, **options: Any) -> None:

@@ -44,7 +44,7 @@ async def second(clock: SimulatedClock) -> AsyncIterator[LocalIssuer]:
         yield issuer
 
 
-class Fleet:
+class AuthenticatorFactory:
     """Opens authenticators that accept the first issuer by the settings, and others by a file."""
 
     def __init__(self, stack: AsyncExitStack, store: PointerStore, clock: SimulatedClock, folder: Path) -> None:
@@ -57,9 +57,9 @@ class Fleet:
 
 
 @pytest.fixture
-async def fleet(store: PointerStore, clock: SimulatedClock, tmp_path: Path) -> AsyncIterator[Fleet]:
+async def fleet(store: PointerStore, clock: SimulatedClock, tmp_path: Path) -> AsyncIterator[AuthenticatorFactory]:
     async with AsyncExitStack() as stack:
-        yield Fleet(stack, store, clock, tmp_path)
+        yield AuthenticatorFactory(stack, store, clock, tmp_path)
 
 
 def build_issuer_table(url: str, name: str = "corp", **keys: str) -> str:
@@ -72,7 +72,7 @@ async def log_in(authenticator: Authenticator, token: str) -> Principal:
 
 
 async def test_same_subject_of_two_issuers_is_two_principals(
-    fleet: Fleet, first: LocalIssuer, second: LocalIssuer
+    fleet: AuthenticatorFactory, first: LocalIssuer, second: LocalIssuer
 ) -> None:
     fleet.file.write_text(build_issuer_table(second.url))
     authenticator = await fleet.open(first.make_settings(oidc_issuers_file=str(fleet.file)))
@@ -81,7 +81,7 @@ async def test_same_subject_of_two_issuers_is_two_principals(
 
 
 async def test_keys_of_one_issuer_do_not_sign_for_another(
-    fleet: Fleet, first: LocalIssuer, second: LocalIssuer
+    fleet: AuthenticatorFactory, first: LocalIssuer, second: LocalIssuer
 ) -> None:
     fleet.file.write_text(build_issuer_table(second.url))
     authenticator = await fleet.open(first.make_settings(oidc_issuers_file=str(fleet.file)))
@@ -94,7 +94,7 @@ async def test_keys_of_one_issuer_do_not_sign_for_another(
 
 
 async def test_unavailable_issuer_does_not_delay_users_of_another(
-    fleet: Fleet, first: LocalIssuer, unused_tcp_port: int
+    fleet: AuthenticatorFactory, first: LocalIssuer, unused_tcp_port: int
 ) -> None:
     removed_url = f"http://127.0.0.1:{unused_tcp_port}"
     fleet.file.write_text(build_issuer_table(removed_url))
@@ -104,7 +104,9 @@ async def test_unavailable_issuer_does_not_delay_users_of_another(
     assert (await log_in(authenticator, first.make_token(get_rsa_key()))).name == "oidc:ann"
 
 
-async def test_members_have_the_grants_of_their_groups(fleet: Fleet, first: LocalIssuer, store: PointerStore) -> None:
+async def test_members_have_the_grants_of_their_groups(
+    fleet: AuthenticatorFactory, first: LocalIssuer, store: PointerStore
+) -> None:
     engineers = Grant("oidc-group:data engineers", "writer", ("shop",))
     await store.transact(
         [
@@ -131,7 +133,9 @@ async def test_members_have_the_grants_of_their_groups(fleet: Fleet, first: Loca
     assert (await log_in(without_claim, first.make_token(get_rsa_key(), groups=["admins"]))).grants == (own_grant,)
 
 
-async def test_groups_beyond_the_limit_are_ignored(fleet: Fleet, first: LocalIssuer, store: PointerStore) -> None:
+async def test_groups_beyond_the_limit_are_ignored(
+    fleet: AuthenticatorFactory, first: LocalIssuer, store: PointerStore
+) -> None:
     await store.transact([SaveGrant(Grant(f"oidc-group:{name}", "reader")) for name in ("g0", "last")])
     authenticator = await fleet.open(first.make_settings(oidc_groups_claim="groups"))
     groups = [f"g{number}" for number in range(GROUPS_MAX)]
@@ -142,7 +146,7 @@ async def test_groups_beyond_the_limit_are_ignored(fleet: Fleet, first: LocalIss
 
 
 async def test_service_account_of_kubernetes_logs_in(
-    fleet: Fleet, store: PointerStore, clock: SimulatedClock, tmp_path: Path
+    fleet: AuthenticatorFactory, store: PointerStore, clock: SimulatedClock, tmp_path: Path
 ) -> None:
     """The issuer has the shape of a cluster's: a private authority, and keys that only a bearer token can read."""
     authority, key = Authority(tmp_path), generate_ec_key("cluster")
@@ -194,7 +198,9 @@ async def test_service_account_of_kubernetes_logs_in(
         await server.close()
 
 
-async def test_rights_end_with_the_issuer(fleet: Fleet, store: PointerStore, clock: SimulatedClock) -> None:
+async def test_rights_end_with_the_issuer(
+    fleet: AuthenticatorFactory, store: PointerStore, clock: SimulatedClock
+) -> None:
     """Keys and jobs act for a subject without a token of it."""
     await store.transact([SaveGrant(Grant("corp:ann", "reader"))])
 

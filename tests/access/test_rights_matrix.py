@@ -119,7 +119,7 @@ class Right(NamedTuple):
         return Grant("p", self.name, *self.securable, deny=self.deny)
 
 
-class Model:
+class RightsModel:
     """The privileges of a principal on each object, as sets of names."""
 
     def __init__(self, rights: Iterable[Right]) -> None:
@@ -207,7 +207,7 @@ PRINCIPALS = make_principals()
 
 def test_each_cell_of_principals_objects_and_operations_equals_the_model() -> None:
     for rights in PRINCIPALS:
-        model, grants = Model(rights), [right.as_grant() for right in rights]
+        model, grants = RightsModel(rights), [right.as_grant() for right in rights]
         for operation, securable in itertools.product(RULES, OBJECTS):
             if operation in LISTINGS and (securable.name or securable == SERVER):
                 continue
@@ -226,7 +226,7 @@ def test_each_operation_has_its_privileges_in_the_model() -> None:
 
 def test_listings_have_the_namespaces_that_the_model_sees() -> None:
     for rights in PRINCIPALS:
-        model, grants = Model(rights), [right.as_grant() for right in rights]
+        model, grants = RightsModel(rights), [right.as_grant() for right in rights]
         for securable in OBJECTS:
             path = securable.namespace
             if securable.name or not path:
@@ -239,7 +239,7 @@ def test_listings_have_the_namespaces_that_the_model_sees() -> None:
 def test_locations_of_a_writer_are_in_namespaces_that_the_model_lets_it_write() -> None:
     needed = {"create", "write"}
     for rights in PRINCIPALS:
-        model, grants = Model(rights), [right.as_grant() for right in rights]
+        model, grants = RightsModel(rights), [right.as_grant() for right in rights]
         for path in list_namespaces_with(grants, CREATE | WRITE):
             assert needed <= model.held[Securable(path)], (rights, path)
         if holds_everywhere(grants, CREATE | WRITE):
@@ -254,7 +254,7 @@ async def test_listed_entries_are_those_that_may_be_loaded() -> None:
     entries = [securable for securable in OBJECTS if securable.name]
     for rights in PRINCIPALS:
         principal = Principal("p", tuple(right.as_grant() for right in rights))
-        expected = [Model(rights).may("loadTable", entry) for entry in entries]
+        expected = [RightsModel(rights).may("loadTable", entry) for entry in entries]
         assert await authorizer.allows_each(principal, "loadTable", entries) == expected
         for entry, is_allowed in zip(entries, expected, strict=True):
             if authorizer.is_uniform(principal, "loadTable", entry.namespace):

@@ -67,7 +67,7 @@ STANDARD = _list_operations(_load_specification())
 OURS = _list_operations(decode_json(write_openapi_document().encode(), "our document"))
 
 
-class Target:
+class FuzzTarget:
     """A server whose table and view are created again if an example has dropped them."""
 
     def __init__(self, server: Seamark) -> None:
@@ -103,11 +103,11 @@ class Target:
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FuzzTarget]:
     # By default, long polls stay open for a minute.
     env = {"SEAMARK_WATCH_TIMEOUT_S": "0.05", "SEAMARK_BODY_LIMIT_BYTES": "1000000"}
     with Seamark(tmp_path_factory.mktemp("fuzz") / "home", env=env) as server:
-        target = Target(server)
+        target = FuzzTarget(server)
         target.fill()
         yield target
         assert server.running(), "the server did not survive"
@@ -115,7 +115,9 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
         target.http.close()
 
 
-def _run_campaign(operation: APIOperation[Any, Any, Any, Any], target: Target, examples: int, *, conform: bool) -> None:
+def _run_campaign(
+    operation: APIOperation[Any, Any, Any, Any], target: FuzzTarget, examples: int, *, conform: bool
+) -> None:
     @settings(
         max_examples=examples,
         database=None,
@@ -140,12 +142,12 @@ def _run_campaign(operation: APIOperation[Any, Any, Any, Any], target: Target, e
 
 
 @pytest.mark.parametrize("operation", STANDARD[::3])
-def test_no_request_to_the_standard_routes_gets_a_server_error(operation: Any, target: Target) -> None:
+def test_no_request_to_the_standard_routes_gets_a_server_error(operation: Any, target: FuzzTarget) -> None:
     _run_campaign(operation, target, EXAMPLES, conform=True)
 
 
 @pytest.mark.parametrize("operation", OURS[::3])
-def test_no_request_to_seamarks_routes_gets_a_server_error(operation: Any, target: Target) -> None:
+def test_no_request_to_seamarks_routes_gets_a_server_error(operation: Any, target: FuzzTarget) -> None:
     _run_campaign(operation, target, EXAMPLES, conform=False)
 
 
@@ -153,7 +155,7 @@ def test_no_request_to_seamarks_routes_gets_a_server_error(operation: Any, targe
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("operation", STANDARD)
 def test_no_request_to_the_standard_routes_gets_a_server_error_in_a_long_campaign(
-    operation: Any, target: Target
+    operation: Any, target: FuzzTarget
 ) -> None:
     _run_campaign(operation, target, EXAMPLES_LONG, conform=True)
 
@@ -161,5 +163,7 @@ def test_no_request_to_the_standard_routes_gets_a_server_error_in_a_long_campaig
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("operation", OURS)
-def test_no_request_to_seamarks_routes_gets_a_server_error_in_a_long_campaign(operation: Any, target: Target) -> None:
+def test_no_request_to_seamarks_routes_gets_a_server_error_in_a_long_campaign(
+    operation: Any, target: FuzzTarget
+) -> None:
     _run_campaign(operation, target, EXAMPLES_LONG, conform=False)

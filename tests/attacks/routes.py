@@ -16,7 +16,7 @@ from uuid import UUID
 
 from tests.api.client import VIEW_VERSION, build_function_document, create_key
 from tests.api.rest.standard import DRAFTS, read_operations
-from tests.attacks.campaign import Campaign
+from tests.attacks.campaign import AttackCampaign
 from tests.attacks.world import EVIL, HOSTILE, SCHEMA
 
 OPENAPI = Path(__file__).parents[2] / "docs" / "reference" / "openapi.json"
@@ -41,7 +41,7 @@ def list_routes() -> tuple[tuple[str, str, str], ...]:
     return tuple(dict.fromkeys(results))
 
 
-async def attack_route(c: Campaign, operation: str, method: str, template: str) -> None:
+async def attack_route(c: AttackCampaign, operation: str, method: str, template: str) -> None:
     """Send one request to one route."""
     c.drawn.add(operation)
     principal = c.rng.choice(HOSTILE)
@@ -84,7 +84,7 @@ async def attack_route(c: Campaign, operation: str, method: str, template: str) 
 class _Names:
     """A source of names: the attacker's own, names that the attacker was given, and guesses."""
 
-    def __init__(self, c: Campaign) -> None:
+    def __init__(self, c: AttackCampaign) -> None:
         self.c = c
         self.rng = c.rng
 

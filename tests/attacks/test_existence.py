@@ -15,8 +15,8 @@ import pytest
 
 from tests.api.client import Answer
 from tests.attacks import routes
-from tests.attacks.campaign import Campaign
-from tests.attacks.world import EVIL, HOSTILE, KINDS, World, open_world
+from tests.attacks.campaign import AttackCampaign
+from tests.attacks.world import EVIL, HOSTILE, KINDS, AttackWorld, open_world
 
 _ATOM = re.compile(r"[0-9a-f]{8,}|[0-9]{8,}")
 _LONG_MAX = 2**63 - 1
@@ -51,7 +51,7 @@ class _Fakes:
         return atom[:2] + "".join(self.rng.choice(digits) for _ in atom[2:])
 
 
-class _Twins(Campaign):
+class _Twins(AttackCampaign):
     """A campaign that does not send, but keeps the request that an attack would send."""
 
     request: tuple[Any, ...] = ()
@@ -63,7 +63,7 @@ class _Twins(Campaign):
         return Answer(200, {}, b"{}")
 
 
-def _build_attackers(world: World, fakes: _Fakes, seed: int) -> tuple[_Twins, _Twins]:
+def _build_attackers(world: AttackWorld, fakes: _Fakes, seed: int) -> tuple[_Twins, _Twins]:
     """Return two campaigns with the same random choices: one with the victim's handles, one with the fakes."""
     real, fake = (_Twins(world, random.Random(seed), seed) for _ in range(2))
     for kind in KINDS:
@@ -74,9 +74,9 @@ def _build_attackers(world: World, fakes: _Fakes, seed: int) -> tuple[_Twins, _T
     return real, fake
 
 
-async def _list_differences(world: World, seeds: range) -> list[str]:
+async def _list_differences(world: AttackWorld, seeds: range) -> list[str]:
     fakes, results = _Fakes(random.Random(1)), []
-    c = Campaign(world, random.Random(1), 1)
+    c = AttackCampaign(world, random.Random(1), 1)
     c.hand_out(KINDS)
     for operation, method, template in routes.list_routes():
         if operation in routes.HARMLESS:

@@ -51,7 +51,7 @@ HOSTILE = ("mallory", "morgan", "riley", "nobody", "")
 
 
 @dataclass
-class World:
+class AttackWorld:
     server: RunningServer
     api: Api
     secrets: Secrets
@@ -178,7 +178,7 @@ def _record_locations(store: type[LocalObjects] | type[S3Objects], touched: list
 @asynccontextmanager
 async def open_world(
     home: Path, rng: random.Random, s3: S3 | None = None, *, with_gateway: bool = False
-) -> AsyncIterator[World]:
+) -> AsyncIterator[AttackWorld]:
     """Open a server with both tenants; closing leaves nothing running.
 
     Args:
@@ -222,7 +222,7 @@ async def open_world(
         settings |= {"s3_client_access": "gateway", "gateway_port": free_port()}
     with _record_locations(S3Objects if s3 else LocalObjects, touched):
         async with run_server(home, **settings) as server, AsyncExitStack() as stack:
-            world = World(server, Api(server), secrets, tokens, warehouse, s3, bucket, victim, touched=touched)
+            world = AttackWorld(server, Api(server), secrets, tokens, warehouse, s3, bucket, victim, touched=touched)
             if with_gateway:
                 await stack.enter_async_context(serve_gateway(server.components))
                 world.gateway = f"http://127.0.0.1:{settings['gateway_port']}"
@@ -230,7 +230,7 @@ async def open_world(
             yield world
 
 
-async def _prepare(world: World, mark: str, rng: random.Random) -> None:
+async def _prepare(world: AttackWorld, mark: str, rng: random.Random) -> None:
     for principal in ("viola", "rita", "root", "bridge"):
         world.secrets.plant(f"token of {principal}", world.tokens[principal], value=True)
     for namespace in (EVIL, world.victim):
@@ -246,7 +246,7 @@ def _build_arrow_schema(names: Sequence[str]) -> pa.Schema:
 class _Planting:
     """The steps that fill the victim's namespace."""
 
-    def __init__(self, world: World, mark: str, rng: random.Random) -> None:
+    def __init__(self, world: AttackWorld, mark: str, rng: random.Random) -> None:
         self.world, self.mark, self.rng = world, mark, rng
         self.hints: dict[str, list[str]] = {name: [] for name in KINDS}
         world.hints = self.hints

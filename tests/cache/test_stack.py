@@ -24,7 +24,7 @@ REPO = Path(__file__).resolve().parents[2]
 SIZE = 200_000
 
 
-class Source:
+class PayloadSource:
     """A source that returns `payload_of` each key; it counts, and waits for `gate` if there is one."""
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ async def wait_until_settled(stack: Stack[memoryview]) -> None:
 
 
 async def test_value_is_fetched_once_then_read_from_memory_and_after_a_restart_from_the_disk(tmp_path: Path) -> None:
-    source = Source()
+    source = PayloadSource()
     stack = make(tmp_path)
     first = await stack.get("k", source.make_fetch("k"), return_unchanged)
     assert first == make_payload("k", SIZE)
@@ -99,7 +99,7 @@ async def test_value_is_fetched_once_then_read_from_memory_and_after_a_restart_f
 
 
 async def test_many_callers_share_one_fetch(stack: Stack[memoryview]) -> None:
-    source = Source()
+    source = PayloadSource()
     values = await asyncio.gather(*(stack.get("k", source.make_fetch("k"), return_unchanged) for _ in range(50)))
     assert source.fetched == ["k"]
     assert all(value is values[0] for value in values)
@@ -108,7 +108,7 @@ async def test_many_callers_share_one_fetch(stack: Stack[memoryview]) -> None:
 async def test_memory_holds_the_mapped_copy_once_the_disk_has_the_value(
     tmp_path: Path, stack: Stack[memoryview]
 ) -> None:
-    value = await stack.get("k", Source().make_fetch("k"), return_unchanged)
+    value = await stack.get("k", PayloadSource().make_fetch("k"), return_unchanged)
     await wait_until_settled(stack)
     twin = stack.get_cached("k")
     assert twin == value
@@ -125,7 +125,7 @@ async def test_value_over_a_mapped_file_has_the_size_that_it_uses_there(tmp_path
         weigh_mapped=lambda value: len(value) // 8,
         pending_bytes_max=64 << 20,
     )
-    source = Source()
+    source = PayloadSource()
     for number in range(20):  # Four times the budget
         await stack.get(f"k{number}", source.make_fetch(f"k{number}"), return_unchanged)
         await wait_until_settled(stack)
@@ -149,7 +149,7 @@ async def test_stored_parts_are_opened_as_one_value(stack: Stack[memoryview]) ->
 
 
 async def test_bulk_read_returns_stored_keys_and_fetches_nothing(tmp_path: Path) -> None:
-    source = Source()
+    source = PayloadSource()
     stack = make(tmp_path)
     names = [f"k{number}" for number in range(150)]
     put = [name for number, name in enumerate(names) if number % 3]
@@ -181,7 +181,7 @@ async def test_failed_fetch_fails_its_callers_and_is_not_remembered(stack: Stack
 
     results = await asyncio.gather(*(stack.get("k", fail, return_unchanged) for _ in range(3)), return_exceptions=True)
     assert [str(result) for result in results] == ["the store is away"] * 3
-    assert await stack.get("k", Source().make_fetch("k"), return_unchanged) == make_payload("k", SIZE)
+    assert await stack.get("k", PayloadSource().make_fetch("k"), return_unchanged) == make_payload("k", SIZE)
 
 
 async def test_fetched_value_that_cannot_be_opened_fails_its_callers_and_is_not_stored(
@@ -191,7 +191,7 @@ async def test_fetched_value_that_cannot_be_opened_fails_its_callers_and_is_not_
         raise LookupError("not a block")
 
     with pytest.raises(LookupError, match="not a block"):
-        await stack.get("k", Source().make_fetch("k"), refuse)
+        await stack.get("k", PayloadSource().make_fetch("k"), refuse)
     await wait_until_settled(stack)
     assert not get_path(tmp_path, "k").exists()
 
@@ -207,7 +207,7 @@ async def test_file_of_another_layout_is_removed_and_fetched_again(tmp_path: Pat
         return view
 
     stack = make(tmp_path)
-    assert await stack.get("k", Source().make_fetch("k"), reject_view) == make_payload("k", SIZE)
+    assert await stack.get("k", PayloadSource().make_fetch("k"), reject_view) == make_payload("k", SIZE)
     await wait_until_settled(stack)
     assert stack.read_stats().unreadable == 1
     await stack.close()
@@ -218,18 +218,18 @@ async def test_file_of_another_layout_is_removed_and_fetched_again(tmp_path: Pat
 
 async def test_damaged_file_is_fetched_again(tmp_path: Path) -> None:
     stack = make(tmp_path)
-    await stack.get("k", Source().make_fetch("k"), return_unchanged)
+    await stack.get("k", PayloadSource().make_fetch("k"), return_unchanged)
     await stack.close()
     path = get_path(tmp_path, "k")
     path.write_bytes(path.read_bytes()[:-1] + b"?")
-    stack, source = make(tmp_path), Source()
+    stack, source = make(tmp_path), PayloadSource()
     assert await stack.get("k", source.make_fetch("k"), return_unchanged) == make_payload("k", SIZE)
     assert source.fetched == ["k"]
     await stack.close()
 
 
 async def test_stack_works_without_a_disk(tmp_path: Path) -> None:
-    stack, source = make(tmp_path, disk=False), Source()
+    stack, source = make(tmp_path, disk=False), PayloadSource()
     for _ in range(2):
         assert await stack.get("k", source.make_fetch("k"), return_unchanged) == make_payload("k", SIZE)
     assert source.fetched == ["k"]
@@ -241,7 +241,7 @@ async def test_stack_works_without_a_disk(tmp_path: Path) -> None:
 async def test_queue_of_disk_writes_is_limited_and_drained_on_close(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as executor:
         stack = make(tmp_path, pending_bytes_max=3 * SIZE, executor=executor)
-        source = Source()
+        source = PayloadSource()
         for number in range(8):
             if number == 0:
                 await stack.get("k0", source.make_fetch("k0"), return_unchanged)
@@ -268,7 +268,7 @@ async def test_queue_of_disk_writes_is_limited_and_drained_on_close(tmp_path: Pa
 
 
 async def test_closed_stack_still_answers(tmp_path: Path) -> None:
-    stack, source = make(tmp_path), Source()
+    stack, source = make(tmp_path), PayloadSource()
     await stack.get("k", source.make_fetch("k"), return_unchanged)
     await stack.close()
     await stack.close()
@@ -279,7 +279,7 @@ async def test_closed_stack_still_answers(tmp_path: Path) -> None:
 
 async def test_cancelled_caller_leaves_no_claim(tmp_path: Path) -> None:
     claims = Claims(tmp_path / "claims")
-    stack, source = make(tmp_path / "cache", claims=claims), Source()
+    stack, source = make(tmp_path / "cache", claims=claims), PayloadSource()
     source.gate = asyncio.Event()
     caller = asyncio.create_task(stack.get("k", source.make_fetch("k"), return_unchanged))
     async with asyncio.timeout(60):
@@ -296,7 +296,7 @@ async def test_cancelled_caller_leaves_no_claim(tmp_path: Path) -> None:
 
 async def test_caller_that_waits_too_long_for_another_fetch_fetches_itself(tmp_path: Path) -> None:
     claims = Claims(tmp_path / "claims")
-    stack, source = make(tmp_path / "cache", claims=claims, claim_wait_s=0.1), Source()
+    stack, source = make(tmp_path / "cache", claims=claims, claim_wait_s=0.1), PayloadSource()
     assert claims.take("k")
     assert await stack.get("k", source.make_fetch("k"), return_unchanged) == make_payload("k", SIZE)
     stats = stack.read_stats()
@@ -355,7 +355,7 @@ def test_processes_that_need_the_same_keys_fetch_each_once_in_total(tmp_path: Pa
 async def test_every_answer_is_the_value_of_its_key_under_random_traffic(tmp_path: Path, seed: int) -> None:
     source = random.Random(seed)
     stack = make(tmp_path, memory_bytes=5 * SIZE, pending_bytes_max=2 * SIZE, claims=Claims(tmp_path / "claims"))
-    origin = Source()
+    origin = PayloadSource()
     tasks: list[tuple[str, asyncio.Task[memoryview]]] = []
     for _ in range(300):
         key = f"k{source.randrange(12)}"

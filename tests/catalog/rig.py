@@ -136,7 +136,7 @@ class RacingStore:
 
 
 @asynccontextmanager
-async def open_racing_rigs(home: Path) -> AsyncIterator[tuple[Rig, Rig, RacingStore]]:
+async def open_racing_rigs(home: Path) -> AsyncIterator[tuple[CatalogRig, CatalogRig, RacingStore]]:
     """Yield a rig, a second rig over the same database, and the store of the first, which can run an intruder."""
     capture = WrapperCapture(RacingStore)
     async with open_rig(home, wrap_store=capture) as rig, open_rig(home) as other:
@@ -144,7 +144,7 @@ async def open_racing_rigs(home: Path) -> AsyncIterator[tuple[Rig, Rig, RacingSt
 
 
 @dataclass(frozen=True)
-class Rig:
+class CatalogRig:
     catalog: Catalog
     commits: EngineCommits
     publisher: Publisher
@@ -169,7 +169,7 @@ async def open_rig(
     wrap_store: Any = None,
     wrap_objects: Any = None,
     **settings: Any,
-) -> AsyncIterator[Rig]:
+) -> AsyncIterator[CatalogRig]:
     clock = clock or SystemClock()
     chosen_settings = Settings(home=home, **settings)
     home.mkdir(exist_ok=True, parents=True)
@@ -187,7 +187,7 @@ async def open_rig(
             ) as catalog,
             open_publisher(catalog.context) as publisher,
         ):
-            yield Rig(
+            yield CatalogRig(
                 catalog=catalog,
                 commits=EngineCommits(catalog, publisher),
                 publisher=publisher,

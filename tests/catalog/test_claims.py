@@ -17,13 +17,13 @@ from seamark.formats.storage.locations import make_location_key, parse_location
 from seamark.metaserver.catalog.values import Caller, CreateTable, CreateView, TableChange, TableIdentifier
 from seamark.metaserver.store.model import EntryKind
 from seamark.metaserver.store.port import InstantFilter
-from tests.catalog.rig import CALLER, SCHEMA, Rig, build_creation_updates, open_rig, rename_without_digest
+from tests.catalog.rig import CALLER, SCHEMA, CatalogRig, build_creation_updates, open_rig, rename_without_digest
 from tests.catalog.test_confinement import VERSION
 
 CONFINED_CALLER = Caller(principal_name="wa", request_id="r", confined_to=(("a",),), names_owners=False)
 
 
-async def move_table(rig: Rig) -> str:
+async def move_table(rig: CatalogRig) -> str:
     """Create a table in `a`, move it to `b`, and return its location."""
     for path in (("a",), ("b",)):
         await rig.catalog.namespaces.create(CALLER, path, {})
@@ -49,7 +49,7 @@ def _build_creation_updates(uuid: str, location: str) -> list[dict[str, Any]]:
     ]
 
 
-async def check_rejected(rig: Rig, caller: Caller, location: str) -> None:
+async def check_rejected(rig: CatalogRig, caller: Caller, location: str) -> None:
     """Check that every operation with a location rejects this location."""
     catalog = rig.catalog
     uuid = "11111111-2222-4333-8444-555555555555"

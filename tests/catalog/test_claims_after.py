@@ -14,7 +14,7 @@ from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.catalog.values import Caller, CreateTable, CreateView, TableIdentifier
 from seamark.metaserver.store.model import EntryKind
 from seamark.metaserver.store.sql import names
-from tests.catalog.rig import CALLER, SCHEMA, Rig, open_rig
+from tests.catalog.rig import CALLER, SCHEMA, CatalogRig, open_rig
 from tests.catalog.test_confinement import VERSION
 
 A = Caller(principal_name="wa", request_id="r", confined_to=(("a",),), names_owners=False)
@@ -28,7 +28,7 @@ def database(request: pytest.FixtureRequest) -> dict[str, Any]:
     return {} if request.param == "SQLite" else {"database": request.getfixturevalue("postgres_url")}
 
 
-async def create_moved_table(rig: Rig) -> str:
+async def create_moved_table(rig: CatalogRig) -> str:
     """Return the location of `b.t`, which was created in `a` and moved; it has a data file that no metadata names."""
     for path in (("a",), ("b",)):
         await rig.catalog.namespaces.create(CALLER, path, {})
@@ -38,13 +38,13 @@ async def create_moved_table(rig: Rig) -> str:
     return created_table.metadata.location
 
 
-async def housekeep(rig: Rig, clock: SimulatedClock, after_ms: int = _WEEK_MS + 1) -> None:
+async def housekeep(rig: CatalogRig, clock: SimulatedClock, after_ms: int = _WEEK_MS + 1) -> None:
     clock.advance(after_ms)
     await rig.catalog.dropped.purge_expired()
     await rig.catalog.dropped.release_unused()
 
 
-async def check_invariants(rig: Rig) -> None:
+async def check_invariants(rig: CatalogRig) -> None:
     store: Any = rig.store
     await store.check_invariants()
 
@@ -55,7 +55,7 @@ def delete_files(location: str) -> None:
             path.unlink()
 
 
-async def refuse(rig: Rig, caller: Caller, namespace: str, location: str) -> None:
+async def refuse(rig: CatalogRig, caller: Caller, namespace: str, location: str) -> None:
     """Check that no entry of the namespace gets the location, or a folder in it."""
     for place in (location, f"{location}/data", f"{location}/x/y"):
         request = CreateTable(name="x", schema=SCHEMA, location=place)
@@ -66,15 +66,15 @@ async def refuse(rig: Rig, caller: Caller, namespace: str, location: str) -> Non
         await rig.catalog.tables.create(caller, (namespace,), request)
 
 
-async def _drop(rig: Rig) -> None:
+async def _drop(rig: CatalogRig) -> None:
     await rig.catalog.tables.drop(CALLER, ("b",), "t", purge=False)
 
 
-async def _purge(rig: Rig) -> None:
+async def _purge(rig: CatalogRig) -> None:
     await rig.catalog.tables.drop(CALLER, ("b",), "t", purge=True)
 
 
-async def _unregister(rig: Rig) -> None:
+async def _unregister(rig: CatalogRig) -> None:
     await rig.catalog.tables.unregister(CALLER, ("b",), "t")
 
 
@@ -82,7 +82,7 @@ async def _unregister(rig: Rig) -> None:
 @pytest.mark.parametrize("ending", [_drop, _purge, _unregister])
 @pytest.mark.parametrize("retention_s", [7 * 86400, 0])
 async def test_former_namespace_of_a_moved_table_does_not_get_its_location(
-    tmp_path: Path, database: dict[str, Any], ending: Callable[[Rig], Any], retention_s: int
+    tmp_path: Path, database: dict[str, Any], ending: Callable[[CatalogRig], Any], retention_s: int
 ) -> None:
     clock = SimulatedClock(1)
     async with open_rig(tmp_path, clock=clock, drop_retention_s=retention_s, **database) as rig:

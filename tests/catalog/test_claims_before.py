@@ -16,7 +16,7 @@ from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.catalog.ownership.claims import create_remaining_claims
 from seamark.metaserver.catalog.values import CreateTable, CreateView
 from seamark.metaserver.objects.port import ObjectStore
-from tests.catalog.rig import CALLER, SCHEMA, Rig, open_rig
+from tests.catalog.rig import CALLER, SCHEMA, CatalogRig, open_rig
 from tests.catalog.test_claims import CONFINED_CALLER, check_rejected, move_table
 from tests.catalog.test_confinement import VERSION
 from tests.support.wrapper_capture import WrapperCapture
@@ -145,7 +145,7 @@ async def test_possible_locations_of_a_table_with_lost_metadata_are_reserved(tmp
         await _check_refused(rig, places["moved"])
 
 
-async def _check_refused(rig: Rig, location: str) -> None:
+async def _check_refused(rig: CatalogRig, location: str) -> None:
     with pytest.raises(BadRequest, match="overlaps"):
         await rig.catalog.tables.create(CALLER, ("a",), CreateTable(name="over", schema=SCHEMA, location=location))
 

@@ -33,7 +33,7 @@ from seamark.metaserver.commit.publication import CommitEvent
 from seamark.metaserver.store.model import EntryKind
 from seamark.metaserver.store.operations import AdvanceProducer
 from seamark.metaserver.store.port import IdempotencyTaken, InstantFilter
-from tests.catalog.rig import CALLER, SCHEMA, Rig, append, open_racing_rigs, open_rig
+from tests.catalog.rig import CALLER, SCHEMA, CatalogRig, append, open_racing_rigs, open_rig
 from tests.support.wrapper_capture import WrapperCapture
 
 DB = ("db",)
@@ -340,7 +340,7 @@ async def test_metadata_file_numbers_continue_after_register(tmp_path: Path) -> 
 WRITERS = [Caller(principal_name=name, request_id=f"request-of-{name}") for name in ("ann", "bob")]
 
 
-async def publish(rig: Rig, loaded_table: LoadedTable, *snapshots: int, sequence: int = 1) -> LoadedTable:
+async def publish(rig: CatalogRig, loaded_table: LoadedTable, *snapshots: int, sequence: int = 1) -> LoadedTable:
     """Publish consecutive appends by ann and bob in turn; ann's producer advances to `sequence`."""
     assert loaded_table.entry is not None
     updates, happenings = [], []
@@ -420,7 +420,7 @@ async def test_commit_that_cannot_be_published_leaves_no_trace(tmp_path: Path) -
         assert await rig.catalog.tables.load(DB, "t") == stands
 
 
-class LosingStore:
+class LostReplyStore:
     """A store that loses one transaction's request or reply, and may be silent afterwards."""
 
     def __init__(self, store: Any) -> None:
@@ -447,7 +447,7 @@ class LosingStore:
 async def test_publication_with_a_lost_outcome_is_resolved_or_reported_as_unknown(
     tmp_path: Path, lost: str, silent: bool
 ) -> None:
-    capture = WrapperCapture(LosingStore)
+    capture = WrapperCapture(LostReplyStore)
     async with open_rig(tmp_path, wrap_store=capture) as rig:
         await rig.table()
         loaded_table, before = await rig.catalog.tables.load(DB, "t"), await rig.list_files()

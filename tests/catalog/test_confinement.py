@@ -14,7 +14,7 @@ from seamark.metaserver.catalog.ownership.own_files import ALLOWED_LOCATIONS
 from seamark.metaserver.catalog.staging import TTL_S, StagingPasses
 from seamark.metaserver.catalog.values import Caller, CreateTable, CreateView, TableChange
 from tests.access.keyrings import make_fixed_keyring
-from tests.catalog.rig import CALLER, SCHEMA, Rig, open_rig
+from tests.catalog.rig import CALLER, SCHEMA, CatalogRig, open_rig
 
 CONFINED_CALLER = Caller(principal_name="wa", request_id="r", confined_to=(("a",),))
 VERSION = {
@@ -27,7 +27,7 @@ VERSION = {
 }
 
 
-async def _create_tenants(rig: Rig) -> str:
+async def _create_tenants(rig: CatalogRig) -> str:
     """Create two namespaces with a table each, and return the location of the forbidden table."""
     for path in (("a",), ("b",)):
         await rig.catalog.namespaces.create(CALLER, path, {})

@@ -15,7 +15,7 @@ from seamark.metaserver.catalog.values import TableIdentifier
 from seamark.metaserver.store.model import InstantState
 from seamark.metaserver.store.passed_time import look_at_clock
 from seamark.metaserver.store.port import InstantFilter
-from tests.catalog.rig import CALLER, Rig, append, open_rig
+from tests.catalog.rig import CALLER, CatalogRig, append, open_rig
 from tests.support.wrapper_capture import WrapperCapture
 
 DB = ("db",)
@@ -38,7 +38,7 @@ def _encode_avro(schema: dict[str, Any], rows: list[dict[str, Any]]) -> bytes:
     return out.getvalue()
 
 
-async def _create_filled_table(rig: Rig, name: str, foreign: str | None = None) -> set[str]:
+async def _create_filled_table(rig: CatalogRig, name: str, foreign: str | None = None) -> set[str]:
     """Create a table with one snapshot of two data files and a foreign file; return its files."""
     await rig.table(name)
     base = (await rig.catalog.tables.load(DB, name)).metadata.location

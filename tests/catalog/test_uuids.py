@@ -12,12 +12,12 @@ from seamark.formats.runtime.errors import BadRequest, CommitUnknown, RetryLater
 from seamark.metaserver.catalog.values import Caller, CreateTable, TableChange
 from seamark.metaserver.store.operations import CreateEntry, Operation
 from seamark.metaserver.store.port import InstantFilter, PointerStore
-from tests.catalog.rig import CALLER, SCHEMA, Rig, open_rig
+from tests.catalog.rig import CALLER, SCHEMA, CatalogRig, open_rig
 
 CONFINED_CALLER = Caller(principal_name="wa", request_id="r", confined_to=(("a",),))
 
 
-async def _stage_with_uuid(rig: Rig, uuid: str | None = None) -> TableChange:
+async def _stage_with_uuid(rig: CatalogRig, uuid: str | None = None) -> TableChange:
     """Return the change that creates a staged table of namespace `a` with this UUID."""
     staged = (await rig.catalog.tables.stage(CONFINED_CALLER, ("a",), CreateTable(name="t", schema=SCHEMA))).metadata
     updates: list[dict[str, Any]] = [

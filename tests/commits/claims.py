@@ -10,7 +10,7 @@ from tests.api.client import Answer, Api
 
 
 @dataclass
-class Claims:
+class ClaimedTable:
     """The table `db.<name>`."""
 
     api: Api
@@ -26,7 +26,7 @@ class Claims:
         name: str = "t",
         version: int = 2,
         **properties: str,
-    ) -> Claims:
+    ) -> ClaimedTable:
         """Create a table. `columns` are types by name, with ids from 1 on; `spec` are (column, transform)."""
         ids = {column: number for number, column in enumerate(columns, 1)}
         body = {
@@ -43,7 +43,7 @@ class Claims:
         }
         answer = await api("POST", "/v1/namespaces/db/tables", body)
         assert answer.status == 200, answer.raw
-        return Claims(api, name, answer.json["metadata"]["location"])
+        return ClaimedTable(api, name, answer.json["metadata"]["location"])
 
     def build_data_file(
         self, name: str, *partition: Any, rows: int = 1, spec_id: int = 0, **fields: Any

@@ -49,7 +49,7 @@ def _count_waiting(commits: Commits) -> None:
 
 
 @dataclass
-class Lake:
+class CommitTable:
     """The table `db.<name>`; `spec` are the fields of partition spec 0, by identity of `part` or none."""
 
     api: Api
@@ -64,7 +64,7 @@ class Lake:
     @staticmethod
     async def create(
         api: Api, name: str = "t", *, version: int = 2, spec: Sequence[dict[str, Any]] = (), **properties: str
-    ) -> Lake:
+    ) -> CommitTable:
         body = {
             "name": name,
             "schema": SCHEMA,
@@ -76,7 +76,7 @@ class Lake:
         folder = Path(answer.json["metadata"]["location"].removeprefix("file://"))
         (folder / "data").mkdir(parents=True)
         _count_waiting(api.server.components.commits)
-        return Lake(api, folder, name, version, spec)
+        return CommitTable(api, folder, name, version, spec)
 
     @property
     def path(self) -> str:

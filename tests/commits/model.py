@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.commits.lake import BY_PART, Lake, Row
+from tests.commits.lake import BY_PART, CommitTable, Row
 
 PARTS = (0, 1, 2)
 BLIND = ("append", "equality", "overwrite")
@@ -95,10 +95,10 @@ def draw_change(rng: random.Random, version: int, number: int, parts: tuple[int,
 
 
 @dataclass
-class Case:
+class ConcurrentChanges:
     """A table with its base, and two changes made from it."""
 
-    lake: Lake
+    lake: CommitTable
     version: int
     base: dict[str, StoredFile]
     snapshot_id: int
@@ -106,10 +106,10 @@ class Case:
     second: Change
 
     @staticmethod
-    async def make(api: Any, seed: int, name: str) -> Case:
+    async def make(api: Any, seed: int, name: str) -> ConcurrentChanges:
         rng = random.Random(seed)
         version = rng.choice([2, 3])
-        lake = await Lake.create(api, name, version=version, spec=BY_PART)
+        lake = await CommitTable.create(api, name, version=version, spec=BY_PART)
         base: dict[str, StoredFile] = {}
         snapshot_id = 0
         for _ in range(rng.randint(1, 3)):
@@ -130,7 +130,7 @@ class Case:
             while not _does_something(change, base):
                 change = draw_change(rng, version, number, (*PARTS, *near))
             changes.append(change)
-        return Case(lake, version, base, snapshot_id, *changes)
+        return ConcurrentChanges(lake, version, base, snapshot_id, *changes)
 
     def list_rows(self) -> list[Row]:
         return [row for item in self.base.values() for _, row in item.live]
@@ -176,7 +176,7 @@ def _does_something(change: Change, base: dict[str, StoredFile]) -> bool:
 
 
 async def _delete_some(
-    lake: Lake, base: dict[str, StoredFile], version: int, snapshot_id: int, rng: random.Random
+    lake: CommitTable, base: dict[str, StoredFile], version: int, snapshot_id: int, rng: random.Random
 ) -> int:
     choice = rng.choice(list(base.values()))
     choice.deleted = {rng.randrange(len(choice.rows))}
@@ -190,7 +190,7 @@ async def _delete_some(
     return actual_snapshot_id
 
 
-def _describe_reads(case: Case, change: Change) -> dict[str, Any]:
+def _describe_reads(case: ConcurrentChanges, change: Change) -> dict[str, Any]:
     """Return what the change states about its reads."""
     if change.blind:
         return {}
@@ -210,30 +210,30 @@ def _describe_reads(case: Case, change: Change) -> dict[str, Any]:
     return document if scope is None else document | {"scope": scope}
 
 
-def _append(case: Case, change: Change) -> dict[str, Any]:
+def _append(case: ConcurrentChanges, change: Change) -> dict[str, Any]:
     return {"add": [case.lake.write_data_file(change.inserted_rows)]}
 
 
-def _append_counted_rows(case: Case, change: Change) -> dict[str, Any]:
+def _append_counted_rows(case: ConcurrentChanges, change: Change) -> dict[str, Any]:
     new_rows = [row for row in change.apply(case.list_rows()) if row[2] == f"count{change.number}"]
     return {"add": [case.lake.write_data_file(new_rows)]}
 
 
-def _overwrite(case: Case, change: Change) -> dict[str, Any]:
+def _overwrite(case: ConcurrentChanges, change: Change) -> dict[str, Any]:
     return {"add": [case.lake.write_data_file(change.inserted_rows)], "replace": {"partitions": "written"}}
 
 
-def _delete_by_equality(case: Case, change: Change) -> dict[str, Any]:
+def _delete_by_equality(case: ConcurrentChanges, change: Change) -> dict[str, Any]:
     return {"add": [case.lake.write_equality_deletes(sorted(change.ids), change.part)]}
 
 
-def _compact(case: Case, change: Change) -> dict[str, Any]:
+def _compact(case: ConcurrentChanges, change: Change) -> dict[str, Any]:
     part_files = [item for item in case.base.values() if item.part == change.part]
     rows = [row for item in part_files for _, row in item.live]
     return {"add": [case.lake.write_data_file(rows)], "remove": [{"file-path": item.path} for item in part_files]}
 
 
-def _rewrite_files(case: Case, change: Change) -> dict[str, Any]:
+def _rewrite_files(case: ConcurrentChanges, change: Change) -> dict[str, Any]:
     """Return the files of a delete or update: copy-on-write, or position deletes."""
     touched = [item for item in case.base.values() if any(change.matches(row) for _, row in item.live)]
     update = change.kind == "update"
@@ -272,7 +272,7 @@ def _rewrite_files(case: Case, change: Change) -> dict[str, Any]:
     return {"add": added_files, "remove": removed_files}
 
 
-_REALISED: dict[str, Callable[[Case, Change], dict[str, Any]]] = {
+_REALISED: dict[str, Callable[[ConcurrentChanges, Change], dict[str, Any]]] = {
     "append": _append,
     "count": _append_counted_rows,
     "overwrite": _overwrite,

@@ -22,8 +22,8 @@ from seamark.metaserver.commit.conflicts import conflicts, history, key_comparis
 from seamark.metaserver.commit.snapshots import manifest_filter, manifests, snapshot_writer
 from seamark.metaserver.settings.settings import Settings
 from tests.api.client import Api
-from tests.commits.claims import Claims
-from tests.commits.lake import Lake
+from tests.commits.claims import ClaimedTable
+from tests.commits.lake import CommitTable
 from tests.commits.reader import find_snapshot, list_live_files
 from tests.server.rig import run_server
 from tests.waits import until
@@ -34,7 +34,7 @@ async def test_change_holds_no_more_decoded_manifests_than_its_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, needs: str
 ) -> None:
     async with run_server(tmp_path) as server:
-        table = await Claims.create(Api(server), {"a": "long"})
+        table = await ClaimedTable.create(Api(server), {"a": "long"})
         first = await table.commit(add=[table.build_data_file("first")])
         for number in range(4):
             await table.commit(add=[table.build_data_file(f"f{number}")])
@@ -56,7 +56,7 @@ async def test_change_holds_no_more_decoded_manifests_than_its_limit(
 
 async def test_scope_has_no_more_partitions_than_a_change_may_have_files(tmp_path: Path) -> None:
     async with run_server(tmp_path, commit_files_limit=2) as server:
-        table = await Claims.create(Api(server), {"a": "long"}, [("a", "identity")])
+        table = await ClaimedTable.create(Api(server), {"a": "long"}, [("a", "identity")])
         for count, status in ((2, 200), (3, 400)):
             partitions = [{"spec-id": 0, "values": [number]} for number in range(count)]
             body: dict[str, Any] = {"add": [table.build_data_file(f"f{count}", 9)], "read_snapshot_id": None}
@@ -79,7 +79,7 @@ async def test_entries_of_large_manifests_are_compared_off_the_event_loop(
     monkeypatch.setattr(manifest_filter, "make_file_key", count_and_key)
     monkeypatch.setattr(manifests, "_IN_LOOP_ENTRIES_MAX", 0)
     async with run_server(tmp_path) as server:
-        lake = await Lake.create(Api(server))
+        lake = await CommitTable.create(Api(server))
         files = [lake.write_data_file([(number, 0, "a")]) for number in range(3)]
         first = await lake.commit({"add": files})
         body = {"read-snapshot-id": first["snapshot-id"], "remove": [{"file-path": files[1]["file-path"]}]}
@@ -135,7 +135,7 @@ async def test_large_change_is_compared_off_the_event_loop(tmp_path: Path, monke
     for module in (commits, change_application):
         monkeypatch.setattr(module, "LARGE_BYTES", 0)
     async with run_server(tmp_path) as server:
-        lake = await Lake.create(Api(server))
+        lake = await CommitTable.create(Api(server))
         files = [lake.write_data_file([(number, 0, "a"), (number, 1, "b")]) for number in range(4)]
         places = [file["file-path"] for file in files]
         first = (await lake.commit({"add": files}))["snapshot-id"]
@@ -198,7 +198,7 @@ async def test_objects_of_a_large_change_are_freed_off_the_event_loop(
     monkeypatch.setattr(fair_lock, "FREED_IN_LOOP_MAX", 3)
     monkeypatch.setattr(bodies, "QUICK_BYTES", 10)
     async with run_server(tmp_path) as server:
-        lake = await Lake.create(Api(server))
+        lake = await CommitTable.create(Api(server))
         await lake.commit({"add": [lake.write_data_file([(number, 1, "a")]) for number in range(5)]})
         await until(lambda: len(freed) == 3)
     assert freed == [5, 5, 5], "files as they were sent, as they were decoded, and their names"

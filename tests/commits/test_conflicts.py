@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.api.client import Api
-from tests.commits.model import Case
+from tests.commits.model import ConcurrentChanges
 from tests.commits.reader import check, find_snapshot, read_snapshot_rows
 from tests.seeds import first_seed
 from tests.server.rig import run_server
@@ -18,7 +18,7 @@ SEED = first_seed("COMMIT_SEED")
 
 
 async def _play(api: Api, seed: int, name: str, outcomes: Counter[str]) -> None:
-    case = await Case.make(api, seed, name)
+    case = await ConcurrentChanges.make(api, seed, name)
     label = f"COMMIT_SEED={seed} {case.first} {case.second}"
     bodies = [case.build_body(case.first), case.build_body(case.second)]
     first = await case.lake.send(bodies[0])

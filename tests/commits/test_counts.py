@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tests.api.client import Api
-from tests.commits.claims import Claims
+from tests.commits.claims import ClaimedTable
 
 MOST = 2**63 - 1
 
 
 @pytest.mark.parametrize("version", [1, 2, 3])
 async def test_files_with_more_rows_in_total_than_a_long_are_rejected(api: Api, version: int) -> None:
-    table = await Claims.create(api, {"x": "long"}, version=version)
+    table = await ClaimedTable.create(api, {"x": "long"}, version=version)
     response = await table.send(add=[table.build_data_file("a", rows=MOST), table.build_data_file("b", rows=1)])
     assert response.error[:2] == (400, "BadRequestException")
     assert "add: the data files have 9,223,372,036,854,775,808 rows together" in response.error[2]
@@ -21,7 +21,7 @@ async def test_files_with_more_rows_in_total_than_a_long_are_rejected(api: Api, 
 
 
 async def test_delete_files_with_more_deletes_than_a_long_are_rejected(api: Api) -> None:
-    table = await Claims.create(api, {"x": "long"})
+    table = await ClaimedTable.create(api, {"x": "long"})
     keyed = {"content": "equality-deletes", "equality-ids": [1]}
     response = await table.send(
         add=[table.build_data_file("a", rows=MOST, **keyed), table.build_data_file("b", rows=1, **keyed)]
@@ -31,7 +31,7 @@ async def test_delete_files_with_more_deletes_than_a_long_are_rejected(api: Api)
 
 
 async def test_rows_beyond_the_last_row_id_are_rejected_and_the_table_stays_writable(api: Api) -> None:
-    table = await Claims.create(api, {"x": "long"}, version=3)
+    table = await ClaimedTable.create(api, {"x": "long"}, version=3)
     await table.commit(add=[table.build_data_file("a", rows=MOST - 5)])
     response = await table.send(add=[table.build_data_file("b", rows=6)])
     assert response.error[:2] == (400, "BadRequestException")
@@ -41,7 +41,7 @@ async def test_rows_beyond_the_last_row_id_are_rejected_and_the_table_stays_writ
 
 
 async def test_manifests_with_too_many_rows_in_total_are_not_merged(api: Api) -> None:
-    table = await Claims.create(api, {"x": "long"}, **{"commit.manifest.min-count-to-merge": "2"})
+    table = await ClaimedTable.create(api, {"x": "long"}, **{"commit.manifest.min-count-to-merge": "2"})
     for name in ("a", "b", "c"):
         commit = await table.commit(add=[table.build_data_file(name, rows=MOST)])
     await table.commit(add=[table.build_data_file("d")])

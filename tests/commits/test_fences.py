@@ -10,7 +10,7 @@ from pathlib import Path
 from seamark.metaserver.store.lease import SERVICES
 from seamark.metaserver.store.operations import TakeLease
 from tests.api.client import Api
-from tests.commits.lake import Lake
+from tests.commits.lake import CommitTable
 from tests.server.rig import run_server
 
 
@@ -18,7 +18,7 @@ async def test_only_the_change_with_an_old_fencing_number_is_rejected_from_its_g
     tmp_path: Path,
 ) -> None:
     async with run_server(tmp_path, services_workers=0) as server:
-        lake = await Lake.create(Api(server))
+        lake = await CommitTable.create(Api(server))
         (fence,) = await server.components.store.transact([TakeLease(SERVICES, "a", now_ms=0, until_ms=10)])
         await lake.append([(0, 0, "a")], fence=fence)
         (later_lease,) = await server.components.store.transact([TakeLease(SERVICES, "b", now_ms=20, until_ms=30)])

@@ -23,7 +23,7 @@ from seamark.metaserver.objects.local import LocalObjects
 from seamark.metaserver.store.model import EntryKind, RegisteredIndexFile
 from seamark.metaserver.store.port import InstantFilter
 from tests.api.client import Api, create_key
-from tests.commits.lake import Lake
+from tests.commits.lake import CommitTable
 from tests.commits.reader import check, find_snapshot, read_manifests, read_snapshot_rows
 from tests.server.rig import run_server
 from tests.waits import until
@@ -31,7 +31,7 @@ from tests.waits import until
 WRITERS, TURNS = 16, 6
 
 
-async def _write(lake: Lake, writer: int) -> list[Any]:
+async def _write(lake: CommitTable, writer: int) -> list[Any]:
     return [await lake.append([(writer * 100 + turn, 0, "a")]) for turn in range(TURNS)]
 
 
@@ -44,7 +44,7 @@ def _read_counter(api: Api, name: str) -> float:
 async def test_concurrent_appends_never_fail_and_share_transactions(tmp_path: Path) -> None:
     async with run_server(tmp_path) as server:
         api = Api(server)
-        lake = await Lake.create(api, version=3)
+        lake = await CommitTable.create(api, version=3)
         answers = [
             item for result in await asyncio.gather(*(_write(lake, n) for n in range(WRITERS))) for item in result
         ]
@@ -69,8 +69,8 @@ async def test_racing_replicas_lose_no_append(tmp_path: Path, postgres_url: str)
         run_server(tmp_path / "a", database=postgres_url, warehouse=warehouse) as first,
         run_server(tmp_path / "b", database=postgres_url, warehouse=warehouse) as second,
     ):
-        lake = await Lake.create(Api(first))
-        other = Lake(Api(second), lake.folder, lake.name, lake.version, lake.spec, _made=lake._file_numbers)
+        lake = await CommitTable.create(Api(first))
+        other = CommitTable(Api(second), lake.folder, lake.name, lake.version, lake.spec, _made=lake._file_numbers)
         await asyncio.gather(*(_write((lake, other)[n % 2], n) for n in range(8)))
         metadata = await lake.read_metadata()
         check(metadata)
@@ -84,8 +84,8 @@ async def test_replica_that_loses_every_race_commits_in_the_end(
     """Its storage is slow: whenever it has read the table, the other replica has committed again."""
     shared: dict[str, Any] = {"database": f"sqlite:///{tmp_path}/shared.db", "warehouse": (tmp_path / "lake").as_uri()}
     async with run_server(tmp_path / "a", **shared) as fast, run_server(tmp_path / "b", **shared) as slow:
-        lake = await Lake.create(Api(fast))
-        late_lake = Lake(Api(slow), lake.folder, lake.name, lake.version, lake.spec, _made=lake._file_numbers)
+        lake = await CommitTable.create(Api(fast))
+        late_lake = CommitTable(Api(slow), lake.folder, lake.name, lake.version, lake.spec, _made=lake._file_numbers)
         await late_lake.append([(0, 0, "warm")])
         prepare, is_over = slow.components.engine_commits.publisher.prepare, False
         lost = 0
@@ -140,7 +140,7 @@ async def test_no_pointer_moves_before_all_files_of_a_change_are_stored(
     """
     create = LocalObjects.create
     async with run_server(tmp_path) as server:
-        lake = await Lake.create(Api(server))
+        lake = await CommitTable.create(Api(server))
         await lake.append([(0, 0, "a")])
         before = (await lake.read_metadata())["current-snapshot-id"]
         paths = sorted(tmp_path.rglob("*.avro"))
@@ -169,7 +169,7 @@ async def test_no_pointer_moves_before_all_files_of_a_change_are_stored(
 
 async def test_rejected_change_does_not_block_others(tmp_path: Path) -> None:
     async with run_server(tmp_path) as server:
-        lake = await Lake.create(Api(server))
+        lake = await CommitTable.create(Api(server))
         victim = lake.write_data_file([(0, 0, "v")])
         base = await lake.commit({"add": [victim]})
         remove = {"remove": [{"file-path": victim["file-path"]}], "read-snapshot-id": base["snapshot-id"]}
@@ -195,7 +195,7 @@ async def test_bug_triggered_by_one_change_fails_only_that_change_and_leaves_no_
         return await produce(writer, change, *more, **kwargs)
 
     async with run_server(tmp_path) as server:
-        lake = await Lake.create(Api(server))
+        lake = await CommitTable.create(Api(server))
         monkeypatch.setattr(change_application, "produce", fail_overwrites)
         async with server.components.engine_commits.publisher.lock(("db",), "t"):
             # The first change is a group by itself; all that arrive while it waits are another group.
@@ -231,7 +231,7 @@ async def test_index_file_of_another_index_fails_only_its_change(
     monkeypatch.setattr(commits, "read_index_file", read)
     monkeypatch.setattr(commits, "parse_definition", lambda *_: None)
     async with run_server(tmp_path, commit_retries=1) as server:
-        lake = await Lake.create(Api(server))
+        lake = await CommitTable.create(Api(server))
         bodies: list[dict[str, Any]] = [{"add": [lake.write_data_file([(n, 0, "a")])]} for n in range(4)]
         for body in bodies[1:3]:
             body["index-files"] = [{"location": "file:///index", "size-in-bytes": 10}]
@@ -251,7 +251,7 @@ async def test_index_file_of_another_index_fails_only_its_change(
 
 async def test_taken_key_within_a_group_fails_only_its_change(tmp_path: Path) -> None:
     async with run_server(tmp_path) as server:
-        lake = await Lake.create(Api(server))
+        lake = await CommitTable.create(Api(server))
         body, key = {"add": [lake.write_data_file([(1, 0, "a")])]}, create_key()
         appends = [lake.append([(n, 0, "b")]) for n in (2, 3, 4)]
         answers = await asyncio.gather(lake.send(body, key=key), lake.send(body, key=key), *appends)
@@ -261,7 +261,7 @@ async def test_taken_key_within_a_group_fails_only_its_change(tmp_path: Path) ->
 
 async def test_same_key_twice_in_one_group_gets_one_answer_for_both(tmp_path: Path) -> None:
     async with run_server(tmp_path) as server:
-        lake = await Lake.create(Api(server))
+        lake = await CommitTable.create(Api(server))
         key = create_key()
         body = {"add": [lake.write_data_file([(1, 0, "a")])]}
         other_changes = [{"add": [lake.write_data_file([(number, 0, "b")])]} for number in (2, 3, 4)]
@@ -287,7 +287,7 @@ async def test_same_key_twice_in_one_group_gets_one_answer_for_both(tmp_path: Pa
 @pytest.mark.parametrize("action", ["committed", "refused", "repeated"])
 async def test_unused_files_are_deleted_and_others_stay(tmp_path: Path, action: str) -> None:
     async with run_server(tmp_path) as server:
-        lake = await Lake.create(Api(server))
+        lake = await CommitTable.create(Api(server))
         body = {"add": [lake.write_data_file([(1, 0, "a")])], "producer": {"id": "p", "sequence": 1}}
         await lake.commit(body)
         if action == "committed":
@@ -319,7 +319,7 @@ async def test_failed_change_is_answered_even_if_the_log_fails(
         raise OSError(28, "No space left on device")
 
     async with run_server(tmp_path) as server:
-        lake = await Lake.create(Api(server))
+        lake = await CommitTable.create(Api(server))
         body = {"add": [lake.write_data_file([(1, 1, "a")])]}
         with monkeypatch.context() as patched:
             patched.setattr(server.components.commits, where, raise_zero_division)

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from tests.api.client import Api
-from tests.commits.claims import Claims, build_struct
+from tests.commits.claims import ClaimedTable, build_struct
 
 
 async def test_partitions_of_both_zeros_are_replaced_when_both_are_written(api: Api) -> None:
-    table = await Claims.create(api, {"x": "double"}, [("x", "identity")])
+    table = await ClaimedTable.create(api, {"x": "double"}, [("x", "identity")])
     await table.commit(add=[table.build_data_file("old+", 0.0), table.build_data_file("old-", -0.0)])
     await table.commit(
         add=[table.build_data_file("new+", 0.0), table.build_data_file("new-", -0.0)], replace={"partitions": "written"}
@@ -22,7 +22,7 @@ async def test_partitions_of_both_zeros_are_replaced_when_both_are_written(api: 
 
 
 async def test_scope_of_a_partition_outside_doubles_is_rejected(api: Api) -> None:
-    table = await Claims.create(api, {"x": "double"}, [("x", "identity")])
+    table = await ClaimedTable.create(api, {"x": "double"}, [("x", "identity")])
     scope = {"partitions": [{"spec-id": 0, "values": [10**400]}]}
     response = await table.send(read_snapshot_id=None, add=[table.build_data_file("a", 1.0)], scope=scope)
     assert response.error[:2] == (400, "BadRequestException")
@@ -30,7 +30,7 @@ async def test_scope_of_a_partition_outside_doubles_is_rejected(api: Api) -> Non
 
 
 async def test_equality_deletes_of_both_zeros_are_compared_with_files_of_another_spec(api: Api) -> None:
-    table = await Claims.create(api, {"x": "double"}, [("x", "identity")])
+    table = await ClaimedTable.create(api, {"x": "double"}, [("x", "identity")])
     read_snapshot = (await table.commit(add=[table.build_data_file("a", 1.0)]))["snapshot-id"]
     fields = [{"name": "p", "transform": "identity", "source-id": 1, "field-id": 1000}]
     fields.append({"name": "q", "transform": "void", "source-id": 1, "field-id": 1001})
@@ -59,7 +59,7 @@ def _build_metrics_of_value(value: int) -> dict[str, Any]:
 async def test_replaced_rows_are_protected_whatever_else_was_read(
     api: Api, operation: str | None, scoped: bool
 ) -> None:
-    table = await Claims.create(api, {"x": "long", "p": "int"}, [("p", "identity")])
+    table = await ClaimedTable.create(api, {"x": "long", "p": "int"}, [("p", "identity")])
     first = table.build_data_file("base", 1, **_build_metrics_of_value(5))
     read_snapshot = (await table.commit(add=[first, table.build_data_file("other", 2)]))["snapshot-id"]
     await table.commit(add=[table.build_data_file("theirs", 1, **_build_metrics_of_value(100))])
@@ -81,7 +81,7 @@ async def test_replaced_rows_are_protected_whatever_else_was_read(
 
 async def test_filter_uses_the_columns_of_its_schema_after_they_have_swapped_names(api: Api) -> None:
     """Three of five rows are null in column 1, which is named `a` in schema 0 and `b` in schema 1."""
-    table = await Claims.create(api, {"a": "long", "b": "long"})
+    table = await ClaimedTable.create(api, {"a": "long", "b": "long"})
     ten = (10).to_bytes(8, "little").hex()
     metrics = {
         "value-counts": [5, 5],

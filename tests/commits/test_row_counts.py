@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.api.client import Api
-from tests.commits.claims import Claims
+from tests.commits.claims import ClaimedTable
 from tests.seeds import EXPLORING, first_seed
 
 TABLES, ROUNDS = 6, 12
@@ -22,7 +22,7 @@ DELETES = {"content": "position-deletes"}
 
 
 @dataclass
-class File:
+class CountedFile:
     rows: int
     deleted: set[int] = field(default_factory=set)
     named: int = 0
@@ -31,11 +31,11 @@ class File:
 
 
 @dataclass
-class Model:
-    table: Claims
+class RowCountModel:
+    table: ClaimedTable
     version: int
     rng: random.Random
-    files: dict[str, File] = field(default_factory=dict)
+    files: dict[str, CountedFile] = field(default_factory=dict)
     loose: int = 0
     """Rows of the delete files of several data files. They stay when the data files are removed."""
     by_value: bool = False
@@ -52,7 +52,7 @@ class Model:
 
     async def append(self) -> None:
         added_files = [self.build_file(self.rng.randint(1, 20)) for _ in range(self.rng.randint(1, 3))]
-        self.files |= {item["file-path"]: File(item["record-count"]) for item in added_files}
+        self.files |= {item["file-path"]: CountedFile(item["record-count"]) for item in added_files}
         await self.commit(added_files)
 
     async def delete(self) -> None:
@@ -112,7 +112,7 @@ class Model:
         self.read = answer.json["snapshot-id"]
         for path in chosen_files:
             del self.files[path]
-        self.files |= {item["file-path"]: File(added_rows) for item in new_file}
+        self.files |= {item["file-path"]: CountedFile(added_rows) for item in new_file}
         return "replaced"
 
 
@@ -123,8 +123,8 @@ async def test_replacement_is_rejected_exactly_if_it_cannot_have_the_same_rows(a
     outcomes = set()
     for number in range(TABLES):
         rng = random.Random(f"{seed} {version} {number}")
-        table = await Claims.create(api, {"x": "long"}, name=f"t{number}", version=version)
-        model = Model(table, version, rng)
+        table = await ClaimedTable.create(api, {"x": "long"}, name=f"t{number}", version=version)
+        model = RowCountModel(table, version, rng)
         for _ in range(ROUNDS):
             if not model.files or rng.random() < 0.3:
                 await model.append()
@@ -138,7 +138,7 @@ async def test_replacement_is_rejected_exactly_if_it_cannot_have_the_same_rows(a
 
 
 async def test_overwrite_may_have_any_rows(api: Api) -> None:
-    table = await Claims.create(api, {"x": "long"})
+    table = await ClaimedTable.create(api, {"x": "long"})
     old_file = table.build_data_file("old", rows=3)
     read_snapshot = (await table.commit(add=[old_file]))["snapshot-id"]
     body: dict[str, Any] = {
@@ -154,7 +154,7 @@ async def test_overwrite_may_have_any_rows(api: Api) -> None:
 
 async def test_rows_of_new_files_that_are_deleted_at_once_do_not_count(api: Api) -> None:
     """A writer replaced one of the files while it was rewritten with others."""
-    table = await Claims.create(api, {"x": "long"})
+    table = await ClaimedTable.create(api, {"x": "long"})
     old_file = table.build_data_file("old", rows=3)
     read_snapshot = (await table.commit(add=[old_file]))["snapshot-id"]
     new_file = table.build_data_file("new", rows=5)

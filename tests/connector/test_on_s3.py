@@ -42,7 +42,7 @@ from tests.services.seamark import Seamark
 
 
 @dataclass(frozen=True)
-class Lake:
+class S3Lake:
     s3: S3
     bucket: str
     server: Seamark
@@ -70,7 +70,7 @@ class Lake:
 
 
 @pytest.fixture(scope="module")
-def lake(s3: S3, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
+def lake(s3: S3, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Lake]:
     bucket = s3.create_bucket()
     env = {**s3.build_seamark_env(), "SEAMARK_S3_CLIENT_ACCESS": "static"}
     home: Path = tmp_path_factory.mktemp("s3")
@@ -79,13 +79,13 @@ def lake(s3: S3, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
         closing(IndexClient(server.base_url)) as client,
     ):
         client._request("POST", "/v1/namespaces", {}, b'{"namespace": ["db"]}')
-        yield Lake(s3, bucket, server, client)
+        yield S3Lake(s3, bucket, server, client)
 
 
 @pytest.mark.each_value
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("mode", MODES)
-def test_rows_in_s3_are_written_changed_and_read(lake: Lake, mode: str, version: int) -> None:
+def test_rows_in_s3_are_written_changed_and_read(lake: S3Lake, mode: str, version: int) -> None:
     table = f"t{version}{mode[:1]}"
     client, name = lake.client, f"db.{table}"
     create(client, table, version=version, properties=BY_ID)
@@ -104,7 +104,7 @@ def test_rows_in_s3_are_written_changed_and_read(lake: Lake, mode: str, version:
         assert [tuple(one.values()) for one in actual_rows] == expected
 
 
-def test_concurrent_engine_appends_both_commit_and_leave_no_extra_file(lake: Lake) -> None:
+def test_concurrent_engine_appends_both_commit_and_leave_no_extra_file(lake: S3Lake) -> None:
     create(lake.client, "stock", version=2, properties={"seamark.commit.rebase": "append"})
     append(lake.client, "db.stock", build_rows((0, "de", 0)))
     with lake.open_catalog() as catalog:
@@ -123,7 +123,7 @@ def test_concurrent_engine_appends_both_commit_and_leave_no_extra_file(lake: Lak
     assert scan(lake.client, "db.stock", ["id"]).to_arrow().num_rows == 4
 
 
-def test_unfinished_uploads_of_killed_writers_are_aborted(lake: Lake) -> None:
+def test_unfinished_uploads_of_killed_writers_are_aborted(lake: S3Lake) -> None:
     """Only uploads of the table's files that are old enough are aborted, and the table stays unchanged."""
     for name in ("uploads", "neighbour"):
         create(lake.client, name, version=2)
@@ -167,7 +167,7 @@ def test_unfinished_uploads_of_killed_writers_are_aborted(lake: Lake) -> None:
     assert read_rows(lake.client, "db.uploads") == [(1, "de", 1, None)]
 
 
-def age_uploads(lake: Lake) -> None:
+def age_uploads(lake: S3Lake) -> None:
     """Make the uploads a week old. The store takes the time of an upload from its folder."""
     week_ago = time.time() - 7 * 86_400
     for path in (lake.s3.root / lake.bucket).glob(".sgwtmp/multipart/*/*"):
@@ -194,7 +194,7 @@ def build_many_rows(seed: int, first: int) -> pa.Table:
     return pa.Table.from_pylist(values, schema=ARROW)
 
 
-def create_table_of_parts(lake: Lake, version: int) -> None:
+def create_table_of_parts(lake: S3Lake, version: int) -> None:
     with lake.open_catalog() as catalog:
         if catalog.table_exists("db.t"):
             catalog.drop_table("db.t")
@@ -209,7 +209,7 @@ def read_table(client: IndexClient) -> dict[int, dict[str, Any]]:
     return {row["id"]: row for batch in reader.read_all(plan(client, opened_table)) for row in batch.to_pylist()}
 
 
-def encrypt_all(lake: Lake, configuration: Any) -> None:
+def encrypt_all(lake: S3Lake, configuration: Any) -> None:
     """Replace the files by encrypted copies, because no writer of tables encrypts."""
     storage = open_table(lake.client, "db.t", At(ref=MAIN)).storage
     for location in lake.client.files("db.t", content="data")["file_path"].to_pylist():
@@ -223,7 +223,7 @@ def encrypt_all(lake: Lake, configuration: Any) -> None:
 
 @pytest.mark.parametrize("is_encrypted", quick([True, False], 1))
 def test_statements_merge_files_and_drop_columns_in_s3(
-    lake: Lake, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_encrypted: bool
+    lake: S3Lake, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_encrypted: bool
 ) -> None:
     """Files are read by ranges and written in several parts. The values of a dropped column are not read."""
     monkeypatch.setenv(KEY_FILE, encrypted.write_key_file(tmp_path, "db"))
@@ -260,7 +260,7 @@ def test_statements_merge_files_and_drop_columns_in_s3(
     assert paths <= {path for path in lake.list_files(".parquet") if path.startswith(location)}
 
 
-def test_columns_of_old_partitions_are_dropped_in_s3(lake: Lake) -> None:
+def test_columns_of_old_partitions_are_dropped_in_s3(lake: S3Lake) -> None:
     """The service of column TTL drops them in this way."""
     create_table_of_parts(lake, 2)
     append(lake.client, "db.t", build_many_rows(5, 0))
@@ -279,7 +279,7 @@ def test_columns_of_old_partitions_are_dropped_in_s3(lake: Lake) -> None:
 
 @pytest.mark.slow  # Each step takes 50 s. tests/connector/jobs/test_statements.py always tests files on a local disk.
 @pytest.mark.parametrize("step", [23, 2])
-def test_killed_statement_leaves_no_partial_file_in_s3(lake: Lake, step: int) -> None:
+def test_killed_statement_leaves_no_partial_file_in_s3(lake: S3Lake, step: int) -> None:
     """An object exists completely or not at all. What remains is an orphan file or an unfinished upload."""
     create_table_of_parts(lake, 3)
     for number in range(2):

@@ -33,7 +33,7 @@ pytestmark = NEEDS_TRINO
 
 
 @dataclass
-class Lake:
+class TrinoCatalog:
     """A Seamark server and its catalog in Trino. `client` contains the catalog properties for other engines."""
 
     seamark: Seamark
@@ -45,30 +45,30 @@ class Lake:
         return self.trino.rows(sql, session, catalog=self.catalog)
 
     @property
-    def by_name(self) -> Lake:
+    def by_name(self) -> TrinoCatalog:
         """Return the lake with another catalog of Trino, in which plan tables have names."""
         return replace(self, catalog=f"{self.catalog}{BY_NAME}")
 
 
 @pytest.fixture(params=[CATALOG, REMOTE])
-def lake(request: pytest.FixtureRequest, trino_lake: TrinoLake) -> Lake:
+def lake(request: pytest.FixtureRequest, trino_lake: TrinoLake) -> TrinoCatalog:
     """Return tables on local files, or in S3 as in compose."""
     name = request.param
-    return Lake(trino_lake.servers[name], trino_lake.trino, name, trino_lake.clients[name])
+    return TrinoCatalog(trino_lake.servers[name], trino_lake.trino, name, trino_lake.clients[name])
 
 
 LOCAL = pytest.mark.parametrize("lake", [CATALOG, pytest.param(REMOTE, marks=pytest.mark.slow)], indirect=True)
 """Runs the test only on local files. Other tests of this module write and read files over S3 too."""
 
 
-def write_with_pyiceberg(lake: Lake, table: str) -> None:
+def write_with_pyiceberg(lake: TrinoCatalog, table: str) -> None:
     catalog = load_catalog("seamark", type="rest", uri=lake.seamark.base_url, **lake.client)
     rows = pa.table({"id": pa.array([1, 2, 3], pa.int64()), "name": ["a", "b", "c"]})
     catalog.create_table(table, schema=rows.schema).append(rows)
     catalog.close()
 
 
-def test_trino_writes_and_reads_through_seamark(lake: Lake) -> None:
+def test_trino_writes_and_reads_through_seamark(lake: TrinoCatalog) -> None:
     rows = lake.read_rows
     rows("CREATE SCHEMA sales")
     values = "(1, DATE '2026-01-01', 10.5e0), (2, DATE '2026-01-02', 20e0)"
@@ -87,14 +87,14 @@ def test_trino_writes_and_reads_through_seamark(lake: Lake) -> None:
     assert rows("SHOW TABLES FROM sales") == []
 
 
-def test_trino_reads_a_table_that_pyiceberg_wrote(lake: Lake) -> None:
+def test_trino_reads_a_table_that_pyiceberg_wrote(lake: TrinoCatalog) -> None:
     lake.read_rows("CREATE SCHEMA py")
     write_with_pyiceberg(lake, "py.people")
     assert lake.read_rows("SELECT name FROM py.people WHERE id > 1 ORDER BY 1") == [["b"], ["c"]]
 
 
 @LOCAL
-def test_view_created_in_trino_is_listed_and_read(lake: Lake) -> None:
+def test_view_created_in_trino_is_listed_and_read(lake: TrinoCatalog) -> None:
     lake.read_rows("CREATE SCHEMA views")
     lake.read_rows("CREATE TABLE views.t AS SELECT * FROM (VALUES 1, 2, 3) t (n)")
     lake.read_rows("CREATE VIEW views.v AS SELECT sum(n) AS total FROM views.t")
@@ -102,7 +102,7 @@ def test_view_created_in_trino_is_listed_and_read(lake: Lake) -> None:
 
 
 @LOCAL
-def test_trino_and_pyiceberg_change_one_table_alternately(lake: Lake) -> None:
+def test_trino_and_pyiceberg_change_one_table_alternately(lake: TrinoCatalog) -> None:
     catalog = load_catalog("seamark", type="rest", uri=lake.seamark.base_url, **lake.client)
     catalog.create_namespace("turns")
     rows = pa.table({"id": list(range(100)), "word": [str(number) for number in range(100)]})
@@ -122,7 +122,7 @@ def test_trino_and_pyiceberg_change_one_table_alternately(lake: Lake) -> None:
 
 @pytest.mark.slow  # This starts another JVM.
 @pytest.mark.spark
-def test_trino_and_spark_change_one_table_alternately(lake: Lake, spark: SparkSession) -> None:
+def test_trino_and_spark_change_one_table_alternately(lake: TrinoCatalog, spark: SparkSession) -> None:
     name = new_catalog(spark, lake.seamark.base_url, extra=lake.client)
     spark.sql(f"CREATE NAMESPACE {name}.shared")
     spark.sql(f"CREATE TABLE {name}.shared.t USING iceberg AS SELECT id, cast(id AS string) AS word FROM range(100)")
@@ -134,7 +134,7 @@ def test_trino_and_spark_change_one_table_alternately(lake: Lake, spark: SparkSe
     assert [row[0] for row in spark.sql(f"SELECT extra FROM {name}.shared.t WHERE id = 1000").collect()] == [7]
 
 
-def make_plan(lake: Lake, table: str, predicate: str, *, at: At = CURRENT) -> str:
+def make_plan(lake: TrinoCatalog, table: str, predicate: str, *, at: At = CURRENT) -> str:
     client = SeamarkClient(lake.seamark.base_url)
     try:
         name = client.plan_table(table, predicate, at=at).name
@@ -155,7 +155,7 @@ def make_plan(lake: Lake, table: str, predicate: str, *, at: At = CURRENT) -> st
     ],
     indirect=["lake"],
 )
-def test_trino_reads_a_plan_table_like_the_table(lake: Lake, version: int) -> None:
+def test_trino_reads_a_plan_table_like_the_table(lake: TrinoCatalog, version: int) -> None:
     """The table has deleted rows, and a snapshot that is not current."""
     rows, schema = lake.by_name.read_rows, f"plans{version}"
     rows(f"CREATE SCHEMA {schema}")
@@ -191,7 +191,7 @@ def test_trino_reads_a_plan_table_like_the_table(lake: Lake, version: int) -> No
 
 
 @LOCAL
-def test_trino_cannot_damage_a_plan_table_or_its_table(lake: Lake) -> None:
+def test_trino_cannot_damage_a_plan_table_or_its_table(lake: TrinoCatalog) -> None:
     lake = lake.by_name
     rows = lake.read_rows
     rows("CREATE SCHEMA harm")
@@ -220,7 +220,7 @@ def test_trino_cannot_damage_a_plan_table_or_its_table(lake: Lake) -> None:
 
 @pytest.mark.slow
 def test_trino_and_seamark_read_each_others_statistics(trino_lake: TrinoLake) -> None:
-    lake = Lake(trino_lake.servers[CATALOG], trino_lake.trino, CATALOG, trino_lake.clients[CATALOG])
+    lake = TrinoCatalog(trino_lake.servers[CATALOG], trino_lake.trino, CATALOG, trino_lake.clients[CATALOG])
     rows = lake.read_rows
     rows("CREATE SCHEMA counted")
     rows(
@@ -265,7 +265,7 @@ def test_trino_and_seamark_read_each_others_statistics(trino_lake: TrinoLake) ->
 
 def test_index_deleted_by_trinos_remove_orphan_files_is_built_again(trino_lake: TrinoLake) -> None:
     """Trino lists the whole location of a table, and keeps the files that its metadata names."""
-    lake = Lake(trino_lake.servers[CATALOG], trino_lake.trino, CATALOG, trino_lake.clients[CATALOG])
+    lake = TrinoCatalog(trino_lake.servers[CATALOG], trino_lake.trino, CATALOG, trino_lake.clients[CATALOG])
     rows = lake.read_rows
     rows("CREATE SCHEMA keep")
     rows("CREATE TABLE keep.t AS SELECT * FROM (VALUES 'a', 'c') t (land)")

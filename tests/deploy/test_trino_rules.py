@@ -307,7 +307,7 @@ def test_statement_runs_unchanged_when_trino_requires_partition_filters(rig: Rul
 # Other statements
 
 
-class Statements:
+class RuleStatements:
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
 
@@ -385,7 +385,7 @@ class Statements:
     ("seed", "queries"), [(45, 12), (45, 45), pytest.param(500, 500, marks=pytest.mark.timeout(3600))]
 )
 def test_random_statements_of_three_users_are_equal_through_the_proxy(rig: RulesRig, seed: int, queries: int) -> None:
-    statements = Statements(random.Random(seed))
+    statements = RuleStatements(random.Random(seed))
     counts: Counter[str] = Counter()
     before = {one: rig.proxy.count_statements(one) for one in ("rewritten", "original", "unchanged")}
     rewritten: Counter[str] = Counter()

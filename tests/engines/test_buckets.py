@@ -28,7 +28,7 @@ Model = dict[int, int]
 
 
 @dataclass(frozen=True)
-class Lake:
+class BucketLake:
     client: SeamarkClient
     spark: SparkSession
     db: str
@@ -52,18 +52,18 @@ class Lake:
 
 
 @pytest.fixture(scope="module")
-def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
+def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BucketLake]:
     with Seamark(tmp_path_factory.mktemp("buckets")) as server:
         client = SeamarkClient(server.base_url)
         cache_properties = {"cache-enabled": "true", "cache.expiration-interval-ms": "-1"}
         old_catalog = new_catalog(spark, server.base_url, extra=cache_properties)
-        new_lake = Lake(client, spark, f"{new_catalog(spark, server.base_url)}.db", f"{old_catalog}.db")
+        new_lake = BucketLake(client, spark, f"{new_catalog(spark, server.base_url)}.db", f"{old_catalog}.db")
         new_lake.run_sql("CREATE NAMESPACE IF NOT EXISTS {db}")
         yield new_lake
         client.close()
 
 
-def create(lake: Lake, name: str, version: int) -> None:
+def create(lake: BucketLake, name: str, version: int) -> None:
     lake.run_sql(
         f"CREATE TABLE {{db}}.{name} (id bigint, v bigint) USING iceberg PARTITIONED BY (bucket(8, id)) TBLPROPERTIES "
         f"('format-version' = '{version}', 'write.merge.mode' = 'merge-on-read')"
@@ -73,7 +73,7 @@ def create(lake: Lake, name: str, version: int) -> None:
 # The fast tier tests the same growth without Spark, and a Spark session that has loaded the table before the growth.
 @pytest.mark.slow
 @pytest.mark.parametrize("version", [2, 3])
-def test_spark_and_seamark_write_to_one_table_from_8_to_64_buckets(lake: Lake, version: int) -> None:
+def test_spark_and_seamark_write_to_one_table_from_8_to_64_buckets(lake: BucketLake, version: int) -> None:
     rng, name, model = random.Random(version), f"changed_{version}", Model()
     create(lake, name, version)
     for step, count in enumerate((8, 16, 32, 64)):
@@ -104,7 +104,7 @@ def test_spark_and_seamark_write_to_one_table_from_8_to_64_buckets(lake: Lake, v
     assert record_count == sum(lake.client.files(f"db.{name}", content="data")["record_count"].to_pylist())
 
 
-def test_spark_session_that_loaded_the_table_before_a_doubling_still_appends(lake: Lake) -> None:
+def test_spark_session_that_loaded_the_table_before_a_doubling_still_appends(lake: BucketLake) -> None:
     create(lake, "open", 2)
     lake.run_sql("INSERT INTO {old}.open VALUES (0, 0)")
     model = {0: 0}

@@ -28,7 +28,7 @@ JOINS = {"customer": JoinedTable("db.customers", on={"customer": "id"})}
 BY = ["day", "customer.city"]
 
 
-class Rig(SparkTables):
+class ClusteringTables(SparkTables):
     def read_rows(self, table: str, columns: str = "*") -> list[str]:
         return sorted(map(repr, self.run_sql(f"SELECT {columns} FROM {{db}}.{table}")))
 
@@ -49,8 +49,8 @@ class Rig(SparkTables):
 
 
 @pytest.fixture(scope="module")
-def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    with Rig.open(spark, tmp_path_factory.mktemp("clustering")) as new_rig:
+def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusteringTables]:
+    with ClusteringTables.open(spark, tmp_path_factory.mktemp("clustering")) as new_rig:
         new_rig.run_sql("CREATE TABLE {db}.customers (id bigint, city string, nation int) USING iceberg")
         new_rig.run_sql(
             "INSERT INTO {db}.customers SELECT id, concat('city ', abs(hash(id, 3)) % 20), abs(hash(id, 4)) % 5 "
@@ -72,7 +72,9 @@ def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         (3, ""),
     ],
 )
-def test_clustering_keeps_rows_of_every_type_and_their_row_ids(rig: Rig, version: int, partitioned: str) -> None:
+def test_clustering_keeps_rows_of_every_type_and_their_row_ids(
+    rig: ClusteringTables, version: int, partitioned: str
+) -> None:
     table = f"everything_{version}_{len(partitioned)}"
     rig.run_sql(
         f"CREATE TABLE {{db}}.{table} ({COLUMNS}) USING iceberg {partitioned} "
@@ -99,7 +101,7 @@ def test_clustering_keeps_rows_of_every_type_and_their_row_ids(rig: Rig, version
 
 @pytest.mark.slow
 @pytest.mark.parametrize("version", [2, 3])
-def test_clustering_applies_deletes_and_removes_their_files(rig: Rig, version: int) -> None:
+def test_clustering_applies_deletes_and_removes_their_files(rig: ClusteringTables, version: int) -> None:
     table = f"deleted_{version}"
     rig.create_sales(table, version=version)
     rig.run_sql(f"ALTER TABLE {{db}}.{table} SET TBLPROPERTIES ('write.delete.mode'='merge-on-read')")
@@ -116,7 +118,7 @@ def test_clustering_applies_deletes_and_removes_their_files(rig: Rig, version: i
 
 
 @pytest.mark.slow
-def test_clustering_uses_the_current_schema_before_a_snapshot_has_it(rig: Rig) -> None:
+def test_clustering_uses_the_current_schema_before_a_snapshot_has_it(rig: ClusteringTables) -> None:
     rig.create_sales("evolved")
     rig.run_sql("ALTER TABLE {db}.evolved RENAME COLUMN day TO weekday")
     rig.run_sql("ALTER TABLE {db}.evolved ALTER COLUMN quantity TYPE bigint")
@@ -128,7 +130,7 @@ def test_clustering_uses_the_current_schema_before_a_snapshot_has_it(rig: Rig) -
 
 
 @pytest.mark.slow
-def test_clustering_commit_is_a_replace_and_earlier_snapshots_stay(rig: Rig) -> None:
+def test_clustering_commit_is_a_replace_and_earlier_snapshots_stay(rig: ClusteringTables) -> None:
     rig.create_sales("told")
     before = rig.read_rows("told")
     (old_snapshot,) = rig.run_sql("SELECT snapshot_id FROM {db}.told.snapshots")[0]
@@ -144,7 +146,7 @@ def test_clustering_commit_is_a_replace_and_earlier_snapshots_stay(rig: Rig) -> 
 
 
 @pytest.mark.slow
-def test_clustering_of_a_branch_changes_only_the_branch(rig: Rig) -> None:
+def test_clustering_of_a_branch_changes_only_the_branch(rig: ClusteringTables) -> None:
     rig.create_sales("branched")
     rig.run_sql("ALTER TABLE {db}.branched CREATE BRANCH other")
     rig.run_sql("INSERT INTO {db}.branched.branch_other VALUES (-1, 3, 3, 3, 'other')")
@@ -159,7 +161,7 @@ def test_clustering_of_a_branch_changes_only_the_branch(rig: Rig) -> None:
 
 
 @pytest.mark.slow
-def test_rows_of_a_city_and_some_days_are_in_fewer_files(rig: Rig) -> None:
+def test_rows_of_a_city_and_some_days_are_in_fewer_files(rig: ClusteringTables) -> None:
     """Iceberg's reader reports the file of each row. The other table has as many files, sorted by a column
     that the queries do not use.
     """
@@ -189,7 +191,7 @@ def test_rows_of_a_city_and_some_days_are_in_fewer_files(rig: Rig) -> None:
 
 
 @pytest.mark.slow
-def test_clustering_builds_index_files_of_the_new_files(rig: Rig) -> None:
+def test_clustering_builds_index_files_of_the_new_files(rig: ClusteringTables) -> None:
     rig.create_sales("indexed")
     rig.client.put_index("db.indexed", "of_customers", kind="bitmap", columns=["customer"])
     report = rig.cluster("indexed", BY, joins=JOINS, files=40)
@@ -200,7 +202,7 @@ def test_clustering_builds_index_files_of_the_new_files(rig: Rig) -> None:
 
 
 @pytest.mark.slow
-def test_clustering_uses_attributes_that_are_two_joins_away(rig: Rig) -> None:
+def test_clustering_uses_attributes_that_are_two_joins_away(rig: ClusteringTables) -> None:
     rig.run_sql("CREATE TABLE {db}.nations (code int, name string) USING iceberg")
     rig.run_sql("INSERT INTO {db}.nations VALUES (0, 'c'), (1, 'a'), (2, 'b'), (3, 'e'), (4, 'd')")
     rig.create_sales("far")
@@ -220,7 +222,7 @@ def test_clustering_uses_attributes_that_are_two_joins_away(rig: Rig) -> None:
 
 @pytest.mark.slow
 def test_rows_appended_during_clustering_stay_and_a_delete_is_a_conflict(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    rig: ClusteringTables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig.create_sales("busy")
     meanwhile = ""
@@ -247,7 +249,7 @@ def test_rows_appended_during_clustering_stay_and_a_delete_is_a_conflict(
     assert rig.run_sql("SELECT quantity FROM {db}.busy WHERE id = 77") == [(9,)]
 
 
-def test_clustering_commits_nothing_if_a_row_is_lost(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clustering_commits_nothing_if_a_row_is_lost(rig: ClusteringTables, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.create_sales("lossy")
     before, files = rig.read_rows("lossy"), rig.list_files("lossy")
     decoded, losing = decode_files, [True]
@@ -267,7 +269,7 @@ def test_clustering_commits_nothing_if_a_row_is_lost(rig: Rig, monkeypatch: pyte
     assert rig.list_files("lossy") == files
 
 
-def test_invalid_clustering_options_are_refused_before_a_file_is_read(rig: Rig) -> None:
+def test_invalid_clustering_options_are_refused_before_a_file_is_read(rig: ClusteringTables) -> None:
     rig.run_sql(f"CREATE TABLE {{db}}.empty ({SALES}) USING iceberg")
     report = rig.cluster("empty", ["day"])
     assert (report.files, report.commit) == (0, None)

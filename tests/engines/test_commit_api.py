@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.commits.lake import BY_PART, Lake
+from tests.commits.lake import BY_PART, CommitTable
 from tests.commits.reader import check, find_snapshot
 from tests.commits.reader import read_snapshot_rows as read_rows
 from tests.connector.server_thread import ServerThread
@@ -26,14 +26,14 @@ def _sort_rows(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     return sorted(rows, key=repr)
 
 
-class Table:
+class CommitApiTable:
     """One table with two interfaces: changes through the API, and Spark's SQL."""
 
     def __init__(self, server: ServerThread, spark: SparkSession, version: int) -> None:
         self.server, self.spark = server, spark
         self.catalog = new_catalog(spark, server.url)
         properties = {"commit.manifest.min-count-to-merge": "3", "write.delete.mode": "merge-on-read"}
-        self.lake = self.run(Lake.create(server.api, f"v{version}", version=version, spec=BY_PART, **properties))
+        self.lake = self.run(CommitTable.create(server.api, f"v{version}", version=version, spec=BY_PART, **properties))
         self.name = f"{self.catalog}.db.v{version}"
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -59,7 +59,7 @@ class Table:
 def test_spark_reads_and_changes_snapshots_of_the_server(
     server: ServerThread, spark: SparkSession, version: int
 ) -> None:
-    table = Table(server, spark, version)
+    table = CommitApiTable(server, spark, version)
     lake = table.lake
     files = [lake.write_data_file([(n * 10 + at, n % 2, f"r{n}{at}") for at in range(4)]) for n in range(4)]
     head = [table.commit(add=[file]) for file in files][-1]

@@ -17,13 +17,13 @@ from pyiceberg.catalog.rest import RestCatalog
 from pyspark.sql import SparkSession
 
 from seamark.connector.client.client import SeamarkClient
-from tests.engines.conftest import Lake, collect_rows
+from tests.engines.conftest import StorageLake, collect_rows
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
 
 
 @dataclass(frozen=True)
-class Engines:
+class PlanTableEngines:
     server: Seamark
     client: SeamarkClient
     spark: SparkSession
@@ -51,19 +51,19 @@ class Engines:
 
 
 @pytest.fixture(scope="module")
-def engines(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+def engines(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlanTableEngines]:
     with (
         Seamark(tmp_path_factory.mktemp("plan-tables")) as server,
         RestCatalog("plans", uri=server.base_url) as python,
     ):
         client = SeamarkClient(server.base_url)
-        new_engines = Engines(server, client, spark, f"{new_catalog(spark, server.base_url)}.db", python)
+        new_engines = PlanTableEngines(server, client, spark, f"{new_catalog(spark, server.base_url)}.db", python)
         new_engines.run_sql("CREATE NAMESPACE {db}")
         yield new_engines
         client.close()
 
 
-def test_spark_and_pyiceberg_read_only_the_files_of_a_plan_table(engines: Engines) -> None:
+def test_spark_and_pyiceberg_read_only_the_files_of_a_plan_table(engines: PlanTableEngines) -> None:
     engines.run_sql("CREATE TABLE {db}.ranges (id bigint, s string) USING iceberg")
     for first in range(0, 60, 10):
         engines.run_sql(
@@ -110,7 +110,7 @@ TABLES = {
 # tests/planner/test_plan_writer.py covers each format version against Iceberg's own planner.
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", TABLES)
-def test_plan_table_has_the_rows_row_ids_and_files_of_the_filtered_table(engines: Engines, kind: str) -> None:
+def test_plan_table_has_the_rows_row_ids_and_files_of_the_filtered_table(engines: PlanTableEngines, kind: str) -> None:
     """The table has deleted and updated rows, added and dropped columns, and three partition specs."""
     seed = len(kind)
     rng = random.Random(seed)
@@ -163,7 +163,7 @@ def test_plan_table_has_the_rows_row_ids_and_files_of_the_filtered_table(engines
     assert pruned > 30
 
 
-def test_spark_can_neither_change_nor_clean_up_a_plan_table(engines: Engines) -> None:
+def test_spark_can_neither_change_nor_clean_up_a_plan_table(engines: PlanTableEngines) -> None:
     engines.run_sql("CREATE TABLE {db}.safe (id bigint) USING iceberg")
     for first in (0, 10):
         engines.run_sql(f"INSERT INTO {{db}}.safe SELECT /*+ COALESCE(1) */ id FROM range({first}, {first + 10})")
@@ -187,7 +187,7 @@ def test_spark_can_neither_change_nor_clean_up_a_plan_table(engines: Engines) ->
     assert name not in {row[1] for row in engines.run_sql("SHOW TABLES IN {db}")}
 
 
-def test_plan_table_is_read_with_the_credentials_of_its_table(lake: Lake, spark: SparkSession) -> None:
+def test_plan_table_is_read_with_the_credentials_of_its_table(lake: StorageLake, spark: SparkSession) -> None:
     """This includes remote signing: the server signs each request for the table under the table's own name."""
     db = f"{new_catalog(spark, lake.server.base_url, extra=lake.client_properties)}.db"
     spark.sql(f"CREATE NAMESPACE {db}")

@@ -25,7 +25,7 @@ from tests.services.spark import new_catalog
 
 
 @dataclass(frozen=True)
-class Engines:
+class PlanningEngines:
     """A server, and a second server on the same tables that leaves planning to its clients.
 
     Spark and PyIceberg use both servers.
@@ -97,7 +97,7 @@ class Engines:
 
 
 @pytest.fixture(scope="module")
-def engines(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+def engines(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlanningEngines]:
     """Yield the engines. A plan of more than three files has pages of two, so that both kinds of answers occur."""
     home = tmp_path_factory.mktemp("planned")
     pages = {"SEAMARK_PLAN_INLINE_LIMIT": "3", "SEAMARK_PLAN_PAGE_SIZE": "2"}
@@ -115,12 +115,12 @@ def engines(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> It
         ):
             catalog, by_itself = new_catalog(spark, server.base_url), new_catalog(spark, plain_server.base_url)
             spark.sql(f"CREATE NAMESPACE {catalog}.db")
-            new_engines = Engines(server, spark, catalog, by_itself, python, python_by_itself)
+            new_engines = PlanningEngines(server, spark, catalog, by_itself, python, python_by_itself)
             _fill(new_engines)
             yield new_engines
 
 
-def _fill(engines: Engines) -> None:
+def _fill(engines: PlanningEngines) -> None:
     """Create the tables.
 
     `ranges` has six files with ten ids each. The fifth file has no text, and the last no struct.
@@ -154,7 +154,7 @@ def _build_conjunction(left: Any, right: Any, kind: str = "and") -> dict[str, An
 
 
 @dataclass(frozen=True)
-class Case:
+class FilterForms:
     """One filter as SQL, as the JSON of a plan and, if PyIceberg supports it, in PyIceberg's syntax."""
 
     name: str
@@ -167,12 +167,14 @@ class Case:
 
 
 CASES = (
-    Case("eq", "ranges", "id = 13", _build_equality("id", 13), 1, "id = 13"),
-    Case("not-eq", "parts", "p <> 'a'", {"type": "not-eq", "term": "p", "value": "a"}, 2, "p != 'a'"),
-    Case("lt", "ranges", "id < 13", {"type": "lt", "term": "id", "value": 13}, 2, "id < 13"),
-    Case("gt", "ranges", "id > 47", {"type": "gt", "term": "id", "value": 47}, 2, "id > 47"),
-    Case("in", "ranges", "id IN (3, 4, 55)", {"type": "in", "term": "id", "values": [3, 4, 55]}, 2, "id in (3, 4, 55)"),
-    Case(
+    FilterForms("eq", "ranges", "id = 13", _build_equality("id", 13), 1, "id = 13"),
+    FilterForms("not-eq", "parts", "p <> 'a'", {"type": "not-eq", "term": "p", "value": "a"}, 2, "p != 'a'"),
+    FilterForms("lt", "ranges", "id < 13", {"type": "lt", "term": "id", "value": 13}, 2, "id < 13"),
+    FilterForms("gt", "ranges", "id > 47", {"type": "gt", "term": "id", "value": 47}, 2, "id > 47"),
+    FilterForms(
+        "in", "ranges", "id IN (3, 4, 55)", {"type": "in", "term": "id", "values": [3, 4, 55]}, 2, "id in (3, 4, 55)"
+    ),
+    FilterForms(
         "starts-with",
         "ranges",
         "s LIKE 'n2%'",
@@ -180,9 +182,9 @@ CASES = (
         2,
         "s like 'n2%'",
     ),
-    Case("is-null", "ranges", "s IS NULL", {"type": "is-null", "term": "s"}, 1, "s is null"),
-    Case("not-null", "ranges", "s IS NOT NULL", {"type": "not-null", "term": "s"}, 5, "s is not null"),
-    Case(
+    FilterForms("is-null", "ranges", "s IS NULL", {"type": "is-null", "term": "s"}, 1, "s is null"),
+    FilterForms("not-null", "ranges", "s IS NOT NULL", {"type": "not-null", "term": "s"}, 5, "s is not null"),
+    FilterForms(
         "and",
         "ranges",
         "id >= 15 AND s < 'n3'",
@@ -190,7 +192,7 @@ CASES = (
         2,
         "id >= 15 and s < 'n3'",
     ),
-    Case(
+    FilterForms(
         "or",
         "ranges",
         "id = 5 OR s = 'n31'",
@@ -198,7 +200,7 @@ CASES = (
         2,
         "id = 5 or s = 'n31'",
     ),
-    Case(
+    FilterForms(
         "not",
         "parts",
         "p NOT IN ('a', 'c')",
@@ -209,8 +211,8 @@ CASES = (
         1,
         "p is not null and not (p in ('a', 'c'))",
     ),
-    Case("a partition that is null", "parts", "p IS NULL", {"type": "is-null", "term": "p"}, 1, "p is null"),
-    Case(
+    FilterForms("a partition that is null", "parts", "p IS NULL", {"type": "is-null", "term": "p"}, 1, "p is null"),
+    FilterForms(
         "a transform",
         "hashed",
         "{cat}.system.bucket(4, id) = 1",
@@ -218,10 +220,10 @@ CASES = (
         1,
         None,
     ),
-    Case("a bucket by its column", "hashed", "id = 42", _build_equality("id", 42), 1, "id = 42"),
-    Case("nested", "ranges", "st.a = 250", _build_equality("st.a", 250), 1, "st.a = 250"),
-    Case("a date", "ranges", "d = date'2026-02-01'", _build_equality("d", "2026-02-01"), 1, "d = '2026-02-01'"),
-    Case(
+    FilterForms("a bucket by its column", "hashed", "id = 42", _build_equality("id", 42), 1, "id = 42"),
+    FilterForms("nested", "ranges", "st.a = 250", _build_equality("st.a", 250), 1, "st.a = 250"),
+    FilterForms("a date", "ranges", "d = date'2026-02-01'", _build_equality("d", "2026-02-01"), 1, "d = '2026-02-01'"),
+    FilterForms(
         "a timestamp",
         "ranges",
         "at < timestamp'2026-01-01 04:00:00'",
@@ -229,7 +231,7 @@ CASES = (
         1,
         "at < '2026-01-01T04:00:00+00:00'",
     ),
-    Case("a decimal", "ranges", "n = 3.25", _build_equality("n", "3.25"), 1, "n = 3.25"),
+    FilterForms("a decimal", "ranges", "n = 3.25", _build_equality("n", "3.25"), 1, "n = 3.25"),
 )
 
 
@@ -244,7 +246,7 @@ PyIceberg runs all cases.
     "case",
     [pytest.param(one, id=one.name, marks=[] if one.name in SPARKS else pytest.mark.slow) for one in CASES],
 )
-def test_spark_reads_only_the_files_that_the_server_returns(engines: Engines, case: Case) -> None:
+def test_spark_reads_only_the_files_that_the_server_returns(engines: PlanningEngines, case: FilterForms) -> None:
     query = f"SELECT * FROM {{db}}.{case.table} WHERE {case.sql} ORDER BY id"
     expected = engines.run_unplanned_sql(query)
     plan = engines.plan(case.table, case.build_json)
@@ -259,7 +261,7 @@ def test_spark_reads_only_the_files_that_the_server_returns(engines: Engines, ca
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.python is not None], ids=lambda case: case.name)
-def test_pyiceberg_reads_only_the_files_that_the_server_returns(engines: Engines, case: Case) -> None:
+def test_pyiceberg_reads_only_the_files_that_the_server_returns(engines: PlanningEngines, case: FilterForms) -> None:
     assert case.python is not None
     unplanned_rows = engines.python_by_itself.load_table(f"db.{case.table}").scan(case.python)
     with engines.record_requests() as requests:
@@ -282,7 +284,7 @@ def _sort_rows(table: Any) -> list[dict[str, Any]]:
     return sorted(table.to_pylist(), key=lambda row: row["id"])
 
 
-def test_sparks_metrics_count_the_rows_of_the_returned_file_only(engines: Engines) -> None:
+def test_sparks_metrics_count_the_rows_of_the_returned_file_only(engines: PlanningEngines) -> None:
     """Iceberg's metrics on files and manifests come from its own planner, and stay zero."""
     buckets = engines.run_unplanned_sql("SELECT file_path, record_count FROM {db}.hashed.files")
     (kept_path,) = engines.plan("hashed", _build_equality("id", 42))
@@ -303,7 +305,7 @@ def _read_metric(plan: Any, name: str, node: str) -> int:
     return sum(_read_metric(children.apply(number), name, node) for number in range(children.size()))
 
 
-def test_aggregates_that_file_metrics_answer_are_right(engines: Engines) -> None:
+def test_aggregates_that_file_metrics_answer_are_right(engines: PlanningEngines) -> None:
     """Spark requests the bounds of the columns in a second plan."""
     query = "SELECT count(*), min(id), max(id), max(d) FROM {db}.ranges"
     with engines.record_requests() as requests:
@@ -312,13 +314,13 @@ def test_aggregates_that_file_metrics_answer_are_right(engines: Engines) -> None
     assert "planTableScan" in requests
 
 
-def test_limit_returns_the_requested_number_of_rows(engines: Engines) -> None:
+def test_limit_returns_the_requested_number_of_rows(engines: PlanningEngines) -> None:
     assert len(engines.run_sql("SELECT * FROM {db}.ranges LIMIT 12")) == 12
     assert len(engines.run_sql("SELECT * FROM {db}.ranges LIMIT 1000")) == 60
 
 
 @pytest.mark.parametrize("mode", [pytest.param("copy-on-write", marks=pytest.mark.slow), "merge-on-read"])
-def test_deleted_rows_stay_deleted(engines: Engines, mode: str) -> None:
+def test_deleted_rows_stay_deleted(engines: PlanningEngines, mode: str) -> None:
     table = f"deleted_{mode[:4]}".replace("-", "_")
     engines.run_sql(
         f"CREATE TABLE {{db}}.{table} (id bigint, v string) USING iceberg PARTITIONED BY (truncate(10, id)) "
@@ -344,7 +346,7 @@ def test_deleted_rows_stay_deleted(engines: Engines, mode: str) -> None:
     assert actual == [(n,) for n in (1, 2, 3, 4, 5, 7, 8)]
 
 
-def test_snapshots_branches_and_tags_are_planned_with_their_own_schema(engines: Engines) -> None:
+def test_snapshots_branches_and_tags_are_planned_with_their_own_schema(engines: PlanningEngines) -> None:
     engines.run_sql("CREATE TABLE {db}.history (id int, v string) USING iceberg")
     engines.run_sql("INSERT INTO {db}.history VALUES (1, 'a')")
     first = engines.run_sql("SELECT snapshot_id FROM {db}.history.snapshots")[0][0]
@@ -370,7 +372,7 @@ def test_snapshots_branches_and_tags_are_planned_with_their_own_schema(engines: 
     assert requests.count("planTableScan") == 3
 
 
-def test_engines_read_partition_values_of_every_kind(engines: Engines) -> None:
+def test_engines_read_partition_values_of_every_kind(engines: PlanningEngines) -> None:
     """Spark uses partition values as column values if possible. PyIceberg fails on values that it cannot parse."""
     engines.run_sql(
         "CREATE TABLE {db}.kinds (id bigint, d date, at timestamp, n decimal(9, 2), s string, b boolean, x binary,"
@@ -392,7 +394,7 @@ def test_engines_read_partition_values_of_every_kind(engines: Engines) -> None:
     assert _sort_rows(planned_rows) == _sort_rows(engines.python_by_itself.load_table("db.kinds").scan().to_arrow())
 
 
-def test_version_3_tables_are_planned_by_spark_and_read_by_both(engines: Engines) -> None:
+def test_version_3_tables_are_planned_by_spark_and_read_by_both(engines: PlanningEngines) -> None:
     engines.run_sql(
         "CREATE TABLE {db}.v3 (id bigint) USING iceberg "
         "TBLPROPERTIES ('format-version'='3', 'write.delete.mode'='merge-on-read')"
@@ -409,7 +411,7 @@ def test_version_3_tables_are_planned_by_spark_and_read_by_both(engines: Engines
     assert "planTableScan" in requests
 
 
-def test_property_leaves_the_planning_of_a_table_to_spark(engines: Engines) -> None:
+def test_property_leaves_the_planning_of_a_table_to_spark(engines: PlanningEngines) -> None:
     engines.run_sql(
         "CREATE TABLE {db}.own USING iceberg TBLPROPERTIES ('seamark.scan-planning-mode'='client') AS SELECT 1 AS id"
     )
@@ -419,7 +421,7 @@ def test_property_leaves_the_planning_of_a_table_to_spark(engines: Engines) -> N
 
 
 def test_engines_wait_for_a_plan_that_is_answered_later(
-    engines: Engines, tmp_path_factory: pytest.TempPathFactory
+    engines: PlanningEngines, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     home = tmp_path_factory.mktemp("later")
     warehouse, database = engines.server.warehouse, f"sqlite:///{engines.server.home / 'seamark.db'}"
@@ -436,7 +438,7 @@ def test_engines_wait_for_a_plan_that_is_answered_later(
 
 
 @pytest.mark.slow
-def test_snapshot_from_before_a_rename_is_filtered_by_its_own_names(engines: Engines) -> None:
+def test_snapshot_from_before_a_rename_is_filtered_by_its_own_names(engines: PlanningEngines) -> None:
     """Java's client binds a residual to the current schema, in which the name may belong to another column."""
     engines.run_sql("CREATE TABLE {db}.renamed (id bigint, country string, p int) USING iceberg PARTITIONED BY (p)")
     engines.run_sql(
@@ -462,7 +464,7 @@ def test_snapshot_from_before_a_rename_is_filtered_by_its_own_names(engines: Eng
         assert engines.run_sql(query) == engines.run_unplanned_sql(query) != [], query
 
 
-def test_filters_on_partitions_with_swapped_names_return_the_right_rows(engines: Engines) -> None:
+def test_filters_on_partitions_with_swapped_names_return_the_right_rows(engines: PlanningEngines) -> None:
     """Spark does not filter rows by conditions on partitions alone, so the files must be right."""
     columns, partitions = "id bigint, a date, b date, x int, y int", "months(a), months(b), bucket(4, x), bucket(4, y)"
     engines.run_sql(f"CREATE TABLE {{db}}.crossed ({columns}) USING iceberg PARTITIONED BY ({partitions})")
@@ -522,7 +524,7 @@ CACHED_TABLE_CASES = [
     ],
 )
 def test_reused_column_name_is_read_and_written_before_the_next_data_commit(
-    engines: Engines, case: tuple[Any, ...], mode: str, is_fresh: bool
+    engines: PlanningEngines, case: tuple[Any, ...], mode: str, is_fresh: bool
 ) -> None:
     """The statements are SELECT, UPDATE, DELETE and MERGE in each write mode.
 
@@ -573,7 +575,7 @@ def test_reused_column_name_is_read_and_written_before_the_next_data_commit(
         assert sorted(caching_engines.run_sql(query)) == sorted(engines.run_unplanned_sql(query)), condition
 
 
-def test_pyiceberg_reads_a_reused_column_name_before_the_next_data_commit(engines: Engines) -> None:
+def test_pyiceberg_reads_a_reused_column_name_before_the_next_data_commit(engines: PlanningEngines) -> None:
     engines.run_sql("CREATE TABLE {db}.again (id bigint, f int) USING iceberg")
     engines.run_sql("INSERT INTO {db}.again SELECT id, int(id) FROM range(8)")
     engines.run_sql("ALTER TABLE {db}.again DROP COLUMN f")
@@ -582,7 +584,7 @@ def test_pyiceberg_reads_a_reused_column_name_before_the_next_data_commit(engine
         assert engines.python.load_table("db.again").scan(where).to_arrow().num_rows == count
 
 
-def test_partitions_of_a_widened_type_are_read_before_the_next_data_commit(engines: Engines) -> None:
+def test_partitions_of_a_widened_type_are_read_before_the_next_data_commit(engines: PlanningEngines) -> None:
     engines.run_sql("CREATE TABLE {db}.widened (id bigint, p int) USING iceberg PARTITIONED BY (p)")
     engines.run_sql("INSERT INTO {db}.widened SELECT id, int(id % 3) FROM range(9)")
     engines.run_sql("ALTER TABLE {db}.widened ALTER COLUMN p TYPE bigint")

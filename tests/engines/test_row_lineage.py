@@ -15,7 +15,7 @@ from seamark.connector.write.upserts import COPY_ON_WRITE, delete, upsert
 from tests.engines.tables import SparkTables
 
 
-class Lake(SparkTables):
+class LineageTables(SparkTables):
     def read_lineage(self, name: str) -> dict[int, tuple[str, int, int, int]]:
         """Return (land, v, row id, sequence number) of each row, by id.
 
@@ -29,8 +29,8 @@ class Lake(SparkTables):
 
 
 @pytest.fixture(scope="module")
-def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
-    with Lake.open(spark, tmp_path_factory.mktemp("lineage")) as new_lake:
+def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LineageTables]:
+    with LineageTables.open(spark, tmp_path_factory.mktemp("lineage")) as new_lake:
         yield new_lake
 
 
@@ -41,7 +41,7 @@ def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Itera
         ("merge-on-read", "PARTITIONED BY (bucket(2, id))"),
     ],
 )
-def test_spark_and_seamark_read_each_others_row_lineage(lake: Lake, mode: str, partitioned: str) -> None:
+def test_spark_and_seamark_read_each_others_row_lineage(lake: LineageTables, mode: str, partitioned: str) -> None:
     """`mode` is the write mode of Spark.
 
     Updates by Spark, and copy-on-write updates by Seamark, keep row ids. Neither changes other rows.
@@ -94,7 +94,7 @@ def test_spark_and_seamark_read_each_others_row_lineage(lake: Lake, mode: str, p
         lineage_before = now
 
 
-def test_metrics_of_lineage_columns_are_those_that_spark_writes(lake: Lake) -> None:
+def test_metrics_of_lineage_columns_are_those_that_spark_writes(lake: LineageTables) -> None:
     """Seamark and Spark each rewrite a file with the same rows."""
     results = []
     for writer in ("ours", "spark"):

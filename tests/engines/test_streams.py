@@ -28,7 +28,7 @@ VERSION_3 = "TBLPROPERTIES ('seamark.stream.enabled'='true', 'format-version'='3
 PROPERTIES = "TBLPROPERTIES ('seamark.stream.enabled'='true')"
 
 
-class Stream:
+class SparkStreamTables:
     """A server, and a Spark whose scans the server plans."""
 
     def __init__(self, server: Seamark, spark: SparkSession) -> None:
@@ -71,14 +71,14 @@ class Stream:
 
 
 @pytest.fixture
-def stream(spark: SparkSession, tmp_path: Path) -> Iterator[Stream]:
+def stream(spark: SparkSession, tmp_path: Path) -> Iterator[SparkStreamTables]:
     with Seamark(tmp_path, env={"SEAMARK_STREAM_FLUSH_INTERVAL_MS": str(NEVER_MS)}) as server:
-        stream = Stream(server, spark)
+        stream = SparkStreamTables(server, spark)
         stream.run_sql("CREATE NAMESPACE {db}")
         yield stream
 
 
-def test_spark_reads_rows_before_their_commit(stream: Stream) -> None:
+def test_spark_reads_rows_before_their_commit(stream: SparkStreamTables) -> None:
     stream.run_sql(
         "CREATE TABLE {db}.t (id bigint, name string, day date) USING iceberg PARTITIONED BY (day) " + PROPERTIES
     )
@@ -94,7 +94,7 @@ def test_spark_reads_rows_before_their_commit(stream: Stream) -> None:
     assert stream.run_fresh_sql("SELECT count(*) FROM {db}.t WHERE id > 1") == [(3,)]
 
 
-def test_spark_reads_fresh_rows_of_version_3_by_a_header(stream: Stream) -> None:
+def test_spark_reads_fresh_rows_of_version_3_by_a_header(stream: SparkStreamTables) -> None:
     stream.run_sql("CREATE TABLE {db}.t (id bigint, name string) USING iceberg " + VERSION_3)
     stream.post("t", {"id": 1, "name": "a"})
     block_until(lambda: stream.run_sql("SELECT count(*) FROM {db}.t.snapshots") == [(1,)])
@@ -105,7 +105,7 @@ def test_spark_reads_fresh_rows_of_version_3_by_a_header(stream: Stream) -> None
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_readers_of_seamark_in_spark_return_rows_before_their_flush(stream: Stream, version: int) -> None:
+def test_readers_of_seamark_in_spark_return_rows_before_their_flush(stream: SparkStreamTables, version: int) -> None:
     properties = PROPERTIES if version == 2 else VERSION_3
     stream.run_sql("CREATE TABLE {db}.t (id bigint, name string) USING iceberg " + properties)
     stream.post("t", {"id": 1, "name": "a"})
@@ -122,7 +122,7 @@ def test_readers_of_seamark_in_spark_return_rows_before_their_flush(stream: Stre
         stream.flush("t")
 
 
-def test_an_append_through_a_catalog_with_the_header_adds_only_its_rows(stream: Stream) -> None:
+def test_an_append_through_a_catalog_with_the_header_adds_only_its_rows(stream: SparkStreamTables) -> None:
     stream.run_sql("CREATE TABLE {db}.t (id bigint, name string) USING iceberg " + PROPERTIES)
     stream.post("t", {"id": 1, "name": "a"})
     block_until(lambda: stream.run_sql("SELECT count(*) FROM {db}.t.snapshots") == [(1,)])
@@ -136,7 +136,7 @@ def test_an_append_through_a_catalog_with_the_header_adds_only_its_rows(stream: 
     assert stream.run_fresh_sql("SELECT id FROM {db}.t ORDER BY id") == expected
 
 
-def test_a_statement_that_changes_rows_flushes_them_first(stream: Stream) -> None:
+def test_a_statement_that_changes_rows_flushes_them_first(stream: SparkStreamTables) -> None:
     stream.run_sql("CREATE TABLE {db}.t (id bigint, name string) USING iceberg " + PROPERTIES)
     stream.post("t", {"id": 1, "name": "a"}, {"id": 2, "name": "b"})
     block_until(lambda: stream.run_sql("SELECT count(*) FROM {db}.t.snapshots") == [(1,)])
@@ -148,7 +148,9 @@ def test_a_statement_that_changes_rows_flushes_them_first(stream: Stream) -> Non
 
 
 @pytest.mark.parametrize("version", ["2", "3"])
-def test_spark_reads_the_latest_row_of_each_key_before_and_after_flushes(stream: Stream, version: str) -> None:
+def test_spark_reads_the_latest_row_of_each_key_before_and_after_flushes(
+    stream: SparkStreamTables, version: str
+) -> None:
     properties = f"('seamark.stream.enabled'='true', 'seamark.stream.key'='id', 'format-version'='{version}')"
     stream.run_sql(f"CREATE TABLE {{db}}.t (id bigint, name string) USING iceberg TBLPROPERTIES {properties}")
     stream.post("t", {"id": 1, "name": "a"}, {"id": 2, "name": "b"}, {"id": 3, "name": "c"})

@@ -54,7 +54,7 @@ PARTS, ROWS = 6, 240
 
 
 @dataclass(frozen=True)
-class Lake:
+class WrittenFilesLake:
     client: SeamarkClient
     spark: SparkSession
     catalog: str
@@ -65,11 +65,11 @@ class Lake:
 
 
 @pytest.fixture(scope="module")
-def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
+def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WrittenFilesLake]:
     with Seamark(tmp_path_factory.mktemp("written")) as server, RestCatalog("w", uri=server.base_url) as python:
         python.create_namespace("db")
         client = SeamarkClient(server.base_url)
-        yield Lake(client, spark, new_catalog(spark, server.base_url), python)
+        yield WrittenFilesLake(client, spark, new_catalog(spark, server.base_url), python)
         client.close()
 
 
@@ -134,7 +134,7 @@ def make_rows() -> pa.Table:
 
 
 @pytest.fixture(scope="module")
-def written_rows(lake: Lake) -> pa.Table:
+def written_rows(lake: WrittenFilesLake) -> pa.Table:
     """Write rows into `db.ours` with Seamark, copy them into `db.theirs` with Spark, and return them."""
     table = make_rows()
     for name in ("ours", "theirs"):
@@ -144,7 +144,7 @@ def written_rows(lake: Lake) -> pa.Table:
     return table
 
 
-def test_spark_reads_the_written_values_of_every_type(lake: Lake, written_rows: pa.Table) -> None:
+def test_spark_reads_the_written_values_of_every_type(lake: WrittenFilesLake, written_rows: pa.Table) -> None:
     for name in ("ours", "theirs"):
         actual_table = lake.python.load_table(f"db.{name}").scan().to_arrow().sort_by("id")
         assert actual_table["part"].to_pylist() == written_rows["part"].to_pylist()
@@ -159,7 +159,7 @@ def test_spark_reads_the_written_values_of_every_type(lake: Lake, written_rows: 
             assert actual_table[column].to_pylist() == written_rows[column].to_pylist(), (name, column)
 
 
-def read_metrics(lake: Lake, name: str) -> dict[Any, dict[str, dict[int, Any]]]:
+def read_metrics(lake: WrittenFilesLake, name: str) -> dict[Any, dict[str, dict[int, Any]]]:
     """Return the metrics of each part from Spark's metadata table."""
     names = ("value_counts", "null_value_counts", "nan_value_counts", "lower_bounds", "upper_bounds")
     actual = lake.run_sql(f"SELECT partition.part, sort_order_id, {', '.join(names)} FROM {{db}}.{name}.files")
@@ -167,7 +167,7 @@ def read_metrics(lake: Lake, name: str) -> dict[Any, dict[str, dict[int, Any]]]:
     return {one[0]: {key: dict(value or {}) for key, value in zip(names, one[2:], strict=True)} for one in actual}
 
 
-def test_metrics_are_those_that_iceberg_writes(lake: Lake, written_rows: pa.Table) -> None:
+def test_metrics_are_those_that_iceberg_writes(lake: WrittenFilesLake, written_rows: pa.Table) -> None:
     ids = {
         column: lake.python.load_table("db.ours").schema().find_field(column)
         for column in [*COLUMNS.values(), "st.a", "st.in.s"]
@@ -188,7 +188,7 @@ def test_metrics_are_those_that_iceberg_writes(lake: Lake, written_rows: pa.Tabl
                 assert pair[0] == pair[1], (part, name, get_base_name(kind))
 
 
-def delete_by_position(lake: Lake, name: str, ids: set[int]) -> WrittenDeletes:
+def delete_by_position(lake: WrittenFilesLake, name: str, ids: set[int]) -> WrittenDeletes:
     """Delete the rows of these ids by position in one commit, and return the written deletes."""
     loaded_table = lake.client.load_table(f"db.{name}")
     table = open_table(lake.client, f"db.{name}", CURRENT)
@@ -212,7 +212,7 @@ def delete_by_position(lake: Lake, name: str, ids: set[int]) -> WrittenDeletes:
 
 
 @pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.slow), 3])
-def test_spark_and_seamark_delete_from_one_table_in_turn(lake: Lake, version: int) -> None:
+def test_spark_and_seamark_delete_from_one_table_in_turn(lake: WrittenFilesLake, version: int) -> None:
     name = f"turns{version}"
     lake.run_sql(
         f"CREATE TABLE {{db}}.{name} (id bigint, part int) USING iceberg PARTITIONED BY (part) TBLPROPERTIES "
@@ -242,7 +242,7 @@ def test_spark_and_seamark_delete_from_one_table_in_turn(lake: Lake, version: in
     assert set(actual_table["id"].to_pylist()) == expected_ids
 
 
-def test_spark_leaves_out_the_rows_of_equality_deletes(lake: Lake) -> None:
+def test_spark_leaves_out_the_rows_of_equality_deletes(lake: WrittenFilesLake) -> None:
     lake.run_sql("CREATE TABLE {db}.keyed (id bigint, land string) USING iceberg PARTITIONED BY (bucket(4, id))")
     ids = list(range(50))
     append(lake.client, "db.keyed", pa.table({"id": ids, "land": [None if id_ % 5 else "de" for id_ in ids]}))

@@ -10,7 +10,7 @@ from _pytest.mark.structures import ParameterSet
 
 from tests.catalog.rig import SCHEMA, append
 from tests.faults.rigs.dying_server import STEPS
-from tests.faults.rigs.http import Client, create_key
+from tests.faults.rigs.http import HttpClient, create_key
 from tests.faults.rigs.mortal import MortalServer
 from tests.services.s3 import S3
 
@@ -18,7 +18,7 @@ RETRIES = ("with its idempotency key", "blindly", "as another commit on the same
 STEPS_AFTER_COMMIT = ("after-swap", "before-reply")
 
 
-def _die_and_retry(server: MortalServer, client: Client, step: str, retry: str, name: str) -> Client:
+def _die_and_retry(server: MortalServer, client: HttpClient, step: str, retry: str, name: str) -> HttpClient:
     """Acknowledge two commits, kill the server at `step` of the third, and retry it on a restarted server."""
     assert client.create_table(name)[0] == 200
     for snapshot_id in (1, 2):
@@ -98,7 +98,7 @@ def test_killed_transaction_changed_all_its_tables_or_none(tmp_path: Path) -> No
             assert [client.read_chain(name) for name in names] == [[7]] * 3
 
 
-def _list_changes(client: Client) -> dict[str, tuple[tuple[Any, ...], int, Any]]:
+def _list_changes(client: HttpClient) -> dict[str, tuple[tuple[Any, ...], int, Any]]:
     """Return by name: a request, the status of its first outcome, and a check of whether it was executed."""
     location = client.list_metadata_files("source")[0]
     rename_request = {
@@ -137,7 +137,7 @@ def _choose_one(answers: list[str], *names: str) -> str:
     return answered_names[0]
 
 
-def _list_dropped(client: Client) -> list[str]:
+def _list_dropped(client: HttpClient) -> list[str]:
     _, body = client.call("GET", "/api/v1/dropped")
     return [f"dropped:{row['name']}" for row in body["dropped"]]
 

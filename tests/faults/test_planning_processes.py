@@ -21,7 +21,7 @@ import pytest
 from pyiceberg.expressions import And, GreaterThanOrEqual, LessThanOrEqual
 from pyiceberg.table import StaticTable
 
-from tests.faults.rigs.http import Client, OutcomeUnknown
+from tests.faults.rigs.http import HttpClient, OutcomeUnknown
 from tests.planner.lakes.tables import Table, make_between
 from tests.server.test_processes import list_workers, wait_until
 from tests.services.seamark import Seamark
@@ -43,7 +43,7 @@ def register_table(server: Seamark, name: str, manifests: int, per_manifest: int
         for at in range(manifests)
     ]
     table.commit(1, listed_manifests)
-    client = Client(server.base_url)
+    client = HttpClient(server.base_url)
     client.call("POST", "/v1/namespaces", {"namespace": ["db"]})
     body = {"name": name, "metadata-location": table.write_metadata()}
     status, answer = client.call("POST", "/v1/namespaces/db/register", body)
@@ -57,7 +57,7 @@ def list_file_numbers(answer: Any) -> list[int]:
 
 def plan_on_new_connection(server: Seamark, filter: Any = True, *, name: str = "t", **options: Any) -> tuple[int, Any]:
     """Plan on a new connection, which any of the workers may accept."""
-    client = Client(server.base_url)
+    client = HttpClient(server.base_url)
     try:
         return client.call("POST", f"/v1/namespaces/db/tables/{name}/plan", {"filter": filter, **options})
     finally:
@@ -106,7 +106,7 @@ def test_plan_task_of_one_worker_is_answered_by_the_other(start_seamark: Start) 
         assert len(tokens) == 11
         results.append([])
         for token in tokens:
-            client = Client(server.base_url)
+            client = HttpClient(server.base_url)
             status, page = client.call("POST", f"{T}/tasks", {"plan-task": token})
             client.close()
             assert status == 200, page
@@ -165,7 +165,7 @@ def test_every_plan_during_commits_equals_that_of_its_own_snapshot(start_seamark
 
     def write() -> None:
         """Add a manifest with each commit, and drop one now and then."""
-        source, client = random.Random(7), Client(server.base_url)
+        source, client = random.Random(7), HttpClient(server.base_url)
         manifests = [
             table.write_manifest(f"w{position}", range(position * 5, position * 5 + 5), day=position)
             for position in range(8)
@@ -226,7 +226,7 @@ def test_every_plan_during_commits_equals_that_of_its_own_snapshot(start_seamark
             [n for n in expected.get(number, []) if low <= n <= high] for number in range(oldest, newest + 1)
         ]
         assert expected_count in ids_by_snapshot, f"snapshots {oldest} to {newest}, ids of {low} to {high}"
-    _, loaded_table = Client(server.base_url).call("GET", T)
+    _, loaded_table = HttpClient(server.base_url).call("GET", T)
     mirror = StaticTable.from_metadata(loaded_table["metadata-location"])
     for oldest, newest, low, high, expected_count in random.Random(3).sample(plans, 60):
         if oldest == newest:

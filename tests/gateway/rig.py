@@ -113,7 +113,7 @@ class Keys:
 
 
 @dataclass(frozen=True)
-class Rig:
+class GatewayRig:
     seamark: Seamark
     gateway: str
     direct: S3 | None
@@ -167,7 +167,7 @@ def read_keys(loaded_table: dict[str, Any]) -> Keys:
 
 
 @contextmanager
-def open_rig(folder: Path, s3: S3 | None, **env: str) -> Iterator[Rig]:
+def open_rig(folder: Path, s3: S3 | None, **env: str) -> Iterator[GatewayRig]:
     port = free_port()
     settings = {"SEAMARK_GATEWAY_PORT": str(port), "SEAMARK_S3_CLIENT_ACCESS": "gateway"}
     if s3 is None:
@@ -177,4 +177,4 @@ def open_rig(folder: Path, s3: S3 | None, **env: str) -> Iterator[Rig]:
         root, bucket = s3.root, s3.create_bucket()
         settings |= s3.build_seamark_env()
     with Seamark(folder / "home", warehouse=f"s3://{bucket}/wh", env=settings | env) as seamark:
-        yield Rig(seamark, f"http://127.0.0.1:{port}", s3, root)
+        yield GatewayRig(seamark, f"http://127.0.0.1:{port}", s3, root)

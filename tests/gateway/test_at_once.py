@@ -31,7 +31,7 @@ from seamark.metaserver.gateway.backend import S3Call
 from seamark.metaserver.gateway.caching.caching import CachingBackend
 from seamark.metaserver.gateway.connection import GatewayConnection
 from seamark.metaserver.server import serve_gateway
-from tests.gateway.rig import SCHEMA, Keys, Rig, read_keys
+from tests.gateway.rig import SCHEMA, GatewayRig, Keys, read_keys
 from tests.server.rig import run_server
 from tests.services.process import free_port
 from tests.services.s3 import S3
@@ -84,7 +84,7 @@ def receive(connection: socket.socket, *, has_body: bool = True) -> tuple[int, d
 
 
 @pytest.fixture(scope="module")
-def keys(store_rig: Rig) -> Keys:
+def keys(store_rig: GatewayRig) -> Keys:
     return store_rig.create_table(f"once{next(_numbers)}")
 
 

@@ -14,7 +14,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from seamark.metaserver.server import serve_gateway
-from tests.gateway.rig import SCHEMA, Rig, open_rig, read_keys
+from tests.gateway.rig import SCHEMA, GatewayRig, open_rig, read_keys
 from tests.server.rig import run_server
 from tests.server.test_processes import wait_until
 from tests.services.authority import Authority
@@ -26,7 +26,7 @@ def _create_name(extension: str = "parquet") -> str:
     return f"data/00000-0-{uuid.uuid4()}.{extension}"
 
 
-def _read_metrics(rig: Rig) -> str:
+def _read_metrics(rig: GatewayRig) -> str:
     with urllib.request.urlopen(f"{rig.seamark.base_url}/metrics", timeout=30) as answer:
         text: str = answer.read().decode()
     return text
@@ -55,7 +55,7 @@ def test_two_workers_serve_the_last_write_from_their_shared_cache(tmp_path: Path
 
 
 @pytest.mark.parametrize("extension", ["parquet", "avro"])
-def test_cached_answer_equals_that_of_the_store(store_rig: Rig, extension: str) -> None:
+def test_cached_answer_equals_that_of_the_store(store_rig: GatewayRig, extension: str) -> None:
     """The test sends the same requests for a cached object, for an object that is not cached, and to the store
     itself.
     """

@@ -35,7 +35,7 @@ from seamark.metaserver.objects.clouds.backed import Backing, check_roots
 from seamark.metaserver.objects.s3_scope import Address
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.settings.sources import load
-from tests.gateway.rig import Rig
+from tests.gateway.rig import GatewayRig
 from tests.services.process import free_port
 from tests.services.seamark import Seamark
 
@@ -43,16 +43,16 @@ PART_BYTES = 5 << 20
 
 
 @contextmanager
-def open_cloud_rig(folder: Path, bucket: str, settings: dict[str, str]) -> Iterator[Rig]:
+def open_cloud_rig(folder: Path, bucket: str, settings: dict[str, str]) -> Iterator[GatewayRig]:
     port = free_port()
     settings = {"gateway_port": str(port), "s3_client_access": "gateway", **settings}
     env = {f"SEAMARK_{name.upper()}": value for name, value in settings.items()}
     with Seamark(folder / "home", warehouse=f"s3://{bucket}/wh", env=env) as seamark:
-        yield Rig(seamark, f"http://127.0.0.1:{port}", None, folder)
+        yield GatewayRig(seamark, f"http://127.0.0.1:{port}", None, folder)
 
 
 @pytest.fixture(scope="module", params=["azure", pytest.param("google", marks=pytest.mark.slow)])
-def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayRig]:
     if request.param == "azure":
         cloud = request.getfixturevalue("azurite")
         bucket, _, host = cloud.create_container().removeprefix("abfss://").partition("@")
@@ -65,7 +65,7 @@ def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         yield rig
 
 
-def test_engines_use_s3_tables_in_a_cloud_with_keys_for_one_table(rig: Rig) -> None:
+def test_engines_use_s3_tables_in_a_cloud_with_keys_for_one_table(rig: GatewayRig) -> None:
     catalog = RestCatalog("cloud", uri=rig.seamark.base_url)
     catalog.create_namespace_if_not_exists("engines")
     data = pa.table({"id": range(1000), "part": [f"p {number % 3}/ü" for number in range(1000)]})
@@ -77,7 +77,7 @@ def test_engines_use_s3_tables_in_a_cloud_with_keys_for_one_table(rig: Rig) -> N
     assert sorted(result["id"].to_pylist()) == sorted([0, 1, 2, 3, 4] * 2)
 
 
-def test_s3_clients_write_read_list_and_delete_objects(rig: Rig) -> None:
+def test_s3_clients_write_read_list_and_delete_objects(rig: GatewayRig) -> None:
     keys = rig.create_table("objects")
     client, bucket = keys.make_client(), keys.bucket
     names = ["a/one", "a/two", "b ü+%20", "c"]
@@ -121,7 +121,7 @@ def test_s3_clients_write_read_list_and_delete_objects(rig: Rig) -> None:
     assert read_error_code(client.head_object, Key=f"{keys.prefix}e") == "404"
 
 
-def test_object_in_parts_appears_when_its_upload_is_completed(rig: Rig) -> None:
+def test_object_in_parts_appears_when_its_upload_is_completed(rig: GatewayRig) -> None:
     keys = rig.create_table("parts")
     client, address = keys.make_client(), {"Bucket": keys.bucket, "Key": f"{keys.prefix}big"}
     upload = client.create_multipart_upload(**address)["UploadId"]
@@ -157,7 +157,7 @@ def test_object_in_parts_appears_when_its_upload_is_completed(rig: Rig) -> None:
         client.upload_part(**address, UploadId=second, PartNumber=1, Body=b"x")
 
 
-def test_large_body_that_is_not_the_signed_body_is_not_stored(rig: Rig) -> None:
+def test_large_body_that_is_not_the_signed_body_is_not_stored(rig: GatewayRig) -> None:
     keys = rig.create_table("forged")
     path, headers = keys.sign("PUT", "forged", hashlib.sha256(b"the signed body").hexdigest())
     answer = requests.put(keys.endpoint + path, headers=headers, data=b"4" * (PUT_BYTES_MAX + 1000), timeout=60)
@@ -166,7 +166,7 @@ def test_large_body_that_is_not_the_signed_body_is_not_stored(rig: Rig) -> None:
         keys.make_client().head_object(Bucket=keys.bucket, Key=f"{keys.prefix}forged")
 
 
-def test_keys_of_one_table_open_no_object_of_another(rig: Rig) -> None:
+def test_keys_of_one_table_open_no_object_of_another(rig: GatewayRig) -> None:
     own, other = rig.create_table("own"), rig.create_table("other")
     other.make_client().put_object(Bucket=other.bucket, Key=f"{other.prefix}secret", Body=b"secret")
     client, foreign = own.make_client(), {"Bucket": other.bucket, "Key": f"{other.prefix}secret"}

@@ -24,7 +24,7 @@ from seamark.metaserver.gateway.folder_uploads import read_complete
 from seamark.metaserver.gateway.s3_errors import S3Error
 from seamark.metaserver.gateway.sigv4 import SignatureClaim, derive_signing_key
 from seamark.metaserver.objects.s3_scope import UNSIGNED_PAYLOAD, parse_delete_body
-from tests.gateway.rig import Keys, Rig
+from tests.gateway.rig import GatewayRig, Keys
 from tests.gateway.test_isolation import send_raw
 from tests.seeds import examples
 
@@ -35,11 +35,11 @@ _ENTITIES = """<?xml version="1.0" encoding="utf-16"?>
 
 
 @pytest.fixture
-def keys(rig: Rig) -> Keys:
+def keys(rig: GatewayRig) -> Keys:
     return rig.create_table(f"hostile{next(_numbers)}")
 
 
-def test_xml_entities_are_rejected_in_every_encoding(folder_rig: Rig) -> None:
+def test_xml_entities_are_rejected_in_every_encoding(folder_rig: GatewayRig) -> None:
     keys = folder_rig.create_table(f"hostile{next(_numbers)}")
     with closing(keys.make_client()) as client:
         upload = client.create_multipart_upload(Bucket=keys.bucket, Key=keys.prefix + "data/o")["UploadId"]
@@ -88,7 +88,7 @@ def test_headers_that_are_not_text_are_a_client_error(keys: Keys, name: str, val
 
 
 @pytest.mark.parametrize("number", ["000000001" + "9" * 4_400, "0000000010001", "10001", "0", "\u0663"])
-def test_part_number_out_of_range_is_rejected_in_any_spelling(folder_rig: Rig, number: str) -> None:
+def test_part_number_out_of_range_is_rejected_in_any_spelling(folder_rig: GatewayRig, number: str) -> None:
     keys = folder_rig.create_table(f"hostile{next(_numbers)}")
     with closing(keys.make_client()) as client:
         upload = client.create_multipart_upload(Bucket=keys.bucket, Key=keys.prefix + "data/o")["UploadId"]
@@ -130,7 +130,7 @@ def test_trailer_signature_of_any_bytes_is_compared(signature: bytes) -> None:
         forged_decoder.finish()
 
 
-def test_errors_contain_no_path_of_the_server(folder_rig: Rig) -> None:
+def test_errors_contain_no_path_of_the_server(folder_rig: GatewayRig) -> None:
     keys = folder_rig.create_table(f"paths{next(_numbers)}")
     prefix_folder = folder_rig.folder / keys.bucket / keys.prefix
     with closing(keys.make_client()) as client:
@@ -151,7 +151,7 @@ def test_errors_contain_no_path_of_the_server(folder_rig: Rig) -> None:
     assert str(folder_rig.folder).encode() not in answer
 
 
-def test_written_object_has_no_checksums_of_an_older_file(folder_rig: Rig) -> None:
+def test_written_object_has_no_checksums_of_an_older_file(folder_rig: GatewayRig) -> None:
     """Spark stores checksums beside files that it writes without the gateway, and would refuse to read the new
     object.
     """
@@ -170,7 +170,7 @@ def test_written_object_has_no_checksums_of_an_older_file(folder_rig: Rig) -> No
     assert {path.name: path.read_bytes() for path in data_folder.iterdir()} == {"replaced": b"new"}
 
 
-def test_no_object_is_hidden_from_listings(folder_rig: Rig) -> None:
+def test_no_object_is_hidden_from_listings(folder_rig: GatewayRig) -> None:
     keys = folder_rig.create_table(f"hidden{next(_numbers)}")
     for name in (".seamark-tmp-a", "data/.seamark-tmp-a", "data/.seamark-tmp-a/b"):
         for target in (name, f"{name}?uploads="):
@@ -181,7 +181,7 @@ def test_no_object_is_hidden_from_listings(folder_rig: Rig) -> None:
             assert (status, b"InvalidArgument" in answer) == (400, True), (target, answer)
 
 
-def test_deep_keys_are_listed_and_keys_longer_than_on_s3_are_rejected(folder_rig: Rig) -> None:
+def test_deep_keys_are_listed_and_keys_longer_than_on_s3_are_rejected(folder_rig: GatewayRig) -> None:
     keys = folder_rig.create_table(f"deep{next(_numbers)}")
     deep_key = keys.prefix + "d/" * ((1023 - len(keys.prefix)) // 2) + "x"
     with closing(keys.make_client()) as client:
@@ -192,7 +192,7 @@ def test_deep_keys_are_listed_and_keys_longer_than_on_s3_are_rejected(folder_rig
     assert deep_key in [item["Key"] for item in objects]
 
 
-def test_listing_has_no_keys_with_empty_names(folder_rig: Rig) -> None:
+def test_listing_has_no_keys_with_empty_names(folder_rig: GatewayRig) -> None:
     keys = folder_rig.create_table(f"empty{next(_numbers)}")
     with closing(keys.make_client()) as client:
         client.put_object(Bucket=keys.bucket, Key=keys.prefix + "data/o", Body=b"x")
@@ -201,7 +201,7 @@ def test_listing_has_no_keys_with_empty_names(folder_rig: Rig) -> None:
             assert objects["KeyCount"] == 0, name
 
 
-def test_folder_swapped_for_a_link_at_any_moment_reveals_nothing(folder_rig: Rig, tmp_path: Path) -> None:
+def test_folder_swapped_for_a_link_at_any_moment_reveals_nothing(folder_rig: GatewayRig, tmp_path: Path) -> None:
     """During requests, a program with access to one table's folder swaps it for a link to another table's folder."""
     keys = folder_rig.create_table(f"swaps{next(_numbers)}")
     prefix_folder = folder_rig.folder / keys.bucket / keys.prefix
@@ -253,7 +253,7 @@ def test_folder_swapped_for_a_link_at_any_moment_reveals_nothing(folder_rig: Rig
     assert {path.name: (path.read_bytes(), path.stat().st_ino) for path in other.iterdir()} == before
 
 
-def test_listing_follows_no_link(folder_rig: Rig, tmp_path: Path) -> None:
+def test_listing_follows_no_link(folder_rig: GatewayRig, tmp_path: Path) -> None:
     keys = folder_rig.create_table(f"links{next(_numbers)}")
     prefix_folder = folder_rig.folder / keys.bucket / keys.prefix
     (tmp_path / "secret").write_text("secret")
@@ -269,7 +269,7 @@ def test_listing_follows_no_link(folder_rig: Rig, tmp_path: Path) -> None:
             assert "secret" not in str(objects.get("Contents")), name
 
 
-def test_listing_that_starts_after_a_folders_name_has_the_keys_in_it(rig: Rig) -> None:
+def test_listing_that_starts_after_a_folders_name_has_the_keys_in_it(rig: GatewayRig) -> None:
     keys = rig.create_table(f"after{next(_numbers)}")
     names = ["data/a/1", "data/a/2", "data/b/1"]
     with closing(keys.make_client()) as client:

@@ -15,14 +15,14 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
 
-from tests.gateway.rig import Keys, Rig
+from tests.gateway.rig import GatewayRig, Keys
 
 SECRET = b"bytes of another table"
 _numbers = itertools.count()
 
 
 @pytest.fixture
-def victim_keys(rig: Rig) -> Keys:
+def victim_keys(rig: GatewayRig) -> Keys:
     keys = rig.create_table(f"victim{next(_numbers)}")
     client = keys.make_client()
     client.put_object(Bucket=keys.bucket, Key=keys.prefix + "data/secret", Body=SECRET)
@@ -31,7 +31,7 @@ def victim_keys(rig: Rig) -> Keys:
 
 
 @pytest.fixture
-def own_keys(rig: Rig) -> Keys:
+def own_keys(rig: GatewayRig) -> Keys:
     return rig.create_table(f"own{next(_numbers)}")
 
 
@@ -75,7 +75,7 @@ def send_raw(
         connection.close()
 
 
-def test_no_operation_reaches_another_table(rig: Rig, victim_keys: Keys, own_keys: Keys, client: Any) -> None:
+def test_no_operation_reaches_another_table(rig: GatewayRig, victim_keys: Keys, own_keys: Keys, client: Any) -> None:
     victim_object = {"Bucket": victim_keys.bucket, "Key": victim_keys.prefix + "data/secret"}
     environment = {"Bucket": own_keys.bucket, "Key": own_keys.prefix + "data/o"}
     upload = client.create_multipart_upload(**environment)["UploadId"]

@@ -20,7 +20,7 @@ from tests.server.rig import RunningServer, run_server
 DAY_S = 86_400
 
 
-class Table:
+class IndexedFilesTable:
     """A table `db.t` with an index file for each definition."""
 
     def __init__(self, server: RunningServer, entry: Any, metadata: Any) -> None:
@@ -50,13 +50,13 @@ class Table:
 CALLER = Caller("tester", "test")
 
 
-async def open_table(server: RunningServer, **properties: str) -> Table:
+async def open_table(server: RunningServer, **properties: str) -> IndexedFilesTable:
     catalog = server.components.catalog
     schema = {"type": "struct", "fields": [{"id": 1, "name": "id", "required": True, "type": "long"}]}
     created_table = await catalog.tables.create(
         CALLER, ("db",), CreateTable(name="t", schema=schema, properties=properties)
     )
-    return Table(server, created_table.entry, created_table.metadata)
+    return IndexedFilesTable(server, created_table.entry, created_table.metadata)
 
 
 async def clean(server: RunningServer) -> int:

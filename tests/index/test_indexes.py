@@ -35,7 +35,7 @@ from tests.planner.lakes.tables import RecordingObjects, Table
 KINDS = ("bloom", "bitmap", "record")
 
 
-class Storage(RecordingObjects):
+class FailingStorage(RecordingObjects):
     """Object storage that counts reads, and does not answer while it is `away`."""
 
     away = False
@@ -47,21 +47,21 @@ class Storage(RecordingObjects):
         return await super().read(location, limit_bytes=limit_bytes)
 
 
-class Rig:
+class IndexesRig:
     """A table with an index file of each kind, and `Indexes` over a storage that may fail."""
 
     def __init__(self, folder: Path, table: IndexedTable, clock: SimulatedClock, stack: AsyncExitStack) -> None:
         self.folder = folder
         self.table = table
         self.clock = clock
-        self.storage: Storage
+        self.storage: FailingStorage
         self._stack = stack
 
     async def open_indexes(self, **arguments: Any) -> Indexes:
         options: dict[str, Any] = {"index_disk_bytes": 0, **arguments}
         settings = Settings(home=self.folder / "home", warehouse=self.folder.as_uri(), **options)
         objects = await self._stack.enter_async_context(open_objects(settings, self.clock))
-        self.storage = Storage(objects)
+        self.storage = FailingStorage(objects)
         store: ObjectStore = self.storage
         indexes = open_indexes(settings, store, self.table.registry, self.clock)
         return await self._stack.enter_async_context(indexes)
@@ -72,7 +72,7 @@ class Rig:
 
 
 @pytest.fixture
-async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+async def rig(tmp_path: Path) -> AsyncIterator[IndexesRig]:
     async with AsyncExitStack() as stack:
         clock = SimulatedClock(seed=3)
         store = await stack.enter_async_context(open_store(f"sqlite:///{tmp_path / 'seamark.db'}", clock=clock))
@@ -81,11 +81,11 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
         new_table.commit(1, [new_table.write_manifest("a", range(4))])
         table = IndexedTable(new_table, store, Registry(store, clock), {kind: f"{kind}(id)" for kind in KINDS})
         await table.register()
-        yield Rig(tmp_path, table, clock, stack)
+        yield IndexesRig(tmp_path, table, clock, stack)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_index_file_is_read_once_and_cached(rig: Rig, kind: str) -> None:
+async def test_index_file_is_read_once_and_cached(rig: IndexesRig, kind: str) -> None:
     path = await rig.table.index(kind, range(3))
     indexes, file = await rig.open_indexes(), await rig.register_file(path)
     assert indexes.find_in_memory(file) is None
@@ -118,7 +118,7 @@ def spoil(path: Path, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["missing", "truncated", "empty", "files table", "footer", "head of the blob"])
 @pytest.mark.parametrize("kind", KINDS)
-async def test_damaged_or_missing_file_is_quarantined_and_not_read_again(rig: Rig, kind: str, how: str) -> None:
+async def test_damaged_or_missing_file_is_quarantined_and_not_read_again(rig: IndexesRig, kind: str, how: str) -> None:
     path = await rig.table.index(kind, range(3))
     spoil(path, how)
     indexes, file = await rig.open_indexes(), await rig.register_file(path)
@@ -133,7 +133,7 @@ async def test_damaged_or_missing_file_is_quarantined_and_not_read_again(rig: Ri
     assert (await rig.table.registry.load_files(await rig.table.build_entry())).list_live(file.definition) == ()
 
 
-async def test_index_file_of_another_table_or_definition_is_quarantined(rig: Rig) -> None:
+async def test_index_file_of_another_table_or_definition_is_quarantined(rig: IndexesRig) -> None:
     path = await rig.table.index("bitmap", range(3))
     other = await rig.table.index("bloom", range(3))
     path.write_bytes(other.read_bytes())
@@ -144,14 +144,14 @@ async def test_index_file_of_another_table_or_definition_is_quarantined(rig: Rig
     assert (await rig.register_file(other)).state is IndexFileState.LIVE
 
 
-async def test_file_larger_than_allowed_is_quarantined_without_a_read(rig: Rig) -> None:
+async def test_file_larger_than_allowed_is_quarantined_without_a_read(rig: IndexesRig) -> None:
     path = await rig.table.index("record", range(4))
     indexes = await rig.open_indexes(index_file_limit_bytes=1024)
     assert await indexes.open(await rig.register_file(path)) is None
     assert (await rig.register_file(path)).state is IndexFileState.QUARANTINED
 
 
-async def test_file_of_an_unknown_version_is_ignored_and_stays_registered(rig: Rig) -> None:
+async def test_file_of_an_unknown_version_is_ignored_and_stays_registered(rig: IndexesRig) -> None:
     path = await rig.table.index("bloom", range(3))
     path.write_bytes(path.read_bytes().replace(b"seamark-bloom-v1", b"seamark-bloom-v9"))
     indexes, file = await rig.open_indexes(), await rig.register_file(path)
@@ -181,7 +181,7 @@ def write_cube(table_uuid: str, files: int) -> bytes:
 
 @pytest.mark.parametrize("version", [1, 3])
 @pytest.mark.parametrize("where", ["type", "layout"])
-async def test_cube_of_another_version_stays_registered(rig: Rig, where: str, version: int) -> None:
+async def test_cube_of_another_version_stays_registered(rig: IndexesRig, where: str, version: int) -> None:
     uuid = rig.table.metadata.table_uuid
     assert uuid is not None
     data = bytearray(write_cube(uuid, 2))
@@ -206,7 +206,7 @@ async def test_cube_of_another_version_stays_registered(rig: Rig, where: str, ve
     assert (await rig.register_file(path)).state is IndexFileState.LIVE
 
 
-async def test_storage_that_does_not_answer_is_tried_again_later(rig: Rig) -> None:
+async def test_storage_that_does_not_answer_is_tried_again_later(rig: IndexesRig) -> None:
     path = await rig.table.index("bloom", range(3))
     indexes, file = await rig.open_indexes(), await rig.register_file(path)
     rig.storage.away = True
@@ -220,7 +220,7 @@ async def test_storage_that_does_not_answer_is_tried_again_later(rig: Rig) -> No
     assert (await rig.register_file(path)).state is IndexFileState.LIVE
 
 
-async def test_suspect_with_an_intact_source_stays_registered(rig: Rig) -> None:
+async def test_suspect_with_an_intact_source_stays_registered(rig: IndexesRig) -> None:
     path = await rig.table.index("bitmap", range(3))
     indexes, file = await rig.open_indexes(), await rig.register_file(path)
     first = await indexes.open(file)
@@ -233,7 +233,7 @@ async def test_suspect_with_an_intact_source_stays_registered(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_suspect_with_a_damaged_source_is_quarantined_with_both_reasons(rig: Rig, kind: str) -> None:
+async def test_suspect_with_a_damaged_source_is_quarantined_with_both_reasons(rig: IndexesRig, kind: str) -> None:
     path = await rig.table.index(kind, range(3))
     data = bytearray(path.read_bytes())
     header = open_index_file(bytes(data), "x").header
@@ -249,7 +249,7 @@ async def test_suspect_with_a_damaged_source_is_quarantined_with_both_reasons(ri
     assert await indexes.open(file) is None
 
 
-async def test_suspect_of_a_newer_version_is_ignored_and_stays_registered(rig: Rig) -> None:
+async def test_suspect_of_a_newer_version_is_ignored_and_stays_registered(rig: IndexesRig) -> None:
     path = await rig.table.index("bitmap", range(3))
     path.write_bytes(path.read_bytes().replace(b"seamark-bitmap-v1", b"seamark-bitmap-v9"))
     indexes, file = await rig.open_indexes(), await rig.register_file(path)
@@ -259,7 +259,7 @@ async def test_suspect_of_a_newer_version_is_ignored_and_stays_registered(rig: R
     assert indexes.quarantined == 0
 
 
-async def test_suspect_that_cannot_be_read_stays_registered(rig: Rig) -> None:
+async def test_suspect_that_cannot_be_read_stays_registered(rig: IndexesRig) -> None:
     path = await rig.table.index("bitmap", range(3))
     indexes, file = await rig.open_indexes(), await rig.register_file(path)
     rig.storage.away = True
@@ -268,7 +268,7 @@ async def test_suspect_that_cannot_be_read_stays_registered(rig: Rig) -> None:
     assert (indexes.failures, indexes.quarantined) == (1, 0)
 
 
-async def test_damage_of_an_unregistered_file_has_no_consequence(rig: Rig) -> None:
+async def test_damage_of_an_unregistered_file_has_no_consequence(rig: IndexesRig) -> None:
     path = await rig.table.index("bitmap", range(3))
     indexes, file = await rig.open_indexes(), await rig.register_file(path)
     await rig.table.index("bitmap", range(4), remove=[path.as_uri()])
@@ -278,7 +278,7 @@ async def test_damage_of_an_unregistered_file_has_no_consequence(rig: Rig) -> No
     assert (indexes.failures, indexes.quarantined) == (1, 0)
 
 
-async def test_damaged_copies_on_the_local_disk_are_fetched_again(rig: Rig) -> None:
+async def test_damaged_copies_on_the_local_disk_are_fetched_again(rig: IndexesRig) -> None:
     path = await rig.table.index("bitmap", range(4))
     file = await rig.register_file(path)
     folder = rig.folder / "disk"
@@ -286,7 +286,7 @@ async def test_damaged_copies_on_the_local_disk_are_fetched_again(rig: Rig) -> N
     settings = Settings(home=rig.folder / "home", warehouse=rig.folder.as_uri(), **options)
     for round_number in range(3):
         async with open_objects(settings, rig.clock) as objects:
-            storage = Storage(objects)
+            storage = FailingStorage(objects)
             store: ObjectStore = storage
             async with open_indexes(settings, store, rig.table.registry, rig.clock) as indexes:
                 opened_index = await indexes.open(file)

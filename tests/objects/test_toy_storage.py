@@ -76,7 +76,7 @@ def client(server: ServerThread) -> Iterator[IndexClient]:
         yield client
 
 
-class TestContract(ObjectStoreContract):
+class TestToyContract(ObjectStoreContract):
     """The server's store of the toy fulfils the contract of all stores."""
 
     @pytest.fixture

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 from pyiceberg.catalog.rest import RestCatalog
 
-from tests.faults.rigs.http import Client
+from tests.faults.rigs.http import HttpClient
 from tests.peers.fault_proxy import FaultProxy, run_fault_proxy
 from tests.peers.networks import Network
 from tests.services.postgres import Postgres
@@ -40,8 +40,8 @@ class Fleet:
     s3: S3
     database: str
 
-    def build_clients(self, timeout_s: float = 60) -> list[Client]:
-        return [Client(replica.base_url, timeout_s) for replica in self.replicas]
+    def build_clients(self, timeout_s: float = 60) -> list[HttpClient]:
+        return [HttpClient(replica.base_url, timeout_s) for replica in self.replicas]
 
     def write(self, appends: int, name: str = TABLE) -> None:
         """Create the table if it does not exist, and append to it `appends` times, with a manifest each."""
@@ -86,7 +86,7 @@ def count_peer_reads(replica: Seamark, source: str) -> float:
     return read_metric(replica, "seamark_peer_reads_total", source=source)
 
 
-def request_plan(client: Client, headers: Mapping[str, str] | None = None) -> tuple[int, list[str]]:
+def request_plan(client: HttpClient, headers: Mapping[str, str] | None = None) -> tuple[int, list[str]]:
     """Return the status, and the data files of a plan of the whole table."""
     status, body = client.call("POST", PLAN, {}, dict(headers or {}))
     tasks = body.get("file-scan-tasks", []) if status == 200 else []

@@ -24,7 +24,7 @@ from seamark.metaserver.access.tokens import create_token, revoke_token
 from seamark.metaserver.runtime.staleness import Staleness, allow_staleness
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
-from tests.faults.rigs.http import Client
+from tests.faults.rigs.http import HttpClient
 from tests.peers.fleet import NAMESPACE, TABLE, Fleet, open_fleet, request_plan
 from tests.server.rig import OffsetClock, build_settings
 from tests.services.postgres import Postgres, postgres_server
@@ -66,7 +66,7 @@ def pause_postgres(postgres: Postgres) -> Iterator[None]:
             os.kill(process.pid, signal.SIGCONT)
 
 
-def load(client: Client, headers: dict[str, str] | None = None) -> tuple[int, Any]:
+def load(client: HttpClient, headers: dict[str, str] | None = None) -> tuple[int, Any]:
     return client.call("GET", TABLE_PATH, None, headers or {})
 
 

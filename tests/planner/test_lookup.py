@@ -37,7 +37,7 @@ from seamark.metaserver.settings.settings import Settings
 from tests.planner.lakes import partitioning
 from tests.planner.lakes.history import write_random_lake
 from tests.planner.lakes.kinds import FLOATS
-from tests.planner.lakes.lake import DATA, ContentFile, DataFile, Lake, Snapshot
+from tests.planner.lakes.lake import DATA, ContentFile, DataFile, Lake, LakeSnapshot
 from tests.planner.lakes.literal_forms import render
 from tests.planner.lakes.manifests import (
     ADDED,
@@ -61,7 +61,7 @@ async def open_lookup_planner(folder: Path) -> AsyncIterator[Planner]:
         yield planner
 
 
-async def build_views(lake: Lake, planner: Planner) -> list[tuple[TableMetadata, Snapshot, TableView]]:
+async def build_views(lake: Lake, planner: Planner) -> list[tuple[TableMetadata, LakeSnapshot, TableView]]:
     """Return the view of each snapshot, and a view of its delete files as if they were data files."""
     metadata = decode_table(Path(lake.metadata_location.removeprefix("file://")).read_bytes(), lake.metadata_location)
     results = []

@@ -14,7 +14,7 @@ from seamark.formats.iceberg.manifests.manifest import ManifestFile, decode_mani
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.encoding import encode_block
 from seamark.metaserver.planner.pruning.file_pruning import IN_VALUES_MAX, narrow_by_stats
-from seamark.metaserver.planner.view.view import ColumnStatistics, PartitionValues, Selection, TableView
+from seamark.metaserver.planner.view.view import ColumnStatistics, FileSelection, PartitionValues, TableView
 from tests.api.plans.planned import STYLE, build_data_file
 from tests.planner.lakes.kinds import compute_java_uuid_order
 from tests.planner.lakes.manifests import ADDED, Entry, build_manifest_bytes
@@ -58,7 +58,7 @@ def build_view(*elements: ColumnMetrics, kind: str = "string") -> TableView:
 
 
 def find_remaining_files(view: TableView, expression: Expression) -> list[int]:
-    selection = Selection.select_all(view)
+    selection = FileSelection.select_all(view)
     narrow_by_stats(selection, expression, lambda: False)
     selection.check_invariants()
     return selection.list_entry_ids().tolist()
@@ -143,9 +143,9 @@ def test_branches_reached_after_the_time_limit_prune_nothing_at_no_cost(monkeypa
     branches = Or(tuple(Bound(Op.EQ, 1, "id", "long", "identity", "long", (n,)) for n in range(5_000, 15_000)))
     assert find_remaining_files(table, branches) == []
     copies = look_count = 0
-    copy = Selection.copy
+    copy = FileSelection.copy
 
-    def count_copies(self: Selection) -> Selection:
+    def count_copies(self: FileSelection) -> FileSelection:
         nonlocal copies
         copies += 1
         return copy(self)
@@ -155,8 +155,8 @@ def test_branches_reached_after_the_time_limit_prune_nothing_at_no_cost(monkeypa
         look_count += 1
         return look_count > 10
 
-    monkeypatch.setattr(Selection, "copy", count_copies)
-    selection = Selection.select_all(table)
+    monkeypatch.setattr(FileSelection, "copy", count_copies)
+    selection = FileSelection.select_all(table)
     narrow_by_stats(selection, branches, count_looks)
     assert selection.list_entry_ids().tolist() == list(range(20))
     assert copies < 10

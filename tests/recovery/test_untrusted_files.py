@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from seamark.metaserver.catalog.documents import name_suffix
-from tests.faults.rigs.http import Client
+from tests.faults.rigs.http import HttpClient
 from tests.recovery.test_recovery import forget_database, rebuild
 from tests.services.seamark import Seamark
 
@@ -86,7 +86,7 @@ def is_overlapping(location: str, other: str) -> bool:
 def warehouse(tmp_path: Path) -> Warehouse:
     new_warehouse = Warehouse(tmp_path / "home")
     with Seamark(new_warehouse.home) as server:
-        client = Client(server.base_url)
+        client = HttpClient(server.base_url)
         for name, namespace in (("t", "ours"), ("u", "theirs")):
             assert client.create_table(name, namespace)[0] == 200
             route = f"/v1/namespaces/{namespace}/tables/{name}"
@@ -266,7 +266,7 @@ def test_links_are_not_followed(warehouse: Warehouse) -> None:
 
 def test_two_tables_with_one_name_are_reported(warehouse: Warehouse) -> None:
     with Seamark(warehouse.home) as server:
-        client = Client(server.base_url)
+        client = HttpClient(server.base_url)
         assert client.call("DELETE", "/v1/namespaces/ours/tables/t")[0] == 204
         status, second_table = client.create_table("t", "ours")
         assert status == 200

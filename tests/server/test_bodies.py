@@ -47,7 +47,7 @@ def encode_chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-class Logins:
+class BodyLogins:
     """Logins for a reader of `db`, another reader, a writer, an admin, and a user without any right."""
 
     def __init__(self, server: RunningServer, secrets: dict[str, str]) -> None:
@@ -59,18 +59,18 @@ class Logins:
 
 
 @pytest.fixture
-async def logins(tmp_path: Path) -> AsyncIterator[Logins]:
+async def logins(tmp_path: Path) -> AsyncIterator[BodyLogins]:
     secrets = await make_tokens(tmp_path)
     async with run_server(tmp_path, auth="token", requests_limit=8, body_timeout_s=120) as server:
-        yield Logins(server, secrets)
+        yield BodyLogins(server, secrets)
 
 
 @pytest.fixture
-async def hurried_logins(tmp_path: Path) -> AsyncIterator[Logins]:
+async def hurried_logins(tmp_path: Path) -> AsyncIterator[BodyLogins]:
     """Open logins of a server with a short time limit for bodies."""
     secrets = await make_tokens(tmp_path)
     async with run_server(tmp_path, auth="token", requests_limit=8, body_timeout_s=3) as server:
-        yield Logins(server, secrets)
+        yield BodyLogins(server, secrets)
 
 
 async def make_tokens(home: Path) -> dict[str, str]:
@@ -89,7 +89,7 @@ async def make_tokens(home: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("coding", ["identity", "gzip", "deflate"])
-async def test_login_reads_only_a_small_body_of_an_unknown_client(logins: Logins, coding: str) -> None:
+async def test_login_reads_only_a_small_body_of_an_unknown_client(logins: BodyLogins, coding: str) -> None:
     """The body is chunked, so that no header states its size. It is compressed, so that few bytes expand to many."""
     body = b"grant_type=client_credentials&client_secret=" + b"x" * (4 << 20)
     packed_body = {"identity": body, "gzip": gzip.compress(body), "deflate": zlib.compress(body)}[coding]
@@ -248,7 +248,7 @@ async def test_body_that_expands_hundreds_of_times_is_rejected_early(tmp_path: P
         assert (status, "200 times" in answer.decode()) == (413, True)
 
 
-async def test_slow_clients_take_no_slot_of_others_and_are_disconnected(hurried_logins: Logins) -> None:
+async def test_slow_clients_take_no_slot_of_others_and_are_disconnected(hurried_logins: BodyLogins) -> None:
     logins = hurried_logins
     async with AsyncExitStack() as stack:
         slow = []
@@ -278,7 +278,7 @@ async def test_slow_clients_take_no_slot_of_others_and_are_disconnected(hurried_
             assert json.loads(answer)["error"]["type"] == "RequestTimeoutException"
 
 
-async def test_one_principal_cannot_hold_all_bytes_of_bodies(logins: Logins) -> None:
+async def test_one_principal_cannot_hold_all_bytes_of_bodies(logins: BodyLogins) -> None:
     living = _list_instances(WorkerLimits)
     async with AsyncExitStack() as stack:
         statuses = []
@@ -294,7 +294,7 @@ async def test_one_principal_cannot_hold_all_bytes_of_bodies(logins: Logins) -> 
 
 
 async def test_one_principal_cannot_hold_all_slots_and_others_are_answered(
-    logins: Logins, monkeypatch: pytest.MonkeyPatch
+    logins: BodyLogins, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go = asyncio.Event()
     tables = type(logins.server.components.catalog.tables)
@@ -395,7 +395,7 @@ NAMESPACE_IN_QUERY = {"removeGrant"}
 
 
 @pytest.mark.parametrize("principal", ["nobody", "stranger"])
-async def test_every_route_checks_rights_before_it_reads_the_body(logins: Logins, principal: str) -> None:
+async def test_every_route_checks_rights_before_it_reads_the_body(logins: BodyLogins, principal: str) -> None:
     """The body is announced and never sent: a server that waits for it does not answer in time."""
     listed_routes = list_routes()
     assert len(listed_routes) > 60
@@ -420,7 +420,7 @@ async def test_every_route_checks_rights_before_it_reads_the_body(logins: Logins
     assert {"commitTransaction", "renameTable", "createNamespace", "addGrant", "undrop"} <= statuses
 
 
-async def test_rights_for_changes_are_checked_before_the_body_of_a_reader(logins: Logins) -> None:
+async def test_rights_for_changes_are_checked_before_the_body_of_a_reader(logins: BodyLogins) -> None:
     """A reader requests changes. The right to read the table is not sufficient: the server does not read the body."""
     for path in (
         "/v1/namespaces",
@@ -437,7 +437,7 @@ async def test_rights_for_changes_are_checked_before_the_body_of_a_reader(logins
                 assert (await wire.answer())[0] == 403
 
 
-async def test_all_slots_are_released_after_the_tests_of_this_file(logins: Logins) -> None:
+async def test_all_slots_are_released_after_the_tests_of_this_file(logins: BodyLogins) -> None:
     for path in ("/v1/namespaces/db/tables", TABLE, "/nowhere"):
         for name in ("rita", "nobody"):
             headers = {"Authorization": f"Bearer {logins.secrets[name]}"}
@@ -454,7 +454,7 @@ def _list_instances(kind: type[WorkerLimits]) -> list[WorkerLimits]:
 
 
 @pytest.mark.parametrize("path", [TABLE, "/nowhere"])
-async def test_flood_of_unknown_clients_fills_neither_the_log_nor_the_audit_log(logins: Logins, path: str) -> None:
+async def test_flood_of_unknown_clients_fills_neither_the_log_nor_the_audit_log(logins: BodyLogins, path: str) -> None:
     with structlog.testing.capture_logs() as events:
         for _ in range(200):
             async with logins.server.http.get(logins.server.url + path) as answer:
@@ -465,7 +465,7 @@ async def test_flood_of_unknown_clients_fills_neither_the_log_nor_the_audit_log(
     assert len(records) <= 50
 
 
-async def test_bytes_after_a_rejected_request_are_not_read(logins: Logins) -> None:
+async def test_bytes_after_a_rejected_request_are_not_read(logins: BodyLogins) -> None:
     """The operating system's buffers fill; the server reads no more than it must."""
     async with await RawConnection.open(logins.server) as wire:
         await wire.send(build_head("POST", f"{TABLE}/sign", "Content-Length: 1000000000"))

@@ -31,13 +31,13 @@ from seamark.metaserver.streams.keys import KEY
 from seamark.metaserver.streams.snapshots.shared_snapshots import SharedSnapshots
 from tests.seeds import first_seed, quick
 from tests.streams.test_fresh_reads import FRESH, TABLE
-from tests.streams.test_rows_over_http import Stream, create, streaming
+from tests.streams.test_rows_over_http import StreamServer, create, streaming
 
 UUID = "00000000-0000-4000-8000-000000000001"
 
 
 @asynccontextmanager
-async def open_pair(home: Path, **settings: Any) -> AsyncIterator[tuple[Stream, Stream]]:
+async def open_pair(home: Path, **settings: Any) -> AsyncIterator[tuple[StreamServer, StreamServer]]:
     """Run two servers over one database. The first has the log, and the second has none."""
     async with streaming(home, **settings) as first, streaming(home, **settings) as second:
         yield first, second

@@ -29,8 +29,8 @@ from seamark.metaserver.streams.stream_table import StreamTable
 from tests.log.disk import OpenSimulatedFile
 from tests.seeds import first_seed
 from tests.streams.simulation.loop import run_simulated
-from tests.streams.simulation.ports import Catalog
-from tests.streams.simulation.world import InvariantBroken, World
+from tests.streams.simulation.ports import SimulatedCatalog
+from tests.streams.simulation.world import InvariantBroken, SimulationWorld
 
 QUICK_SEEDS = 120
 SLOW_SEEDS = 10_000
@@ -38,9 +38,9 @@ MUTATION_SEEDS = 300
 """The seeds in which the simulation has to find a mutation."""
 
 
-def run_world(seed: int, **options) -> World:
+def run_world(seed: int, **options) -> SimulationWorld:
     """Run one world to its end, and return it."""
-    world = World(seed, **options)
+    world = SimulationWorld(seed, **options)
     try:
         run_simulated(world.clock, world.run())
     except Exception as error:
@@ -109,13 +109,13 @@ def skip_numbers(patch: pytest.MonkeyPatch) -> None:
 
 def flush_without_comparing(patch: pytest.MonkeyPatch) -> None:
     """Let a flush add its rows although the offsets have moved."""
-    commit = Catalog.commit
+    commit = SimulatedCatalog.commit
 
-    def add(catalog: Catalog, *args) -> None:
+    def add(catalog: SimulatedCatalog, *args) -> None:
         catalog.compares = False
         commit(catalog, *args)
 
-    patch.setattr(Catalog, "commit", add)
+    patch.setattr(SimulatedCatalog, "commit", add)
 
 
 def serve_rows_of_the_last_process_without_a_sync(patch: pytest.MonkeyPatch) -> None:

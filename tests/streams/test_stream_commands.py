@@ -19,7 +19,7 @@ from seamark.metaserver.store.sql.generator_store import GeneratorStore
 from tests.server.rig import OffsetClock, run_server
 from tests.services.command import run_seamark
 from tests.streams.test_read_stream import append_batch
-from tests.streams.test_rows_over_http import NEVER_MS, SCHEMA, Stream, create, streaming
+from tests.streams.test_rows_over_http import NEVER_MS, SCHEMA, StreamServer, create, streaming
 
 
 async def run_stream_command(url: str, *arguments: str) -> str:
@@ -192,7 +192,7 @@ async def test_health_reports_a_pause_a_late_flush_and_full_memory(tmp_path: Pat
         tmp_path, clock=clock, stream_flush_interval_ms=NEVER_MS, stream_memory_bytes=1 << 20
     ) as server:
         catalog = await asyncio.to_thread(RestCatalog, "health", uri=server.url)
-        stream = Stream(server, catalog)
+        stream = StreamServer(server, catalog)
         await create(stream)
         await append_batch(stream, 1)  # A table without a snapshot is flushed at once.
         await stream.post({"id": 2})

@@ -45,7 +45,7 @@ class NumberFiles:
         return []
 
 
-class World:
+class StreamWorld:
     """The table's files, its flushed offsets, and the storage."""
 
     def __init__(self, log: MemoryLog, clock: Clock, rng: Random, *, shards: int = 1) -> None:
@@ -140,7 +140,7 @@ def build_batch(*numbers: int) -> Batch:
 
 
 @asynccontextmanager
-async def open_world(seed: int = 1, *, shards: int = 1) -> AsyncIterator[World]:
+async def open_world(seed: int = 1, *, shards: int = 1) -> AsyncIterator[StreamWorld]:
     clock = SystemClock()
     async with open_memory_log(clock) as log:
-        yield World(log, clock, Random(seed), shards=shards)
+        yield StreamWorld(log, clock, Random(seed), shards=shards)

@@ -18,7 +18,7 @@ from seamark.metaserver.store.port import InstantFilter
 from seamark.metaserver.timeline.instants import MAINTENANCE
 from tests.catalog.rig import SCHEMA
 from tests.server.rig import run_server
-from tests.table_services.test_scheduler import Recorder, run_scheduler
+from tests.table_services.test_scheduler import ScriptedLauncher, run_scheduler
 from tests.waits import until
 
 WENDY = Grant("wendy", "writer", ("db",))
@@ -45,13 +45,13 @@ async def test_job_does_not_run_after_the_rights_of_its_policys_author_were_with
             request = CreateTable(name=f"of_{namespace}", schema=SCHEMA, properties=index)
             await parts.catalog.tables.create(caller, ("db", namespace), request)
         services: Any = [Indexing(parts.settings, parts.clock)]
-        recorder = Recorder()
+        recorder = ScriptedLauncher()
         rights = StandingRights(parts.store, parts.clock, replace(parts.settings, auth="token"))
         async with run_scheduler(server, recorder, services=services, rights=rights):
             await until(lambda: len(recorder.ran) >= 2)
         assert sorted(recorder.ran) == ["of_hers", "of_his"]
         await parts.store.transact([RemoveGrant(WENDY)])
-        recorder = Recorder()
+        recorder = ScriptedLauncher()
         async with run_scheduler(server, recorder, services=services, rights=rights):
             await until(lambda: "failed" in recorder.outcomes and recorder.ran)
         assert set(recorder.ran) == {"of_his"}

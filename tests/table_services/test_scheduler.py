@@ -49,7 +49,7 @@ class EveryTable:
 
 
 @dataclass
-class Recorder:
+class ScriptedLauncher:
     """A launcher that records its jobs, fails the first `failures`, and takes `takes_s`.
 
     Attributes:
@@ -116,7 +116,7 @@ class Recorder:
 @asynccontextmanager
 async def run_scheduler(
     server: RunningServer,
-    recorder: Recorder,
+    recorder: ScriptedLauncher,
     lasts_s: float = 30.0,
     services: Sequence[EveryTable] = (),
     launchers: int = 1,
@@ -166,7 +166,7 @@ async def test_every_replica_lists_running_jobs_with_their_progress(tmp_path: Pa
                 return jobs
 
         assert await list_entries("jobs") == []
-        recorder = Recorder(takes_s=60, reported_progress=JobProgress(3, 12, 1 << 20, 5 << 20))
+        recorder = ScriptedLauncher(takes_s=60, reported_progress=JobProgress(3, 12, 1 << 20, 5 << 20))
         async with run_scheduler(server, recorder, lasts_s=0.3):
             await until(lambda: ("every-table", 1, 1 << 20, 5 << 20) in recorder.progress)  # After the renewal
             assert len(await list_entries("jobs")) == 1
@@ -205,7 +205,7 @@ async def test_existing_tables_of_all_namespaces_and_later_changes_are_examined(
         await create(server, "a", "t1", "t2")
         await create(server, "a\x1fdeep", "t3")
         await create(server, "z", "t4")
-        recorder = Recorder()
+        recorder = ScriptedLauncher()
         async with run_scheduler(server, recorder):
             await until(lambda: sorted(recorder.ran) == ["t1", "t2", "t3", "t4"])
             await create(server, "z", "t5")
@@ -217,7 +217,7 @@ async def test_failed_job_is_repeated(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(job_queue, "BACKOFF_S", 0.05)
     async with run_server(tmp_path) as server:
         await create(server, "a", "t")
-        recorder = Recorder(failures=2)
+        recorder = ScriptedLauncher(failures=2)
         async with run_scheduler(server, recorder):
             await until(lambda: recorder.outcomes == ["failed", "failed", "completed"])
 
@@ -225,7 +225,7 @@ async def test_failed_job_is_repeated(tmp_path: Path, monkeypatch: pytest.Monkey
 async def test_job_with_remaining_work_runs_again_without_a_change(tmp_path: Path) -> None:
     async with run_server(tmp_path, services_workers=0) as server:
         await create(server, "db", "t")
-        recorder = Recorder(agains=2)
+        recorder = ScriptedLauncher(agains=2)
         async with run_scheduler(server, recorder, services=[EveryTable(pause_s=0.01)]):
             await until(lambda: recorder.outcomes == ["completed"] * 3)
 
@@ -233,7 +233,7 @@ async def test_job_with_remaining_work_runs_again_without_a_change(tmp_path: Pat
 async def test_table_without_work_is_examined_again_soon(tmp_path: Path) -> None:
     async with run_server(tmp_path, services_workers=0) as server:
         await create(server, "db", "t")
-        recorder = Recorder()
+        recorder = ScriptedLauncher()
         async with run_scheduler(server, recorder, services=[EveryTable(pause_s=1e6, idle_pause_s=0.01)]):
             for look_count in range(1, 4):
                 await until(lambda looks=look_count: len(recorder.outcomes) == looks)
@@ -252,7 +252,7 @@ async def test_services_that_rewrite_files_of_a_table_take_turns(
     names = sorted(service.name for service in SERVICES.values() if service.rewrites_files)
     async with run_server(tmp_path, services_workers=0) as server:
         await create(server, "db", "t")
-        recorder = Recorder(takes_s=0.05)
+        recorder = ScriptedLauncher(takes_s=0.05)
         async with run_scheduler(
             server, recorder, services=[EveryTable(name, pause_s=0.01) for name in names], launchers=len(names)
         ):
@@ -263,7 +263,7 @@ async def test_services_that_rewrite_files_of_a_table_take_turns(
 async def test_one_replica_leads_and_another_takes_over_when_it_is_gone(tmp_path: Path) -> None:
     async with run_server(tmp_path) as server:
         await create(server, "a", "t")
-        first, second = Recorder(takes_s=100), Recorder()
+        first, second = ScriptedLauncher(takes_s=100), ScriptedLauncher()
         async with run_scheduler(server, first, lasts_s=4.0):
             await until(lambda: first.ran)
             async with run_scheduler(server, second, lasts_s=4.0):
@@ -281,7 +281,7 @@ async def test_obsolete_job_does_not_run(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(job_queue, "BACKOFF_S", 0.3)
     async with run_server(tmp_path) as server:
         await create(server, "a", "disabled", "dropped", "replaced", "wanted")
-        recorder = Recorder(failures=4)
+        recorder = ScriptedLauncher(failures=4)
         async with run_scheduler(server, recorder):
             await until(lambda: len(recorder.outcomes) == 4)
             monkeypatch.setattr(EveryTable, "unwanted", {"disabled"})
@@ -300,7 +300,7 @@ async def test_table_with_unreadable_metadata_does_not_stop_the_others(tmp_path:
         _, loaded_table = await server.get("/v1/namespaces/a/tables/bad")
         Path(loaded_table["metadata-location"].removeprefix("file://")).write_text("{")
     async with run_server(tmp_path) as server:  # Its cache is empty.
-        recorder = Recorder()
+        recorder = ScriptedLauncher()
         async with run_scheduler(server, recorder):
             await until(lambda: "good" in recorder.ran)
         assert "bad" not in recorder.ran
@@ -317,7 +317,7 @@ async def test_failure_caused_by_one_table_does_not_stop_the_others(
                 raise RecursionError
             return super().propose(entry, metadata)
 
-    class FailingRecorder(Recorder):
+    class FailingRecorder(ScriptedLauncher):
         async def run(self, job: Job, report: Report) -> dict[str, Any]:
             result = await super().run(job, report)
             if job.table == "a-worker":

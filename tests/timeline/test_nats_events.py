@@ -27,15 +27,15 @@ def _quick_leases(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def stream(nats: Nats, request: pytest.FixtureRequest) -> AsyncIterator[Stream]:
+async def stream(nats: Nats, request: pytest.FixtureRequest) -> AsyncIterator[EventStream]:
     """An empty stream of a subject of its own."""
     client = await nats_client.connect(nats.address)
     subject = f"s{abs(hash(request.node.nodeid))}"
-    yield Stream(client.jetstream(), nats, subject)
+    yield EventStream(client.jetstream(), nats, subject)
     await client.close()
 
 
-class Stream:
+class EventStream:
     """A stream with the events of a server."""
 
     def __init__(self, context: JetStreamContext, nats: Nats, subject: str) -> None:
@@ -66,7 +66,7 @@ def list_names(messages: list[dict[str, Any]]) -> list[str]:
     return [message["event"]["data"]["name"] for message in messages]
 
 
-async def test_stream_receives_each_instant_in_order_as_a_cloud_event(tmp_path: Path, stream: Stream) -> None:
+async def test_stream_receives_each_instant_in_order_as_a_cloud_event(tmp_path: Path, stream: EventStream) -> None:
     await stream.create()
     async with run_server(tmp_path, event_nats=stream.setting) as server:
         await record_names(server, "ab")
@@ -82,7 +82,7 @@ async def test_stream_receives_each_instant_in_order_as_a_cloud_event(tmp_path: 
     assert first["headers"]["Nats-Msg-Id"] == first["event"]["id"]
 
 
-async def test_events_wait_until_a_stream_has_their_subject(tmp_path: Path, stream: Stream) -> None:
+async def test_events_wait_until_a_stream_has_their_subject(tmp_path: Path, stream: EventStream) -> None:
     async with run_server(tmp_path, event_nats=stream.setting) as server:
         await record_names(server, "ab")
         metrics = server.components.metrics
@@ -92,7 +92,7 @@ async def test_events_wait_until_a_stream_has_their_subject(tmp_path: Path, stre
 
 
 async def test_stream_has_each_event_once_after_the_server_of_nats_was_killed(
-    tmp_path: Path, stream: Stream, nats: Nats
+    tmp_path: Path, stream: EventStream, nats: Nats
 ) -> None:
     await stream.create()
     async with run_server(tmp_path, event_nats=stream.setting) as server:
@@ -102,12 +102,12 @@ async def test_stream_has_each_event_once_after_the_server_of_nats_was_killed(
         await record_names(server, "cd")
         nats.start()
         client = await nats_client.connect(nats.address)
-        other_stream = Stream(client.jetstream(), nats, stream.subject)
+        other_stream = EventStream(client.jetstream(), nats, stream.subject)
         assert list_names(await other_stream.read(4)) == ["a", "b", "c", "d"]
         await client.close()
 
 
-async def test_restarted_server_continues_after_the_last_confirmed_event(tmp_path: Path, stream: Stream) -> None:
+async def test_restarted_server_continues_after_the_last_confirmed_event(tmp_path: Path, stream: EventStream) -> None:
     await stream.create()
     async with run_server(tmp_path, event_nats=stream.setting) as server:
         await record_names(server, "ab")

@@ -121,7 +121,7 @@ def test_no_warehouse_can_have_the_name_of_a_route() -> None:
 
 
 @dataclass
-class Logins:
+class WarehouseLogins:
     world: WarehouseServer
     tokens: dict[str, str]
 
@@ -130,7 +130,7 @@ class Logins:
 
 
 @pytest.fixture
-async def logins(tmp_path: Path) -> AsyncIterator[Logins]:
+async def logins(tmp_path: Path) -> AsyncIterator[WarehouseLogins]:
     """Create three logins.
 
     The principal root is an admin of the server and creates `sales` and `stock`. The principal ann is a writer of the
@@ -141,7 +141,7 @@ async def logins(tmp_path: Path) -> AsyncIterator[Logins]:
         for name, grants in (("root", [Grant("root", "admin")]), ("ann", [Grant("ann", "writer")]), ("bob", [])):
             tokens[name] = await create_token(store, clock, name, None, grants)
     async with run_server_with_warehouses(tmp_path, auth="token") as world:
-        logins = Logins(world, tokens)
+        logins = WarehouseLogins(world, tokens)
         for name in ("sales", "stock"):
             body = {"name": name, "location": f"file://{world.lake}/{name}"}
             assert (await logins.send("root", "POST", "/api/v1/warehouses", body))[0] == 201
@@ -151,7 +151,7 @@ async def logins(tmp_path: Path) -> AsyncIterator[Logins]:
         yield logins
 
 
-async def test_grant_is_a_right_only_in_its_warehouse(logins: Logins) -> None:
+async def test_grant_is_a_right_only_in_its_warehouse(logins: WarehouseLogins) -> None:
     create = {"namespace": ["new"]}
     for principal, path, expected in (
         ("ann", "/v1/namespaces", 200),
@@ -174,7 +174,7 @@ async def test_grant_is_a_right_only_in_its_warehouse(logins: Logins) -> None:
     assert [grant["principal"] for grant in audit["grants"]] == ["root"]
 
 
-async def test_admin_of_a_warehouse_has_no_right_on_the_server(logins: Logins) -> None:
+async def test_admin_of_a_warehouse_has_no_right_on_the_server(logins: WarehouseLogins) -> None:
     for path, body in (
         ("/api/v1/warehouses", {"name": "new", "location": f"file://{logins.world.lake}/new"}),
         (f"{FUNCTION_OF_SALES}/warehouses", {"name": "new", "location": f"file://{logins.world.lake}/new"}),
@@ -188,7 +188,7 @@ async def test_admin_of_a_warehouse_has_no_right_on_the_server(logins: Logins) -
     assert (await logins.send("ann", "DELETE", "/api/v1/warehouses/stock"))[0] == 403
 
 
-async def test_existence_of_a_warehouse_needs_a_login(logins: Logins) -> None:
+async def test_existence_of_a_warehouse_needs_a_login(logins: WarehouseLogins) -> None:
     for path in (
         "/v1/sales/namespaces",
         "/v1/none/namespaces",

@@ -16,7 +16,7 @@ NAMESPACES = ("a", "b")
 NAMES = ("t", "u")
 
 
-class Model:
+class WarehouseModel:
     """The namespaces of one warehouse, and the UUID of each table."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Model:
         return 204
 
 
-async def take_step(world: WarehouseServer, root: str, model: Model, rng: random.Random) -> None:
+async def take_step(world: WarehouseServer, root: str, model: WarehouseModel, rng: random.Random) -> None:
     namespace, name = rng.choice(NAMESPACES), rng.choice(NAMES)
     match rng.randrange(6):
         case 0:
@@ -97,7 +97,7 @@ async def read_catalog(world: WarehouseServer, root: str) -> dict[str, dict[str,
 
 async def run_steps(folder: Path, seed: int, steps: int) -> None:
     rng = random.Random(seed)
-    models: dict[str, Any] = {root: Model() for root in ROOTS}
+    models: dict[str, Any] = {root: WarehouseModel() for root in ROOTS}
     async with run_server_with_warehouses(folder, "sales", "stock") as world:
         await world.send("DELETE", "/v1/namespaces/db")
         for _ in range(steps):

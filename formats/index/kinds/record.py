@@ -356,11 +356,11 @@ class RecordKind(IndexKind[FileRecords, RecordBlob]):
         return RecordBlob(blob)
 
     async def open_remote(self, blob: BlobReader) -> RemoteRecord:
-        def size_of(tail: bytes) -> int:
+        def find_directory_bytes(tail: bytes) -> int:
             return Fences.compute_directory_bytes(tail, blob.length)
 
-        tail = await blob.read_tail(size_of)
-        return RemoteRecord(blob, Fences(tail[-size_of(tail) :], blob.length))
+        tail = await blob.read_tail(find_directory_bytes)
+        return RemoteRecord(blob, Fences(tail[-find_directory_bytes(tail) :], blob.length))
 
     def query(self, ranges: Sequence[KeyRanges]) -> RecordQuery | None:
         columns = point_keys(ranges)

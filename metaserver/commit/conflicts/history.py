@@ -22,7 +22,7 @@ from seamark.metaserver.commit.snapshots.manifests import Manifests, run_by_coun
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.strings import read_strings
 from seamark.metaserver.planner.pruning.file_pruning import keep_appended
-from seamark.metaserver.planner.view.view import Selection, TableView
+from seamark.metaserver.planner.view.view import FileSelection, TableView
 
 _DATA = 0
 
@@ -31,7 +31,7 @@ class AddedFiles(NamedTuple):
     """Added files, as a selection of the rows of a view."""
 
     view: TableView
-    selection: Selection
+    selection: FileSelection
 
 
 class RemovedFiles(NamedTuple):
@@ -105,7 +105,7 @@ class History:
                 if (manifest.content != _DATA) == deletes and manifest.added_files_count != 0
             ]
         view = TableView(manifests, await self._manifests.read_blocks(manifests))
-        selection = Selection.select_all(view)
+        selection = FileSelection.select_all(view)
         keep_appended(selection, {snapshot.snapshot_id for snapshot in changing})
         return AddedFiles(view, selection)
 
@@ -164,10 +164,10 @@ def _read_operation(snapshot: Snapshot) -> str:
     return OVERWRITE if operation == REPLACE and not is_replace(snapshot) else operation
 
 
-def _find_missing(view: TableView, blocks: Iterable[Block]) -> Selection:
+def _find_missing(view: TableView, blocks: Iterable[Block]) -> FileSelection:
     """Return the files of the view that none of the blocks lists."""
     block_keys = {key for block in blocks for key in _list_keys(block)}
-    selection = Selection.select_all(view)
+    selection = FileSelection.select_all(view)
     for number, block in enumerate(view.blocks):
         selection.keep(number, np.array([key not in block_keys for key in _list_keys(block)], dtype=np.bool_))
     return selection

@@ -42,7 +42,7 @@ from seamark.metaserver.planner.deletes.delete_files import delete_files_at
 from seamark.metaserver.planner.joins.dimension_columns import FileColumn, find_rows_where, iterate_filtered_columns
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_stats
 from seamark.metaserver.planner.rows.row_deletes import find_key_columns
-from seamark.metaserver.planner.view.view import Selection, TableView, return_false
+from seamark.metaserver.planner.view.view import FileSelection, TableView, return_false
 
 FILES_MAX = 200
 """The maximum number of files whose keys one check reads. If there are more, all of them count as matches."""
@@ -77,7 +77,7 @@ async def exclude_deletes(source: CheckedFiles, added: AddedFiles, bound: Expres
     return AddedFiles(added.view, selection)
 
 
-def _select_deletes(added: AddedFiles, bound: Expression) -> tuple[Selection, list[_File]]:
+def _select_deletes(added: AddedFiles, bound: Expression) -> tuple[FileSelection, list[_File]]:
     """Select deletes by their bounds.
 
     Returns:
@@ -152,13 +152,13 @@ def _mask(view: TableView, positions: Iterable[int], *, elsewhere: bool) -> npt.
     return mask
 
 
-def _select_files(files: AddedFiles, positions: Iterable[int]) -> Selection:
+def _select_files(files: AddedFiles, positions: Iterable[int]) -> FileSelection:
     selection = files.selection.copy()
     selection.intersect(_mask(files.view, positions, elsewhere=False))
     return selection
 
 
-def _drop(selection: Selection, positions: Sequence[int]) -> None:
+def _drop(selection: FileSelection, positions: Sequence[int]) -> None:
     if positions:
         selection.intersect(_mask(selection.view, positions, elsewhere=True))
 
@@ -248,7 +248,7 @@ def _list_positions(view: TableView, rows: Iterable[int]) -> list[tuple[int, int
     return list(zip(ordered, view.find_positions(np.array(ordered, dtype=np.int64)).tolist(), strict=True))
 
 
-async def _drop_disjoint(source: CheckedFiles, selection: Selection, files: Sequence[_File]) -> None:
+async def _drop_disjoint(source: CheckedFiles, selection: FileSelection, files: Sequence[_File]) -> None:
     readable = [file for file in files if file.is_parquet and file.size_bytes > 0]
     if not readable or len(files) > FILES_MAX or sum(file.size_bytes for file in readable) > BYTES_MAX:
         return

@@ -56,7 +56,7 @@ MANIFESTS_CONCURRENT_MAX = 16
 _SEED = 0
 _TOGETHER_MAX = 20_000
 """The maximum number of hashes that are copied together for one search."""
-_SHARES = 4
+_CACHES_PER_BUDGET = 4
 """The number of caches.
 
 Each gets an equal share of the budget: manifest lists, encoded manifests, decoded blocks, hashes.
@@ -128,10 +128,12 @@ class Manifests:
         """
         self._objects = objects
         self._limit_bytes = limit_bytes
-        self._lists: MemoryCache[str, tuple[ManifestFile, ...]] = MemoryCache(budget_bytes // _SHARES, "commits")
-        self._data: MemoryCache[str, bytes] = MemoryCache(budget_bytes // _SHARES, "commits")
-        self._blocks: MemoryCache[str, Block] = MemoryCache(budget_bytes // _SHARES, "commits")
-        self._names: MemoryCache[str, PathHashes] = MemoryCache(budget_bytes // _SHARES, "commits")
+        self._lists: MemoryCache[str, tuple[ManifestFile, ...]] = MemoryCache(
+            budget_bytes // _CACHES_PER_BUDGET, "commits"
+        )
+        self._data: MemoryCache[str, bytes] = MemoryCache(budget_bytes // _CACHES_PER_BUDGET, "commits")
+        self._blocks: MemoryCache[str, Block] = MemoryCache(budget_bytes // _CACHES_PER_BUDGET, "commits")
+        self._names: MemoryCache[str, PathHashes] = MemoryCache(budget_bytes // _CACHES_PER_BUDGET, "commits")
         self._reading: SingleFlight[str, bytes] = SingleFlight()
         self._unwritten_lists: dict[str, tuple[ManifestFile, ...]] = {}
         self._unwritten: dict[str, bytes] = {}

@@ -33,7 +33,7 @@ from seamark.metaserver.planner.joins.dimensions import ListedFile, list_files_a
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_partition, narrow_by_stats
 from seamark.metaserver.planner.rows.data_columns import DataRows
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
-from seamark.metaserver.planner.view.view import Selection, return_false
+from seamark.metaserver.planner.view.view import FileSelection, return_false
 from seamark.metaserver.runtime.gathering import gather
 
 COLUMNS_MAX = 4
@@ -190,7 +190,7 @@ async def _sample(rows: DataRows, scan: ScanPlan, parts: Sequence[Bound]) -> Col
 
 def _find_files_left(scan: ScanPlan, parts: Sequence[Bound]) -> list[ListedFile]:
     """Return the files that the conditions `parts` keep, by partition values and bounds."""
-    selection = Selection.select_all(scan.view)
+    selection = FileSelection.select_all(scan.view)
     specs = [spec for spec in scan.metadata.partition_specs if spec.spec_id in scan.view.specs]
     for part in parts:
         narrow_by_partition(selection, {spec.spec_id: project(part, spec).possible for spec in specs}, return_false)

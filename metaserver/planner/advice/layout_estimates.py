@@ -45,7 +45,7 @@ from seamark.metaserver.planner.lookup.lookup import (
 from seamark.metaserver.planner.lookup.partitions import group_by_partition
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_partition
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
-from seamark.metaserver.planner.view.view import Selection, return_false
+from seamark.metaserver.planner.view.view import FileSelection, return_false
 
 COLUMNS_MAX = 4
 """The maximum number of columns of a clustering. With more columns, each column would divide the rows too coarsely."""
@@ -125,7 +125,7 @@ def estimate_layouts(scan: ScanPlan, samples: Samples, properties: Mapping[str, 
     columns = _group_intervals_by_column(scan)
     if not columns or scan.files <= 1:
         return LayoutEstimates([], {})
-    selection = Selection.select_all(scan.view)
+    selection = FileSelection.select_all(scan.view)
     specs = [spec for spec in scan.metadata.partition_specs if spec.spec_id in scan.view.specs]
     narrow_by_partition(selection, {spec.spec_id: project(scan.bound, spec).possible for spec in specs}, return_false)
     files = find_files_at(scan.view, selection.list_entry_ids())

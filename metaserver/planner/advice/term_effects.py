@@ -21,7 +21,7 @@ from seamark.formats.index.kinds.kinds import KINDS
 from seamark.metaserver.planner.advice.column_samples import FUNCTION_NOT_SAMPLED, NOT_SAMPLED, ColumnSample, Samples
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_partition, narrow_by_stats
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
-from seamark.metaserver.planner.view.view import Selection, return_false
+from seamark.metaserver.planner.view.view import FileSelection, return_false
 
 _TERMS_MAX = 16
 """The maximum number of conjuncts that are reported. Each of them reads the bounds of all files once."""
@@ -62,7 +62,7 @@ def compute_term_effects(scan: ScanPlan, samples: Samples) -> list[TermEffect]:
 
 
 def _measure_effect(scan: ScanPlan, part: Bound, definitions: Definitions, samples: Samples) -> TermEffect:
-    selection = Selection.select_all(scan.view)
+    selection = FileSelection.select_all(scan.view)
     files_in = selection.count()
     specs = [spec for spec in scan.metadata.partition_specs if spec.spec_id in scan.view.specs]
     narrow_by_partition(selection, {spec.spec_id: project(part, spec).possible for spec in specs}, return_false)

@@ -31,7 +31,7 @@ from seamark.metaserver.planner.indexes.coverage import Coverage
 from seamark.metaserver.planner.indexes.index_predicates import IndexPredicate, IndexProjection, KeySetPredicate
 from seamark.metaserver.planner.indexes.row_intersection import Conjunct, has_row
 from seamark.metaserver.planner.scan.scan_plan import IndexUse
-from seamark.metaserver.planner.view.view import Expired, Selection, TableView, narrow_to_any
+from seamark.metaserver.planner.view.view import Expired, FileSelection, TableView, narrow_to_any
 from seamark.metaserver.store.model import RegisteredIndexFile
 
 
@@ -80,7 +80,7 @@ class Probe:
         self.missing_rows.clear()
         self._counted.clear()
 
-    def list_steps(self, expired: Expired) -> Iterator[tuple[str, Callable[[Selection], None]]]:
+    def list_steps(self, expired: Expired) -> Iterator[tuple[str, Callable[[FileSelection], None]]]:
         """Yield the steps that narrow a selection, with their names, in ascending order of cost."""
         used = {definition.kind for definition in self.projection.definitions}
         kinds: frozenset[str] = frozenset()
@@ -100,7 +100,7 @@ class Probe:
             for key, (files_in, removed) in self.counts.items()
         )
 
-    def narrow(self, selection: Selection, kinds: frozenset[str], expired: Expired) -> None:
+    def narrow(self, selection: FileSelection, kinds: frozenset[str], expired: Expired) -> None:
         """Narrow the selection by all indexes of these kinds.
 
         `kinds` includes the kinds of earlier steps, because the children of a disjunction may need different kinds.
@@ -113,7 +113,9 @@ class Probe:
             if predicate.definition.kind in kinds and not expired():
                 self._intersect(selection, predicate, expired)
 
-    def _narrow(self, selection: Selection, expression: Expression, kinds: frozenset[str], expired: Expired) -> None:
+    def _narrow(
+        self, selection: FileSelection, expression: Expression, kinds: frozenset[str], expired: Expired
+    ) -> None:
         match expression:
             case And(children):
                 for child in children:
@@ -133,7 +135,9 @@ class Probe:
             self.projection.by_field[predicate.column_id].kind in kinds for predicate in collect_predicates(expression)
         )
 
-    def _intersect(self, selection: Selection, predicate: IndexPredicate | KeySetPredicate, expired: Expired) -> None:
+    def _intersect(
+        self, selection: FileSelection, predicate: IndexPredicate | KeySetPredicate, expired: Expired
+    ) -> None:
         definition_id, key = predicate.definition.id, predicate.key
         if key not in self._kept_flags:
             self._kept_flags[key] = self._flag_kept_files(predicate, expired)
@@ -195,7 +199,7 @@ class Probe:
     def _is_bitmap(self, predicate: Bound) -> bool:
         return KINDS[self.projection.by_field[predicate.column_id].kind].answers_rows
 
-    def narrow_by_row(self, selection: Selection, expired: Expired) -> None:
+    def narrow_by_row(self, selection: FileSelection, expired: Expired) -> None:
         """Remove each file that has no row that all bitmaps contain."""
         kept_flags = np.ones(self.view.file_count, dtype=np.uint8)
         conjuncts, remainder = self._split_conjuncts()

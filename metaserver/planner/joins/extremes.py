@@ -24,7 +24,7 @@ from seamark.metaserver.planner.joins.ranges import LimitedColumn, limit_conditi
 from seamark.metaserver.planner.lookup.lookup import FoundFiles, FoundStatistics, RequestedColumn, find_files_at
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_partition, narrow_by_stats
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
-from seamark.metaserver.planner.view.view import Selection, return_false
+from seamark.metaserver.planner.view.view import FileSelection, return_false
 
 EXTREMES = (MINIMUM, MAXIMUM)
 FILES_MAX = 10_000
@@ -108,7 +108,7 @@ def _find_nearest(
     nulls, rows = statistics.counts("null_value_counts"), files.read_longs("record_count")
     has_values = (bounds != MISSING) & (nulls != MISSING) & (nulls >= 0) & (nulls < rows)
     if outside.condition != FALSE:
-        selection = Selection.select_all(scan.view)
+        selection = FileSelection.select_all(scan.view)
         narrow_by_partition(selection, outside.by_spec, return_false)
         narrow_by_stats(selection, outside.condition, return_false)
         has_values &= ~np.isin(scan.entry_ids, selection.list_entry_ids())

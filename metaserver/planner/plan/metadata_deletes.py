@@ -21,7 +21,7 @@ from seamark.formats.iceberg.expressions.expression import FALSE, TRUE, Bound, E
 from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.metaserver.planner.pruning.file_pruning import IN_VALUES_MAX, narrow_by_partition, narrow_by_stats
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
-from seamark.metaserver.planner.view.view import Expired, Selection
+from seamark.metaserver.planner.view.view import Expired, FileSelection
 
 _NEGATIVE = frozenset({Op.NOT_EQ, Op.NOT_IN, Op.NOT_STARTS_WITH})
 _EXAMINED_FILES_MAX = 10_000
@@ -58,7 +58,7 @@ def find_file_against_metadata_delete(
     """
     if not _match_wholly(scan):
         return None
-    selection = Selection.select_all(scan.view)
+    selection = FileSelection.select_all(scan.view)
     narrow_by_partition(selection, by_spec, expired)
     narrow_by_stats(selection, expression, expired)
     removed_ids = np.setdiff1d(selection.list_entry_ids(), scan.entry_ids, assume_unique=True)

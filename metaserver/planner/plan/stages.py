@@ -27,7 +27,7 @@ from seamark.metaserver.planner.pruning.file_pruning import (
 )
 from seamark.metaserver.planner.scan.request import BoundScan, list_appends
 from seamark.metaserver.planner.scan.scan_plan import PruningStage, ScanPlan
-from seamark.metaserver.planner.view.view import Selection, TableView
+from seamark.metaserver.planner.view.view import FileSelection, TableView
 
 _NOT_COUNTED = (-1, -1)
 _LAST_STAGE = "column_stats"
@@ -53,7 +53,7 @@ def prune(
     stages count files and bytes.
     """
     counted = loaded_us is not None
-    selection = Selection.select_all(cached.view)
+    selection = FileSelection.select_all(cached.view)
     stages: list[PruningStage] = []
     size = selection.measure_size() if counted else _NOT_COUNTED
     if loaded_us is not None:
@@ -104,7 +104,7 @@ def _make_partition_filters(view: TableView, bound_scan: BoundScan) -> dict[int,
 
 def _list_stages(
     view: TableView, bound_scan: BoundScan, expired: Callable[[], bool], probe: Probe | None
-) -> Iterator[tuple[str, Callable[[Selection], None]]]:
+) -> Iterator[tuple[str, Callable[[FileSelection], None]]]:
     """Yield the stages that narrow the selection, with their names, in ascending order of cost."""
     if bound_scan.options.is_incremental:
         ids = {snapshot.snapshot_id for snapshot in list_appends(bound_scan.metadata, bound_scan.options)}
@@ -122,7 +122,7 @@ def _list_stages(
 
 
 def _narrow_by_keys(
-    selection: Selection, dynamic_filters: Sequence[DynamicFilter], expired: Callable[[], bool]
+    selection: FileSelection, dynamic_filters: Sequence[DynamicFilter], expired: Callable[[], bool]
 ) -> None:
     """Narrow by statistics of the columns that have dynamic filters."""
     for dynamic_filter in dynamic_filters:

@@ -1,4 +1,4 @@
-"""The files of a snapshot in columns (`TableView`), and selections of them (`Selection`), which pruning narrows.
+"""The files of a snapshot in columns (`TableView`), and selections of them (`FileSelection`), which pruning narrows.
 
 A view has the blocks of a snapshot in sequence, with one row of summaries for each block and queried column. No
 data are copied: the lower or upper bounds of a column (`BoundColumn`) have the addresses of the blocks' arrays,
@@ -542,7 +542,7 @@ _WAITING_MAX = 16
 """The maximum number of comparisons that kernels evaluate together."""
 
 
-class Selection:
+class FileSelection:
     """The selected rows of a view.
 
     `state`, uint8[blocks], is 0 if no row of the block is selected, 1 if all rows are selected, and 2 if some rows
@@ -598,14 +598,14 @@ class Selection:
         return b"\1" not in state and b"\2" not in state
 
     @classmethod
-    def select_all(cls, view: TableView) -> Selection:
+    def select_all(cls, view: TableView) -> FileSelection:
         # The result is the same as with `np.ones`. It takes a third of the time if the code of `np.ones` is not
         # in the processor's cache.
         return cls(view, np.frombuffer(bytearray(b"\1" * len(view.blocks)), dtype=np.uint8))
 
-    def copy(self) -> Selection:
+    def copy(self) -> FileSelection:
         state = self.state.copy()
-        return Selection(self.view, state, self.mask.copy() if (state == 2).any() else None)
+        return FileSelection(self.view, state, self.mask.copy() if (state == 2).any() else None)
 
     def list_entry_ids(self) -> Longs:
         """Return int64[selected], ascending entry ids."""
@@ -640,13 +640,13 @@ class Selection:
         self._waiting = []
         self._state[:] = 0
 
-    def copy_block(self, number: int, other: Selection) -> None:
+    def copy_block(self, number: int, other: FileSelection) -> None:
         """Set the selection of one block to the selection of this block in `other`."""
         first, end = self.view.starts[number], self.view.starts[number + 1]
         self.state[number] = other.state[number]
         self.mask[first:end] = other.mask[first:end]
 
-    def add(self, other: Selection) -> None:
+    def add(self, other: FileSelection) -> None:
         _scan.merge(self.view.extents, self.state, self.mask, other.state, other.mask)
 
     def keep(self, number: int, rows: npt.NDArray[np.bool_]) -> None:
@@ -671,10 +671,10 @@ def return_false() -> bool:
 
 
 def narrow_to_any(
-    selection: Selection, branches: Iterable[Callable[[Selection], None]], expired: Expired = return_false
+    selection: FileSelection, branches: Iterable[Callable[[FileSelection], None]], expired: Expired = return_false
 ) -> None:
     """Narrow to the union of the files that the branches keep."""
-    union: Selection | None = None
+    union: FileSelection | None = None
     for branch in branches:
         if expired():
             return  # The time is over before all branches are evaluated, so all rows must be kept.

@@ -30,7 +30,7 @@ class _MovedClock(OffsetClock):
         return super().monotonic() + self.ahead_ms / 1000
 
 
-class Load:
+class RequestLoad:
     """Clients that send requests until they are stopped."""
 
     def __init__(self, server: RunningServer) -> None:
@@ -67,8 +67,8 @@ class Load:
 
 
 @asynccontextmanager
-async def load(server: RunningServer, **logins: Login) -> AsyncIterator[Load]:
-    clients = Load(server)
+async def load(server: RunningServer, **logins: Login) -> AsyncIterator[RequestLoad]:
+    clients = RequestLoad(server)
     for name, login in logins.items():
         clients.start(name, login)
     await clients.wait()

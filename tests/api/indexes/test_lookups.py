@@ -20,7 +20,7 @@ from seamark.metaserver.api.formats.arrow import ARROW_STREAM
 from seamark.metaserver.api.http.slots import RequestSlot
 from seamark.metaserver.planner.rows import record_lookup
 from tests.api.client import Api
-from tests.api.rest.stored import Row, Snapshot, StoredTable, draw_row
+from tests.api.rest.stored import LiveSnapshot, Row, StoredTable, draw_row
 from tests.seeds import examples
 from tests.server.rig import run_server
 
@@ -51,7 +51,7 @@ async def ask_arrow(api: Api, keys: pa.Table, query: str = "") -> pa.Table:
 
 
 def find_expected_rows(
-    table: StoredTable, snapshot: Snapshot, keys: Sequence[Row], columns: Sequence[int]
+    table: StoredTable, snapshot: LiveSnapshot, keys: Sequence[Row], columns: Sequence[int]
 ) -> list[Found]:
     """Return all live rows with these keys.
 

@@ -22,7 +22,7 @@ from seamark.formats.iceberg.metadata.table_json import decode_table
 from seamark.formats.index.definitions import parse_definition
 from tests.api.client import Api
 from tests.api.indexes.indexed import INDEXES, begin_build, define, register
-from tests.api.live import LiveTable, Snapshot
+from tests.api.live import LiveSnapshot, LiveTable
 from tests.planner.lakes.lake import DataFile, DeleteFile
 from tests.planner.lakes.manifests import PartitionField
 
@@ -153,7 +153,7 @@ class StoredTable(LiveTable):
 
     # The rows that readers see
 
-    def list_live_rows(self, snapshot: Snapshot) -> list[tuple[str, int, Row]]:
+    def list_live_rows(self, snapshot: LiveSnapshot) -> list[tuple[str, int, Row]]:
         """Return (path, position, row) of every row that is not deleted."""
         results = []
         for file in snapshot.data:

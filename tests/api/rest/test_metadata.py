@@ -18,7 +18,7 @@ from seamark.metaserver.api.lookups import metadata as routes
 from tests.api.client import Answer, Api
 from tests.api.plans.planned import append, build_data_file
 from tests.planner.lakes.history import write_random_lake
-from tests.planner.lakes.lake import ContentFile, DataFile, Lake, Snapshot
+from tests.planner.lakes.lake import ContentFile, DataFile, Lake, LakeSnapshot
 from tests.seeds import examples
 from tests.server.rig import run_server
 
@@ -62,7 +62,7 @@ def decode_table_answer(answer: Answer) -> pa.Table:
     return pa.ipc.open_stream(answer.raw).read_all()
 
 
-def build_expected_entry(lake: Lake, snapshot: Snapshot, file: ContentFile) -> dict[str, Any]:
+def build_expected_entry(lake: Lake, snapshot: LakeSnapshot, file: ContentFile) -> dict[str, Any]:
     """Return the expected listing entry of a file, without its partition."""
     return {
         "content": CONTENTS[file.content],

@@ -107,7 +107,7 @@ class StoredRelation:
 
 
 @dataclass
-class Column:
+class ScopeColumn:
     """A column in a scope. `owner` is the alias that can qualify its name."""
 
     name: str
@@ -120,7 +120,7 @@ class Column:
     """
 
 
-Scope = list[Column]
+Scope = list[ScopeColumn]
 Shapes = list[Callable[[], str]]
 
 
@@ -163,12 +163,12 @@ class Comparisons:
 
     # Columns
 
-    def can_name(self, column: Column, scope: Scope) -> bool:
+    def can_name(self, column: ScopeColumn, scope: Scope) -> bool:
         is_unambiguous = [one.name.lower() for one in scope].count(column.name.lower()) == 1
         owned = [one for one in scope if one.owner == column.owner and one.name.lower() == column.name.lower()]
         return (is_unambiguous and column.plain) or (column.owner is not None and len(owned) == 1)
 
-    def write_reference(self, column: Column, scope: Scope) -> str:
+    def write_reference(self, column: ScopeColumn, scope: Scope) -> str:
         is_unambiguous = [one.name.lower() for one in scope].count(column.name.lower()) == 1
         if is_unambiguous and column.plain and (column.owner is None or self.draw_chance(0.5)):
             return self.spell(column.name)
@@ -184,7 +184,7 @@ class Comparisons:
             return f"{text} {self.rng.choice('+-')} {'1' if kind == 'long' else self.rng.choice(['1', '0.5', '-1'])}"
         return f"({text})" if self.draw_chance(0.05) else text
 
-    def choose_column(self, side: Scope, scope: Scope) -> Column | None:
+    def choose_column(self, side: Scope, scope: Scope) -> ScopeColumn | None:
         able = [one for one in side if self.can_name(one, scope)]
         return self.rng.choice(able) if able else None
 
@@ -270,7 +270,7 @@ class Comparisons:
             return f"({text} {self.rng.choice(['AND', 'OR'])} {self.draw_comparison(self.rng.choice(able), scope)})"
         return text
 
-    def draw_comparison(self, column: Column, scope: Scope) -> str:
+    def draw_comparison(self, column: ScopeColumn, scope: Scope) -> str:
         name, kind = self.write_reference(column, scope), column.kind
         shapes = [*self.list_any_shapes(name, kind), *self.list_row_shapes(column, name, scope)]
         if kind == "string":
@@ -307,7 +307,7 @@ class Comparisons:
             lambda: f"CASE WHEN {name} IS NULL THEN {name} IS NULL ELSE {name} = {self.draw_literal(kind)} END",
         ]
 
-    def list_row_shapes(self, column: Column, name: str, scope: Scope) -> Shapes:
+    def list_row_shapes(self, column: ScopeColumn, name: str, scope: Scope) -> Shapes:
         kind = column.kind
         other = self.rng.choice([one for one in scope if self.can_name(one, scope)] or [column])
         pair = f"({name}, {self.write_reference(other, scope)})"
@@ -328,7 +328,7 @@ class Comparisons:
         )
         return shapes
 
-    def list_mixed_shapes(self, column: Column, name: str, scope: Scope) -> Shapes:
+    def list_mixed_shapes(self, column: ScopeColumn, name: str, scope: Scope) -> Shapes:
         """Return comparisons whose operands have several types.
 
         Engines convert all operands to a common type before they compare any of them.

@@ -17,16 +17,16 @@ from tests.connector.analysis.comparisons import (
     ROWS_MAX,
     TABLE_NAMES,
     VALUES,
-    Column,
     Comparisons,
     Scope,
+    ScopeColumn,
     StoredRelation,
     quote,
 )
 
 
 @dataclass
-class Statements(Comparisons):
+class RandomStatements(Comparisons):
     tables: list[StoredRelation] = field(default_factory=list)
     recursive_share: float = 0.08
     """The share of the names in WITH that are recursive.
@@ -301,7 +301,7 @@ class Statements(Comparisons):
         if not able:
             return None
         table = self.rng.choice(able)
-        scope = [Column(column, kind, "step") for column, kind in table.columns.items()]
+        scope = [ScopeColumn(column, kind, "step") for column, kind in table.columns.items()]
         long = [one for one in scope if one.kind == "long"]
         start, before, after = (self.rng.choice(long) for _ in range(3))
         from_table = f"{self.spell(table.name)} AS step"
@@ -338,7 +338,7 @@ class Statements(Comparisons):
         alias = self.rng.choice([one for one in ALIASES if one.lower() not in used_names])
         column = self.rng.choice(COLUMN_NAMES)
         text = f"UNNEST(ARRAY[{', '.join(VALUES['long'][:3])}]) AS {self.spell(alias)} ({quote(column)})"
-        return text, [Column(column, "long", alias)]
+        return text, [ScopeColumn(column, "long", alias)]
 
     def draw_lateral(
         self, text: str, scope: Scope, relations: list[StoredRelation], used_names: set[str]
@@ -347,7 +347,7 @@ class Statements(Comparisons):
         query = self.draw_lateral_query(scope, relations) if self.draw_chance(0.6) else None
         if query is not None:
             inner, columns = query
-            step_columns = [Column(name, kind, alias) for name, kind in columns]
+            step_columns = [ScopeColumn(name, kind, alias) for name, kind in columns]
             kind = self.rng.choice(["CROSS JOIN", ",", "LEFT JOIN", "LEFT JOIN", "JOIN"])
             join_condition = ""
             if kind not in ("CROSS JOIN", ","):
@@ -359,7 +359,7 @@ class Statements(Comparisons):
         if aggregate is None:
             return text, scope
         join, join_condition = self.rng.choice([("CROSS JOIN", ""), ("LEFT JOIN", " ON TRUE")])
-        step_columns = [Column("n", "long", alias), Column("m", "long", alias)]
+        step_columns = [ScopeColumn("n", "long", alias), ScopeColumn("m", "long", alias)]
         return f"{text} {join} LATERAL ({aggregate}) AS {self.spell(alias)}{join_condition}", [*scope, *step_columns]
 
     def draw_lateral_query(
@@ -373,12 +373,12 @@ class Statements(Comparisons):
         if correlated_pair is None:
             return None
         table, name, away = correlated_pair
-        table_columns = [Column(column, kind, "qq") for column, kind in table.columns.items()]
+        table_columns = [ScopeColumn(column, kind, "qq") for column, kind in table.columns.items()]
         source, inner = f"{self.spell(table.name)} AS qq", table_columns
         if self.draw_chance(0.4):
             hidden = {one.name.lower() for one in relations}
             other = self.rng.choice([one for one in self.tables if one.name.lower() not in hidden])
-            other_columns = [Column(column, kind, "rr") for column, kind in other.columns.items()]
+            other_columns = [ScopeColumn(column, kind, "rr") for column, kind in other.columns.items()]
             inner = [*table_columns, *other_columns]
             join_condition = self.draw_equality(table_columns, other_columns, inner)
             if self.draw_chance(0.3):
@@ -406,7 +406,7 @@ class Statements(Comparisons):
         if correlated_pair is None:
             return None
         table, name, away = correlated_pair
-        columns = [Column(name, table.columns[name], "qq")]
+        columns = [ScopeColumn(name, table.columns[name], "qq")]
         extra_condition = f" AND {self.draw_simple_condition(columns)}" if self.draw_chance(0.3) else ""
         return (
             f"SELECT {kind} FROM {self.spell(table.name)} AS qq WHERE qq.{self.spell(name)} = {away}{extra_condition}"
@@ -476,7 +476,7 @@ class Statements(Comparisons):
         ]
         if shared and self.draw_chance(0.3):
             column = self.rng.choice(shared)
-            merged_column = Column(column.name, column.kind, None)
+            merged_column = ScopeColumn(column.name, column.kind, None)
             remaining_columns = [other for other in joined_scope if other.name.lower() != column.name.lower()]
             return f"{text} {kind} {right} USING ({self.spell(column.name)})", [merged_column, *remaining_columns]
         join_condition = (
@@ -500,7 +500,7 @@ class Statements(Comparisons):
             column = self.rng.choice(COLUMN_NAMES)
             rows = ", ".join(f"({relation})" for relation in VALUES["long"][:3])
             text = f"(VALUES {rows}) AS {self.spell(alias)} ({quote(column)})"
-            return text, [Column(column, "long", alias)]
+            return text, [ScopeColumn(column, "long", alias)]
         if shape < 0.11:
             text, columns = self.draw_latest()
             text = f"({text}) AS {self.spell(alias)}"
@@ -516,12 +516,12 @@ class Statements(Comparisons):
             if relation.name.lower() not in hidden and self.draw_chance(0.2):
                 text = f"main{self.rng.choice(['.', ' . ', '/**/.'])}{text}"
             if relation.name.lower() not in used_names and self.draw_chance(0.4):
-                return text, [Column(name, kind, relation.name) for name, kind in columns]
+                return text, [ScopeColumn(name, kind, relation.name) for name, kind in columns]
             text = f"{text}{self.draw_space()}{self.rng.choice(['AS ', ''])}{self.spell(alias)}"
         if self.draw_chance(0.15):
             columns = [(f"r{number}", kind) for number, (_, kind) in enumerate(columns)]
             text += f" ({', '.join(name for name, _ in columns)})"
-        return text, [Column(name, kind, alias) for name, kind in columns]
+        return text, [ScopeColumn(name, kind, alias) for name, kind in columns]
 
     # Conditions
 
@@ -591,7 +591,7 @@ class Statements(Comparisons):
             return f"{self.write_reference(column, scope)} {self.rng.choice(['<', '<=', '>', '>='])} ANY ({inner})"
         return f"{self.write_reference(column, scope)} {negated}IN ({inner})"
 
-    def draw_extreme_comparison(self, column: Column, name: str, relations: list[StoredRelation]) -> str | None:
+    def draw_extreme_comparison(self, column: ScopeColumn, name: str, relations: list[StoredRelation]) -> str | None:
         """Return a comparison of the column with the extreme of another column.
 
         The result is None if no table has a fitting column.
@@ -623,7 +623,7 @@ class Statements(Comparisons):
         if not columns:
             return None
         table, column = self.rng.choice(columns)
-        scope = [Column(name, each, "q") for name, each in table.columns.items()]
+        scope = [ScopeColumn(name, each, "q") for name, each in table.columns.items()]
         where = f" WHERE {self.draw_simple_condition(scope)}" if self.draw_chance(0.6) else ""
         rows = f"{quote(table.name)} AS q{where}"
         if self.draw_chance(0.15):

@@ -27,18 +27,18 @@ from seamark.formats.iceberg.expressions.comparisons import resolve_literals
 from seamark.formats.iceberg.expressions.expression_json import encode_expression, parse_expression
 from seamark.formats.iceberg.expressions.sql import parse_sql
 from seamark.formats.iceberg.types import schema as seamark_schema
-from tests.connector.analysis.comparisons import MACROS, ZONE, Column, StoredRelation, quote
-from tests.connector.analysis.statements import Statements
+from tests.connector.analysis.comparisons import MACROS, ZONE, ScopeColumn, StoredRelation, quote
+from tests.connector.analysis.statements import RandomStatements
 from tests.planner.lakes.schemas import Field, Schema
 from tests.seeds import quick
 
 QUERIES_PER_LAKE = 40
 
 
-def draw_lakes(seed: int, count: int) -> Iterator[tuple[random.Random, Statements, duckdb.DuckDBPyConnection]]:
+def draw_lakes(seed: int, count: int) -> Iterator[tuple[random.Random, RandomStatements, duckdb.DuckDBPyConnection]]:
     for number in range(count):
         rng = random.Random(f"{seed}/{number}")
-        statements = Statements(rng)
+        statements = RandomStatements(rng)
         with duckdb.connect(
             config={"threads": 1}
         ) as connection:  # With one thread, rows with equal keys keep their order.
@@ -163,7 +163,7 @@ def format_likes(alternatives: tuple[Like, ...]) -> str:
     return f"({' OR '.join(texts)})"
 
 
-def check_bound(statements: Statements, scan: Scan) -> None:
+def check_bound(statements: RandomStatements, scan: Scan) -> None:
     """Check that the catalog uses the whole predicate, and binds its SQL and its expression to the same filter."""
     stored_table = next(table for table in statements.tables if table.name.lower() == scan.table)
     fields = [Field(number, name, False, kind) for number, (name, kind) in enumerate(stored_table.columns.items(), 1)]
@@ -244,11 +244,11 @@ def check_worth(counts: Counter[str]) -> None:
     assert counts["rows left out by joins"] > 0.2 * counts["queries"], counts
 
 
-def draw_extreme_query(rng: random.Random, statements: Statements) -> str | None:
+def draw_extreme_query(rng: random.Random, statements: RandomStatements) -> str | None:
     """Return a query that compares a column with extremes of rows, or None if no column fits."""
     table = rng.choice(statements.tables)
     name, kind = rng.choice(list(table.columns.items()))
-    condition = statements.draw_extreme_comparison(Column(name, kind, "o"), f"o.{quote(name)}", [])
+    condition = statements.draw_extreme_comparison(ScopeColumn(name, kind, "o"), f"o.{quote(name)}", [])
     if condition is None or kind not in ("long", "date", "timestamp"):
         return None
     return f"SELECT * FROM {quote(table.name)} AS o WHERE {condition}"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.connector.analysis.comparisons import ALIASES, COLUMN_NAMES, Column, Scope, StoredRelation, quote
-from tests.connector.analysis.statements import Statements
+from tests.connector.analysis.comparisons import ALIASES, COLUMN_NAMES, Scope, ScopeColumn, StoredRelation, quote
+from tests.connector.analysis.statements import RandomStatements
 
 LOOSE_CONDITIONS = {
     "long": ["'2'", "1.5", "2.0", "1e0", "'-1'"],
@@ -27,7 +27,7 @@ FORMATTED = {
 }
 
 
-class LooseStatements(Statements):
+class LooseStatements(RandomStatements):
     other_groups = ("ALL",)
     listed_share = 0.7
 
@@ -51,7 +51,7 @@ class LooseStatements(Statements):
     def draw_literal(self, kind: str) -> str:
         return self.rng.choice(LOOSE_CONDITIONS[kind]) if self.draw_chance(0.25) else super().draw_literal(kind)
 
-    def draw_comparison(self, column: Column, scope: Scope) -> str:
+    def draw_comparison(self, column: ScopeColumn, scope: Scope) -> str:
         if column.kind == "string" and self.draw_chance(0.1):
             name, negation = self.write_reference(column, scope), self.rng.choice(["", "NOT "])
             return f"{name} {negation}ILIKE '{self.rng.choice('%_')}B%'"
@@ -70,7 +70,7 @@ class LooseStatements(Statements):
             )
         return super().draw_comparison(column, scope)
 
-    def draw_list_condition(self, column: Column, scope: Scope) -> str:
+    def draw_list_condition(self, column: ScopeColumn, scope: Scope) -> str:
         """Return a condition on a list or on rows, in some cases with nulls and values of other types."""
         name, negated = self.write_reference(column, scope), self.rng.choice(["", "", "NOT "])
         other = self.choose_column(scope, scope) or column
@@ -111,7 +111,7 @@ class LooseStatements(Statements):
             names += [f"col{number}" for number in range(len(names), len(kinds))]
             rows = (f"({', '.join(map(self.draw_any_value, kinds))})" for _ in range(self.rng.randint(1, 3)))
             values = f"(VALUES {', '.join(rows)})"
-        scope = [Column(name, kind, alias) for name, kind in zip(names, kinds, strict=True)]
+        scope = [ScopeColumn(name, kind, alias) for name, kind in zip(names, kinds, strict=True)]
         return f"{values} AS {self.spell(alias)}{text}", scope
 
     def draw_qualify(self, scope: Scope) -> str:

@@ -32,7 +32,7 @@ from tests.seeds import first_seed
 QUERIES_PER_LAKE = 40
 
 
-class Tables:
+class MarkedTables:
     """The tables of one statement, by their marks."""
 
     def __init__(self, scans: Sequence[Scan], stored: dict[str, StoredRelation]) -> None:
@@ -102,7 +102,9 @@ def find_scans_of_statement(
     return tables_by_mark, scans
 
 
-def prune(rng: random.Random, connection: duckdb.DuckDBPyConnection, statement: DuckDBStatement, tables: Tables) -> str:
+def prune(
+    rng: random.Random, connection: duckdb.DuckDBPyConnection, statement: DuckDBStatement, tables: MarkedTables
+) -> str:
     replacements = []
     for number, scan in enumerate(tables.found):
         if not tables.is_known(number):
@@ -162,7 +164,7 @@ def check_one(
     counts["predicates"] += sum(reference.predicate is not None for reference in result if reference.table in stored)
     counts["joins"] += sum(len(reference.joins) for reference in result)
     counts["periods"] += any(join.transform != "identity" for reference in result for join in reference.joins)
-    replacements = prune(rng, connection, statement, Tables(result, stored))
+    replacements = prune(rng, connection, statement, MarkedTables(result, stored))
     note = f"{seed}\n{text}\n-- became\n{replacements}\n-- by\n" + "\n".join(
         f"{reference.table}: {reference.predicate} {reference.joins}" for reference in result
     )

@@ -36,7 +36,7 @@ _LONG = 2**63
 
 
 @dataclass(eq=False)
-class Column:
+class RandomColumn:
     """A column of a random table.
 
     `children` has the fields of a struct, the element of a list, or the key and value of a map.
@@ -45,10 +45,10 @@ class Column:
     id: int
     name: str
     kind: str
-    children: list[Column] = field(default_factory=list)
+    children: list[RandomColumn] = field(default_factory=list)
     initial: Any = None
 
-    def walk(self) -> Iterator[Column]:
+    def walk(self) -> Iterator[RandomColumn]:
         yield self
         for child in self.children:
             yield from child.walk()

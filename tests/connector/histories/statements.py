@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.connector.histories.columns import Column, draw_value
+from tests.connector.histories.columns import RandomColumn, draw_value
 from tests.connector.histories.predicates import Row
 from tests.planner.lakes.literal_forms import render
 
@@ -30,7 +30,7 @@ class DrawnStatement:
     new: Row = field(default_factory=dict)
 
 
-def can_be_written(column: Column) -> bool:
+def can_be_written(column: RandomColumn) -> bool:
     """Return True if statements can compare and set the column.
 
     SQL has no literals of the type real.
@@ -39,7 +39,11 @@ def can_be_written(column: Column) -> bool:
 
 
 def draw_change(
-    rng: random.Random, table: str, columns: Sequence[Column], settable: Sequence[Column], rows: Sequence[Row]
+    rng: random.Random,
+    table: str,
+    columns: Sequence[RandomColumn],
+    settable: Sequence[RandomColumn],
+    rows: Sequence[Row],
 ) -> DrawnStatement | None:
     """Return an UPDATE or a DELETE, or None if statements can compare no column."""
     writable_columns = [column for column in columns if can_be_written(column)]
@@ -84,7 +88,7 @@ def format_literal(kind: str, value: Any) -> str:
     return str(value).lower()
 
 
-def _draw_condition(rng: random.Random, column: Column, rows: Sequence[Row]) -> tuple[str, Callable[[Row], bool]]:
+def _draw_condition(rng: random.Random, column: RandomColumn, rows: Sequence[Row]) -> tuple[str, Callable[[Row], bool]]:
     name = quote(column.name)
     stored_keys = [one for row in rows if (one := column.read_value(row)) is not None and _is_known(column.kind, one)]
 
@@ -111,11 +115,11 @@ def _draw_condition(rng: random.Random, column: Column, rows: Sequence[Row]) -> 
     return f"{name} = {format_literal(column.kind, same)}", _test_value(column, lambda value: bool(value == same))
 
 
-def _test_value(column: Column, test: Callable[[Any], bool]) -> Callable[[Row], bool]:
+def _test_value(column: RandomColumn, test: Callable[[Any], bool]) -> Callable[[Row], bool]:
     return lambda row: column.read_value(row) is not None and test(column.read_value(row))
 
 
-def draw_known(rng: random.Random, column: Column, *, nulls: bool = True) -> Any:
+def draw_known(rng: random.Random, column: RandomColumn, *, nulls: bool = True) -> Any:
     """Return a random value that a literal can express."""
     if nulls and rng.random() < 0.1:
         return None

@@ -412,7 +412,7 @@ def test_errors_and_reprs_contain_no_key(tmp_path: Path) -> None:
     objects = [GivenKeys(KEY, {"a": KEY}), ParquetKeys(MasterKeyFile({"a": KEY})), MasterKeyFile({"a": KEY}), key]
     objects += [FileEncryption(key, [key]), ModuleCipher(KEY, b"", ctr_pages=True)]
     texts += [
-        repr(one) for one in [*objects, encryption, ModuleCipher(KEY, b"", ctr_pages=True).create_chunk_cipher(0, 0)]
+        repr(item) for item in [*objects, encryption, ModuleCipher(KEY, b"", ctr_pages=True).create_chunk_cipher(0, 0)]
     ]
     for text in texts:
         for secret in (KEY.decode(), KEY.hex(), base64.b64encode(KEY).decode(), repr(KEY)):

@@ -164,7 +164,7 @@ class RandomAggregates:
                 return rng.choice(("year(tz) = 1970", "tz IS NOT NULL"))
 
 
-class World:
+class CubeWorld:
     """A table with cubes, its session with and without cubes, and changes of it."""
 
     def __init__(self, server: ServerThread, client: IndexClient, rng: random.Random, name: str) -> None:
@@ -173,9 +173,9 @@ class World:
         self.tags: list[str] = []
 
     @staticmethod
-    def of(server: ServerThread, client: IndexClient, name: str) -> World:
+    def of(server: ServerThread, client: IndexClient, name: str) -> CubeWorld:
         """Return the world of a table that has the cube `cube0`."""
-        world = World(server, client, random.Random(1), name)
+        world = CubeWorld(server, client, random.Random(1), name)
         world.cubes.append(([], []))
         return world
 
@@ -250,7 +250,7 @@ def run_case(server: ServerThread, seed: int, queries: int) -> Counter[str]:
         SqlSession(server.url) as session,
         SqlSession(server.url, cubes=OFF) as plain_session,
     ):
-        world = World(server, client, rng, f"db.t{seed}")
+        world = CubeWorld(server, client, rng, f"db.t{seed}")
         world.create_table()
         world.append()
         for _ in range(2):
@@ -317,7 +317,7 @@ def test_thousands_of_random_queries_return_the_same_rows_from_cubes(server: Ser
 
 
 @pytest.fixture
-def sales(server: ServerThread, request: pytest.FixtureRequest) -> Iterator[World]:
+def sales(server: ServerThread, request: pytest.FixtureRequest) -> Iterator[CubeWorld]:
     """Yield a table with 3 files and a built cube, by country and day, of one test."""
     name = f"db.sales_{sum(map(ord, request.node.name))}"
     with open_catalog(server.url) as catalog:
@@ -331,7 +331,7 @@ def sales(server: ServerThread, request: pytest.FixtureRequest) -> Iterator[Worl
     with closing(IndexClient(server.url)) as client:
         client.put_index(name, "cube0", kind="cube", columns=["day(ts)", "country"], measures=["avg(n)", "sum(x)"])
         build(client, name, "cube0", InProcessWorkers())
-        yield World.of(server, client, name)
+        yield CubeWorld.of(server, client, name)
 
 
 def query_with_summary(
@@ -345,7 +345,7 @@ def query_with_summary(
         return result.explanation.cube, list(zip(*(column.to_pylist() for column in rows.columns), strict=True))
 
 
-def test_damaged_cube_is_quarantined_and_the_rows_are_read(server: ServerThread, sales: World) -> None:
+def test_damaged_cube_is_quarantined_and_the_rows_are_read(server: ServerThread, sales: CubeWorld) -> None:
     text = f"SELECT country, sum(n) FROM {sales.name} GROUP BY country ORDER BY country"
     sales.spoil(loses=False)
     summary, rows = query_with_summary(server, text)
@@ -358,7 +358,7 @@ def test_damaged_cube_is_quarantined_and_the_rows_are_read(server: ServerThread,
 
 
 def test_deleted_rows_are_subtracted_from_groups(
-    server: ServerThread, sales: World, monkeypatch: pytest.MonkeyPatch
+    server: ServerThread, sales: CubeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = f"SELECT country, sum(n), avg(n), count(*) FROM {sales.name} GROUP BY country ORDER BY country"
     sales.delete("n = 1 AND country = 'b'")
@@ -377,7 +377,7 @@ def test_deleted_rows_are_subtracted_from_groups(
     assert "rows of 0 of 3 files, and 30 rows for deletes, would be read" in summary.reason
 
 
-def test_sum_of_a_group_without_values_is_null_after_a_delete(server: ServerThread, sales: World) -> None:
+def test_sum_of_a_group_without_values_is_null_after_a_delete(server: ServerThread, sales: CubeWorld) -> None:
     schema = pa.schema([("ts", pa.timestamp("us")), ("country", pa.string()), ("n", pa.int32()), ("x", pa.float64())])
     times = [datetime(2026, 1, 1), datetime(2026, 1, 1)]
     rows = pa.table({"ts": times, "country": ["c", "c"], "n": [7, None], "x": [0.5, 0.5]}, schema=schema)
@@ -391,7 +391,7 @@ def test_sum_of_a_group_without_values_is_null_after_a_delete(server: ServerThre
 
 
 def test_renamed_column_keeps_its_cube_and_a_promoted_column_needs_a_new_one(
-    server: ServerThread, sales: World
+    server: ServerThread, sales: CubeWorld
 ) -> None:
     with open_catalog(server.url) as catalog:
         table = catalog.load_table(sales.name)
@@ -409,7 +409,7 @@ def test_renamed_column_keeps_its_cube_and_a_promoted_column_needs_a_new_one(
     assert query_with_summary(server, text) == (CubeSummary("cube0", 3, 0), rows)
 
 
-def test_files_that_writers_append_are_in_the_cube_at_once(server: ServerThread, sales: World) -> None:
+def test_files_that_writers_append_are_in_the_cube_at_once(server: ServerThread, sales: CubeWorld) -> None:
     schema = pa.schema([("ts", pa.timestamp("us")), ("country", pa.string()), ("n", pa.int32()), ("x", pa.float64())])
     rows = pa.table({"ts": [datetime(2026, 1, 1)], "country": ["c"], "n": [7], "x": [None]}, schema=schema)
     append(sales.client, sales.name, rows)
@@ -419,7 +419,7 @@ def test_files_that_writers_append_are_in_the_cube_at_once(server: ServerThread,
     assert summary == CubeSummary("cube0", 1, 0)
 
 
-def test_time_follows_from_a_dimension_only_at_its_boundaries(server: ServerThread, sales: World) -> None:
+def test_time_follows_from_a_dimension_only_at_its_boundaries(server: ServerThread, sales: CubeWorld) -> None:
     start = f"SELECT count(*) FROM {sales.name} WHERE ts >= "
     summary, rows = query_with_summary(server, f"{start}TIMESTAMP '1970-01-01 00:00:00'")
     assert (summary.index, rows) == ("cube0", [(30,)])
@@ -429,14 +429,14 @@ def test_time_follows_from_a_dimension_only_at_its_boundaries(server: ServerThre
     assert (summary.index, rows) == (None, [(0, 30), (23, 30)])
 
 
-def test_name_of_an_output_in_order_by_is_not_taken_for_a_measure(server: ServerThread, sales: World) -> None:
+def test_name_of_an_output_in_order_by_is_not_taken_for_a_measure(server: ServerThread, sales: CubeWorld) -> None:
     text = f"SELECT country AS n, sum(n) AS total FROM {sales.name} GROUP BY country ORDER BY max(n) DESC LIMIT 1"
     summary, rows = query_with_summary(server, text)
     assert (summary.index, rows) == (None, [("b", 30)])
     assert "names an output" in (summary.reason or "")
 
 
-def test_column_that_is_also_a_truncated_dimension_stays_whole(server: ServerThread, sales: World) -> None:
+def test_column_that_is_also_a_truncated_dimension_stays_whole(server: ServerThread, sales: CubeWorld) -> None:
     sales.client.put_index(sales.name, "cube0", kind="cube", columns=["ts", "day(ts)"], measures=["count(*)"], shrink=1)
     build(sales.client, sales.name, "cube0", InProcessWorkers())
     day = "date_trunc('day', ts)"
@@ -445,7 +445,7 @@ def test_column_that_is_also_a_truncated_dimension_stays_whole(server: ServerThr
     assert (summary.index, rows) == ("cube0", [(datetime(1969, 12, 31), 3)])
 
 
-def test_counts_and_sums_of_constants_are_counts_of_rows(server: ServerThread, sales: World) -> None:
+def test_counts_and_sums_of_constants_are_counts_of_rows(server: ServerThread, sales: CubeWorld) -> None:
     text = f"SELECT country, count(1), count('x'), sum(1) FROM {sales.name} GROUP BY country ORDER BY country"
     summary, rows = query_with_summary(server, text)
     assert (summary.index, rows) == ("cube0", [("a", 30, 30, 30), ("b", 30, 30, 30)])
@@ -453,7 +453,7 @@ def test_counts_and_sums_of_constants_are_counts_of_rows(server: ServerThread, s
     assert (summary.index, rows) == ("cube0", [])
 
 
-def test_exact_sessions_do_not_add_floats_from_cubes(server: ServerThread, sales: World) -> None:
+def test_exact_sessions_do_not_add_floats_from_cubes(server: ServerThread, sales: CubeWorld) -> None:
     text = f"SELECT sum(x), sum(n) FROM {sales.name}"
     assert query_with_summary(server, text)[0].index == "cube0"
     summary, rows = query_with_summary(server, text, EXACT)
@@ -462,7 +462,7 @@ def test_exact_sessions_do_not_add_floats_from_cubes(server: ServerThread, sales
     assert query_with_summary(server, f"SELECT sum(n) FROM {sales.name}", EXACT)[0].index == "cube0"
 
 
-def test_exact_sessions_do_not_average_integers_from_cubes(server: ServerThread, sales: World) -> None:
+def test_exact_sessions_do_not_average_integers_from_cubes(server: ServerThread, sales: CubeWorld) -> None:
     text = f"SELECT avg(n) FROM {sales.name}"
     assert query_with_summary(server, text)[0].index == "cube0"
     summary, rows = query_with_summary(server, text, EXACT)
@@ -483,7 +483,7 @@ def test_exact_sessions_do_not_average_integers_from_cubes(server: ServerThread,
     ],
 )
 def test_query_that_does_not_follow_reads_rows_and_says_why(
-    server: ServerThread, sales: World, text: str, reason: str
+    server: ServerThread, sales: CubeWorld, text: str, reason: str
 ) -> None:
     summary, _ = query_with_summary(server, text.format(sales.name))
     assert summary.index is None

@@ -40,7 +40,7 @@ ViewAsked = tuple[Name, View, str, tuple[Reference, ...]]
 
 
 @dataclass
-class Seamark:
+class NumberedPlans:
     """A server that gives the n-th plan the id 100 + n.
 
     `plan` may return another answer, or raise an error.

@@ -73,7 +73,7 @@ def reserve_dead_address() -> str:
 
 
 @dataclass
-class Rig:
+class ProxyRig:
     url: str
     http: aiohttp.ClientSession
     proxy: Proxy
@@ -87,7 +87,7 @@ class Rig:
 
 
 @asynccontextmanager
-async def run_proxy(*trino: str, seamark: str = "", tls: Any = None, **settings: Any) -> AsyncIterator[Rig]:
+async def run_proxy(*trino: str, seamark: str = "", tls: Any = None, **settings: Any) -> AsyncIterator[ProxyRig]:
     """Yield a running proxy.
 
     Its `http` client does not decompress and follows no redirects, so tests see raw answers.
@@ -107,4 +107,4 @@ async def run_proxy(*trino: str, seamark: str = "", tls: Any = None, **settings:
             max_line_size=1 << 20,
         )
         await stack.enter_async_context(http)
-        yield Rig(f"{'https' if tls else 'http'}://127.0.0.1:{sock.getsockname()[1]}", http, proxy)
+        yield ProxyRig(f"{'https' if tls else 'http'}://127.0.0.1:{sock.getsockname()[1]}", http, proxy)

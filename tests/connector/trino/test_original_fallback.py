@@ -22,14 +22,14 @@ from tests.connector.trino.protocol import (
     QUEUED,
     ROWS,
     Page,
-    Trino,
+    ScriptedTrino,
     build_failure_page,
     build_rules,
     build_table,
     run_fake_seamark,
     run_fake_trino,
 )
-from tests.connector.trino.rig import Rig, run_proxy
+from tests.connector.trino.rig import ProxyRig, run_proxy
 from tests.waits import until
 
 STATEMENT = "SELECT x FROM lake.db.t WHERE x = 1"
@@ -43,7 +43,7 @@ def make_script(*pages: Page) -> Any:
 
 
 @asynccontextmanager
-async def run_stage(play: Any, *other_urls: str, **settings: Any) -> AsyncIterator[tuple[Trino, Rig]]:
+async def run_stage(play: Any, *other_urls: str, **settings: Any) -> AsyncIterator[tuple[ScriptedTrino, ProxyRig]]:
     async with (
         run_fake_trino(play) as trino,
         run_fake_seamark() as seamark,
@@ -52,7 +52,7 @@ async def run_stage(play: Any, *other_urls: str, **settings: Any) -> AsyncIterat
         yield trino, rig
 
 
-async def fetch_result(rig: Rig, statement: str = STATEMENT, **options: Any) -> tuple[list[Any], Any, str]:
+async def fetch_result(rig: ProxyRig, statement: str = STATEMENT, **options: Any) -> tuple[list[Any], Any, str]:
     """Return the rows, the error and the plan header of a statement.
 
     Check that no answer to a POST contains rows, as some clients require.
@@ -69,7 +69,7 @@ async def fetch_result(rig: Rig, statement: str = STATEMENT, **options: Any) -> 
     return rows, page.get("error", {}).get("errorName"), headers["X-Seamark-Plan"]
 
 
-def list_original_statements(trino: Trino) -> list[str]:
+def list_original_statements(trino: ScriptedTrino) -> list[str]:
     return [text for text in trino.requests if VERSION not in text]
 
 

@@ -13,7 +13,7 @@ import pytest
 from seamark.connector.trino.protocol import queued_statements
 from seamark.connector.trino.protocol.queued_statements import QueuedStatements
 from seamark.connector.trino.rewriter import RewriteLimits
-from tests.connector.trino.protocol import END, PLAN_ID, QUEUED, ROWS, Trino, run_fake_seamark, run_fake_trino
+from tests.connector.trino.protocol import END, PLAN_ID, QUEUED, ROWS, ScriptedTrino, run_fake_seamark, run_fake_trino
 from tests.connector.trino.rig import run_proxy
 
 STATEMENT = "SELECT x FROM lake.db.t WHERE x = 1"
@@ -54,7 +54,7 @@ def test_number_of_remembered_statements_is_bounded() -> None:
     assert statements.list_plans_to_renew("/v1/statement/queued/q99999/slug/2") == PLANS
 
 
-async def fetch(trino: Trino, several: bool, slow_stage: str) -> list[str]:
+async def fetch(trino: ScriptedTrino, several: bool, slow_stage: str) -> list[str]:
     """Return the plans that were renewed until the first rows.
 
     Each page of `slow_stage` takes ten seconds.

@@ -42,7 +42,7 @@ BEHIND_MS = 1000 * UNDONE_KEPT_MS
 """How far the server's clock is behind at first. Iceberg refuses to write metadata with a time in the future."""
 
 
-class Lake:
+class CleanupLake:
     """A server and a Spark session. `catalog` is the server's name in Spark."""
 
     def __init__(self, spark: SparkSession, home: Path) -> None:
@@ -81,8 +81,8 @@ class Lake:
 
 
 @pytest.fixture
-def lake(spark: SparkSession, tmp_path: Path) -> Iterator[Lake]:
-    new_lake = Lake(spark, tmp_path)
+def lake(spark: SparkSession, tmp_path: Path) -> Iterator[CleanupLake]:
+    new_lake = CleanupLake(spark, tmp_path)
     yield new_lake
     new_lake.close()
 
@@ -90,7 +90,7 @@ def lake(spark: SparkSession, tmp_path: Path) -> Iterator[Lake]:
 @pytest.mark.slow
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("rounds", [2, 8])
-def test_icebergs_clean_up_after_undone_jobs_keeps_live_files(lake: Lake, version: int, rounds: int) -> None:
+def test_icebergs_clean_up_after_undone_jobs_keeps_live_files(lake: CleanupLake, version: int, rounds: int) -> None:
     rng = random.Random(f"{first_seed()} {version} {rounds}")
     outcomes = Counter[str]()
     for number in range(rounds):
@@ -134,7 +134,7 @@ def test_icebergs_clean_up_after_undone_jobs_keeps_live_files(lake: Lake, versio
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rounds", [2, 8])
-def test_icebergs_clean_up_keeps_puffin_files_with_a_live_vector(lake: Lake, rounds: int) -> None:
+def test_icebergs_clean_up_keeps_puffin_files_with_a_live_vector(lake: CleanupLake, rounds: int) -> None:
     """Spark and Seamark replace each other's vectors."""
     rng = random.Random(f"{first_seed()} {rounds}")
     lake.clock.ahead_ms = 0

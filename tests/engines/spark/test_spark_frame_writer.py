@@ -17,7 +17,7 @@ from seamark.connector.write.target import WriteTarget
 from tests.engines.tables import SparkTables
 
 
-class Rig(SparkTables):
+class FrameWriterTables(SparkTables):
     @property
     def uri(self) -> str:
         return str(self.spark.conf.get(f"spark.sql.catalog.{self.db.partition('.')[0]}.uri"))
@@ -34,8 +34,8 @@ class Rig(SparkTables):
 
 
 @pytest.fixture(scope="module")
-def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    with Rig.open(spark, tmp_path_factory.mktemp("framewriter")) as new_rig:
+def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrameWriterTables]:
+    with FrameWriterTables.open(spark, tmp_path_factory.mktemp("framewriter")) as new_rig:
         yield new_rig
 
 
@@ -49,7 +49,7 @@ def read_refusal(write: Any, *arguments: Any) -> str:
     return text
 
 
-def test_frame_writer_creates_tables_and_writes_in_all_modes(rig: Rig) -> None:
+def test_frame_writer_creates_tables_and_writes_in_all_modes(rig: FrameWriterTables) -> None:
     a, b = rig.frame((1, "a", 1), (2, "b", 2)), rig.frame((3, "b", 3))
     new_options = {"partitioning": "bucket(4, id)", "property.format-version": "3", "property.owner.Team": "x"}
     rig.make_writer(a, None, **new_options).partitionBy("day").saveAsTable(
@@ -78,7 +78,7 @@ def test_frame_writer_creates_tables_and_writes_in_all_modes(rig: Rig) -> None:
     assert rig.read_rows("t") == [(1, "a", 1), (2, "b", 20), (3, "b", 3)]
 
 
-def test_merge_schema_adds_columns_and_widens_types(rig: Rig) -> None:
+def test_merge_schema_adds_columns_and_widens_types(rig: FrameWriterTables) -> None:
     rig.make_writer(rig.frame((1, "a", 1)), None).saveAsTable(f"{rig.db}.evolved")
     wider = rig.frame(
         (2, "b", 2**40, "new", {"x": 1.5}), columns="id bigint, day string, v bigint, w string, m map<string, double>"
@@ -90,7 +90,7 @@ def test_merge_schema_adds_columns_and_widens_types(rig: Rig) -> None:
     assert (3, "c", 3, None, None) in rig.read_rows("evolved")
 
 
-def test_refusals_are_one_sentence_and_suggest_the_right_catalog(rig: Rig) -> None:
+def test_refusals_are_one_sentence_and_suggest_the_right_catalog(rig: FrameWriterTables) -> None:
     frame, catalog = rig.frame((1, "a", 1)), rig.db.partition(".")[0]
     assert f"did you mean '{catalog}'" in read_refusal(rig.make_writer(frame).saveAsTable, f"{catalog[:-1]}.db.t")
     assert "is a catalog of this session" in read_refusal(
@@ -108,7 +108,7 @@ def test_refusals_are_one_sentence_and_suggest_the_right_catalog(rig: Rig) -> No
     assert rig.read_rows("strict") == []
 
 
-def test_writes_in_other_formats_are_unchanged(rig: Rig, tmp_path: Any) -> None:
+def test_writes_in_other_formats_are_unchanged(rig: FrameWriterTables, tmp_path: Any) -> None:
     rig.frame((1, "a", 1)).write.format("parquet").save(str(tmp_path / "out"))
     assert rig.spark.read.parquet(str(tmp_path / "out")).count() == 1
     rig.frame((1, "a", 1)).write.saveAsTable(f"{rig.db}.plain", format="iceberg")

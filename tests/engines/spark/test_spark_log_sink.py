@@ -13,13 +13,13 @@ import seamark
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.spark.source.source import register
 from seamark.connector.streams.status import flush_stream, load_stream
-from tests.engines.test_streams import PROPERTIES, Stream, stream
+from tests.engines.test_streams import PROPERTIES, SparkStreamTables, stream
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 __all__ = ["stream"]
 
 
-class Query:
+class SinkQuery:
     """A query that reads one file of a folder in each batch, and writes it into `db.t`."""
 
     def __init__(self, spark: SparkSession, url: str, folder: Path) -> None:
@@ -53,12 +53,14 @@ class Query:
 
 
 @pytest.fixture
-def query(stream: Stream, spark: SparkSession, tmp_path: Path) -> Query:
+def query(stream: SparkStreamTables, spark: SparkSession, tmp_path: Path) -> SinkQuery:
     stream.run_sql("CREATE TABLE {db}.t (id bigint, name string) USING iceberg " + PROPERTIES)
-    return Query(spark, stream.server.base_url, tmp_path)
+    return SinkQuery(spark, stream.server.base_url, tmp_path)
 
 
-def test_restarted_query_appends_every_row_once_before_and_after_flushes(query: Query, stream: Stream) -> None:
+def test_restarted_query_appends_every_row_once_before_and_after_flushes(
+    query: SinkQuery, stream: SparkStreamTables
+) -> None:
     client = SeamarkClient(stream.server.base_url)
     query.arrive(0, 100)
     query.arrive(100, 150)
@@ -75,7 +77,7 @@ def test_restarted_query_appends_every_row_once_before_and_after_flushes(query: 
     assert query.read_ids() == list(range(160))
 
 
-def test_batch_without_rows_uses_its_number(query: Query) -> None:
+def test_batch_without_rows_uses_its_number(query: SinkQuery) -> None:
     query.arrive(0, 10)
     query.arrive(10, 20)
     query.arrive(20, 30)
@@ -86,7 +88,7 @@ def test_batch_without_rows_uses_its_number(query: Query) -> None:
     assert query.read_ids() == [*range(5), *range(20, 30)]
 
 
-def test_rows_with_a_kind_replace_and_delete_rows_of_a_keyed_table(stream: Stream, query: Query) -> None:
+def test_rows_with_a_kind_replace_and_delete_rows_of_a_keyed_table(stream: SparkStreamTables, query: SinkQuery) -> None:
     stream.run_sql("ALTER TABLE {db}.t SET TBLPROPERTIES ('seamark.stream.key'='id')")
     query.arrive(0, 6)
     query.run()
@@ -95,7 +97,7 @@ def test_rows_with_a_kind_replace_and_delete_rows_of_a_keyed_table(stream: Strea
     assert query.read_ids() == [0, 1, 2, 4, 5]
 
 
-def test_query_with_an_older_checkpoint_is_refused(query: Query) -> None:
+def test_query_with_an_older_checkpoint_is_refused(query: SinkQuery) -> None:
     for batch in range(3):
         query.arrive(10 * batch, 10 * batch + 10)
         query.run()
@@ -108,7 +110,7 @@ def test_query_with_an_older_checkpoint_is_refused(query: Query) -> None:
     assert query.read_ids() == list(range(30))
 
 
-def test_query_that_wrote_earlier_batches_by_commits_is_refused(query: Query) -> None:
+def test_query_that_wrote_earlier_batches_by_commits_is_refused(query: SinkQuery) -> None:
     query.arrive(0, 10)
     query.run(log="false")
     query.arrive(10, 20)

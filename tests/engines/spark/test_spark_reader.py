@@ -55,7 +55,7 @@ COPY_ON_WRITE = ", ".join(f"'write.{operation}.mode'='copy-on-write'" for operat
 
 
 @dataclass(frozen=True)
-class Rig:
+class ReaderSession:
     spark: SparkSession
     server: Seamark
 
@@ -75,15 +75,15 @@ class Rig:
 
 
 @pytest.fixture(scope="module")
-def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReaderSession]:
     with Seamark(tmp_path_factory.mktemp("reads")) as server:
         connect(spark, "reads", server.base_url)
-        new_rig = Rig(spark, server)
+        new_rig = ReaderSession(spark, server)
         new_rig.run_sql("CREATE NAMESPACE reads.db")
         yield new_rig
 
 
-def fill(rig: Rig, table: str, version: int) -> None:
+def fill(rig: ReaderSession, table: str, version: int) -> None:
     """Create a table with all types, two schemas, two specs, nulls, NaN, both zeros, and changed rows."""
     rig.run_sql(
         f"CREATE TABLE {{db}}.{table} (id bigint NOT NULL, n int, f float, d double, p decimal(9,2), s string, "
@@ -129,7 +129,7 @@ def fill(rig: Rig, table: str, version: int) -> None:
 
 
 @pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.slow), 3])
-def table(request: pytest.FixtureRequest, rig: Rig) -> str:
+def table(request: pytest.FixtureRequest, rig: ReaderSession) -> str:
     name = f"v{request.param}"
     fill(rig, name, request.param)
     return name
@@ -194,7 +194,7 @@ FILTERS: list[tuple[str, Filter]] = [
 ]
 
 
-def test_pushed_filters_match_the_rows_that_spark_selects(rig: Rig, table: str) -> None:
+def test_pushed_filters_match_the_rows_that_spark_selects(rig: ReaderSession, table: str) -> None:
     text = ", ".join(f"({sql}) AS w{number}" for number, (sql, _) in enumerate(FILTERS))
     judged_rows = rig.run_sql(f"SELECT id, {text} FROM {{db}}.{table}").collect()
     with closing(SeamarkClient(rig.server.base_url)) as client:
@@ -211,7 +211,7 @@ def test_pushed_filters_match_the_rows_that_spark_selects(rig: Rig, table: str) 
             assert sorted(values) == sorted(row["id"] for row in judged_rows if row[f"w{number}"] is True), sql
 
 
-def test_inexact_filters_are_left_to_spark(rig: Rig, table: str) -> None:
+def test_inexact_filters_are_left_to_spark(rig: ReaderSession, table: str) -> None:
     with closing(SeamarkClient(rig.server.base_url)) as client:
         schema = open_table(client, f"db.{table}", At()).schema
     for value in (
@@ -222,7 +222,7 @@ def test_inexact_filters_are_left_to_spark(rig: Rig, table: str) -> None:
         assert build_expression(value, schema) is None, value
 
 
-def test_reader_returns_the_rows_of_icebergs_reader(rig: Rig, table: str) -> None:
+def test_reader_returns_the_rows_of_icebergs_reader(rig: ReaderSession, table: str) -> None:
     native, seamark_frame = rig.run_sql(f"SELECT * FROM {{db}}.{table}"), rig.load_with_seamark(table)
     assert seamark_frame.schema.simpleString() == native.schema.simpleString()
     assert collect_rows(seamark_frame) == collect_rows(native)
@@ -241,7 +241,7 @@ def test_reader_returns_the_rows_of_icebergs_reader(rig: Rig, table: str) -> Non
 
 
 @pytest.mark.slow
-def test_snapshots_branches_and_tags_are_read_with_icebergs_schemas(rig: Rig, table: str) -> None:
+def test_snapshots_branches_and_tags_are_read_with_icebergs_schemas(rig: ReaderSession, table: str) -> None:
     first, _, last, *_ = rig.list_snapshots(table)
     rig.run_sql(f"ALTER TABLE {{db}}.{table} CREATE TAG then AS OF VERSION {first}")
     for options, version in (
@@ -262,7 +262,7 @@ def test_snapshots_branches_and_tags_are_read_with_icebergs_schemas(rig: Rig, ta
     )
 
 
-def test_filters_are_pushed_only_if_the_option_is_set(rig: Rig, table: str) -> None:
+def test_filters_are_pushed_only_if_the_option_is_set(rig: ReaderSession, table: str) -> None:
     native = rig.run_sql(f"SELECT id, text, n FROM {{db}}.{table}")
     rig.spark.conf.set(PUSHDOWN, "true")
     for where, asked_again in (("text LIKE 's1%' AND n > 3", False), ("n < 9 AND text LIKE '%1'", True)):
@@ -278,7 +278,7 @@ def format_plan(frame: DataFrame) -> str:
     return str(frame._jdf.queryExecution().executedPlan().toString())
 
 
-def test_invalid_read_options_are_refused(rig: Rig) -> None:
+def test_invalid_read_options_are_refused(rig: ReaderSession) -> None:
     rig.run_sql("CREATE TABLE {db}.one (id bigint, text string) USING iceberg")
     for expected, options in (
         ("no column 'nothing'", {"columns": "id,nothing"}),
@@ -307,7 +307,7 @@ def test_invalid_read_options_are_refused(rig: Rig) -> None:
         pytest.param(2, COPY_ON_WRITE, marks=pytest.mark.slow),
     ],
 )
-def test_changes_applied_to_the_first_snapshot_give_the_last(rig: Rig, version: int, mode: str) -> None:
+def test_changes_applied_to_the_first_snapshot_give_the_last(rig: ReaderSession, version: int, mode: str) -> None:
     table = f"c{version}{'m' if mode is MERGE_ON_READ else 'c'}"
     rig.run_sql(
         f"CREATE TABLE {{db}}.{table} (id bigint, v int) USING iceberg "
@@ -350,7 +350,7 @@ def test_changes_applied_to_the_first_snapshot_give_the_last(rig: Rig, version: 
     assert counts["delete"] - counts["insert"] == 8
 
 
-def test_appends_between_snapshots_equal_icebergs_incremental_read(rig: Rig) -> None:
+def test_appends_between_snapshots_equal_icebergs_incremental_read(rig: ReaderSession) -> None:
     rig.run_sql("CREATE TABLE {db}.a (id bigint, n int) USING iceberg")
     for start in (0, 10, 20):
         rig.run_sql(f"INSERT INTO {{db}}.a SELECT id, id % 3 FROM range({start}, {start + 10})")
@@ -363,7 +363,7 @@ def test_appends_between_snapshots_equal_icebergs_incremental_read(rig: Rig) -> 
         rig.load_with_seamark("a", start_snapshot_id=5).collect()
 
 
-def run_stream(rig: Rig, folder: Path, **options: str) -> list[str]:
+def run_stream(rig: ReaderSession, folder: Path, **options: str) -> list[str]:
     """Run a stream on `db.s` until it has read all rows, and return the rows of all its runs."""
     reader = rig.spark.readStream.format("seamark").options(uri=rig.server.base_url, table="db.s", **options)
     query = (
@@ -374,13 +374,13 @@ def run_stream(rig: Rig, folder: Path, **options: str) -> list[str]:
     return collect_rows(rig.spark.read.parquet(str(folder / "out")).select("id", "v"))
 
 
-def create_stream_table(rig: Rig) -> None:
+def create_stream_table(rig: ReaderSession) -> None:
     rig.run_sql("DROP TABLE IF EXISTS {db}.s")
     rig.run_sql("CREATE TABLE {db}.s (id bigint, v string) USING iceberg PARTITIONED BY (bucket(2, id))")
     rig.run_sql("INSERT INTO {db}.s SELECT id, 'a' FROM range(10)")
 
 
-def test_stream_reads_each_appended_row_once_after_a_restart(rig: Rig, tmp_path: Path) -> None:
+def test_stream_reads_each_appended_row_once_after_a_restart(rig: ReaderSession, tmp_path: Path) -> None:
     create_stream_table(rig)
     assert len(run_stream(rig, tmp_path)) == 10
     rig.run_sql("INSERT INTO {db}.s SELECT id, 'b' FROM range(10, 15)")
@@ -388,7 +388,7 @@ def test_stream_reads_each_appended_row_once_after_a_restart(rig: Rig, tmp_path:
 
 
 @pytest.mark.slow
-def test_stream_reads_each_appended_row_once_over_several_restarts(rig: Rig, tmp_path: Path) -> None:
+def test_stream_reads_each_appended_row_once_over_several_restarts(rig: ReaderSession, tmp_path: Path) -> None:
     create_stream_table(rig)
     assert run_stream(rig, tmp_path) == collect_rows(rig.run_sql("SELECT * FROM {db}.s"))
     rig.run_sql("INSERT INTO {db}.s SELECT id, 'b' FROM range(10, 15)")
@@ -412,7 +412,9 @@ def test_stream_reads_each_appended_row_once_over_several_restarts(rig: Rig, tmp
 
 
 @pytest.mark.slow
-def test_seamarks_reader_is_chosen_if_bitmaps_leave_few_pages(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seamarks_reader_is_chosen_if_bitmaps_leave_few_pages(
+    rig: ReaderSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(choosing, "BREAK_EVEN_ROWS", 1000)
     monkeypatch.setattr(choosing, "PAGE_ROWS", 100)
     groups = "'write.parquet.row-group-size-bytes'='20000', 'write.parquet.row-group-check-min-record-count'='100'"

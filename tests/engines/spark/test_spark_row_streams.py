@@ -11,14 +11,14 @@ from pyspark.sql import SparkSession
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.spark.source.source import register
 from seamark.connector.streams.status import flush_stream
-from tests.engines.test_streams import PROPERTIES, Stream, stream
+from tests.engines.test_streams import PROPERTIES, SparkStreamTables, stream
 from tests.waits import block_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 __all__ = ["stream"]
 
 
-class Query:
+class CopyQuery:
     """A query that copies the rows of `db.t` to Parquet files, with a checkpoint."""
 
     def __init__(self, spark: SparkSession, url: str, folder: Path, **options: str) -> None:
@@ -42,11 +42,11 @@ class Query:
 
 
 def test_a_restarted_query_reads_each_row_once_across_flushes_and_appends(
-    stream: Stream, spark: SparkSession, tmp_path: Path
+    stream: SparkStreamTables, spark: SparkSession, tmp_path: Path
 ) -> None:
     stream.run_sql("CREATE TABLE {db}.t (id bigint, name string) USING iceberg " + PROPERTIES)
     client = SeamarkClient(stream.server.base_url)
-    query = Query(spark, stream.server.base_url, tmp_path / "query")
+    query = CopyQuery(spark, stream.server.base_url, tmp_path / "query")
     stream.run_sql("INSERT INTO {db}.t VALUES (1, 'a')")
     stream.post("t", {"id": 2})
     query.run()
@@ -62,9 +62,11 @@ def test_a_restarted_query_reads_each_row_once_across_flushes_and_appends(
     assert query.read_ids() == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_batch_that_spark_repeats_has_the_same_rows(stream: Stream, spark: SparkSession, tmp_path: Path) -> None:
+def test_a_batch_that_spark_repeats_has_the_same_rows(
+    stream: SparkStreamTables, spark: SparkSession, tmp_path: Path
+) -> None:
     stream.run_sql("CREATE TABLE {db}.t (id bigint, name string) USING iceberg " + PROPERTIES)
-    query = Query(spark, stream.server.base_url, tmp_path / "query", **{"from": "latest"})
+    query = CopyQuery(spark, stream.server.base_url, tmp_path / "query", **{"from": "latest"})
     stream.post("t", {"id": 1})
     query.run()
     stream.post("t", {"id": 2})
@@ -81,9 +83,11 @@ def test_a_batch_that_spark_repeats_has_the_same_rows(stream: Stream, spark: Spa
     assert query.read_ids() == [2, 3]
 
 
-def test_a_running_query_sees_rows_before_their_flush(stream: Stream, spark: SparkSession, tmp_path: Path) -> None:
+def test_a_running_query_sees_rows_before_their_flush(
+    stream: SparkStreamTables, spark: SparkSession, tmp_path: Path
+) -> None:
     stream.run_sql("CREATE TABLE {db}.t (id bigint, name string) USING iceberg " + PROPERTIES)
-    query = Query(spark, stream.server.base_url, tmp_path / "query")
+    query = CopyQuery(spark, stream.server.base_url, tmp_path / "query")
     stream.post("t", {"id": 1})
     flush_stream(SeamarkClient(stream.server.base_url), "db.t")
     query_run = query.start(processingTime="0 seconds")

@@ -61,7 +61,7 @@ first.
 """
 
 
-class Rig(SparkTables):
+class SparkStatementTables(SparkTables):
     def create(self, table: str, layout: str, version: int, mode: str) -> None:
         spec, properties = LAYOUTS[layout]
         modes = [f"'write.{kind}.mode'='{mode}'" for kind in ("merge", "update", "delete")]
@@ -82,12 +82,12 @@ class Rig(SparkTables):
 
 
 @pytest.fixture(scope="module")
-def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    with Rig.open(spark, tmp_path_factory.mktemp("statements")) as new_rig:
+def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkStatementTables]:
+    with SparkStatementTables.open(spark, tmp_path_factory.mktemp("statements")) as new_rig:
         yield new_rig
 
 
-class Statements:
+class RandomSparkStatements:
     """Draws random statements on a table named `{t}`. Some of them fail."""
 
     def __init__(self, rng: random.Random) -> None:
@@ -252,7 +252,7 @@ The second statement fails, because several rows of its source match one stored 
 
 
 def run_statements(
-    rig: Rig, layout: str, version: int, mode: str, seed: int, steps: int, first: Sequence[str] = ()
+    rig: SparkStatementTables, layout: str, version: int, mode: str, seed: int, steps: int, first: Sequence[str] = ()
 ) -> Counter[str]:
     """Run statements on both tables, and compare the tables after each statement.
 
@@ -262,7 +262,7 @@ def run_statements(
     name = f"{version}_{mode[:2]}_{list(LAYOUTS).index(layout)}_{seed}"
     for whose in (OURS, THEIRS):
         rig.create(f"{whose}_{name}", layout, version, mode)
-    statements, counts = Statements(random.Random(seed)), Counter[str]()
+    statements, counts = RandomSparkStatements(random.Random(seed)), Counter[str]()
     for step, text in enumerate([*first, *(statements.draw_statement() for _ in range(steps))]):
         note = f"{layout}, version {version}, {mode}, seed {seed}, step {step}: {text}"
         errors: dict[str, str | None] = {OURS: None, THEIRS: None}
@@ -303,7 +303,9 @@ def count_statements(counts: Counter[str]) -> Iterator[None]:
     ("layout", "version", "mode"),
     [("by id", 3, "merge-on-read"), pytest.param("by two", 2, "copy-on-write", marks=pytest.mark.slow)],
 )
-def test_statements_have_the_result_of_icebergs_statements(rig: Rig, layout: str, version: int, mode: str) -> None:
+def test_statements_have_the_result_of_icebergs_statements(
+    rig: SparkStatementTables, layout: str, version: int, mode: str
+) -> None:
     first = BY_KEY if layout == "by id" else []
     counts = run_statements(rig, layout, version, mode, first_seed(), 4 - len(first) // 2, first)
     assert counts[LOCATED] >= max(1, len(first) - 1), counts
@@ -317,7 +319,9 @@ def test_statements_have_the_result_of_icebergs_statements(rig: Rig, layout: str
 @pytest.mark.parametrize("mode", ["merge-on-read", "copy-on-write"])
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_many_statements_have_the_result_of_icebergs_statements(rig: Rig, layout: str, version: int, mode: str) -> None:
+def test_many_statements_have_the_result_of_icebergs_statements(
+    rig: SparkStatementTables, layout: str, version: int, mode: str
+) -> None:
     seed = first_seed()
     counts = Counter[str]()
     for number in range(3):
@@ -326,7 +330,7 @@ def test_many_statements_have_the_result_of_icebergs_statements(rig: Rig, layout
     assert counts["MERGE by key"], counts
 
 
-def test_insert_overwrite_builds_index_files(rig: Rig) -> None:
+def test_insert_overwrite_builds_index_files(rig: SparkStatementTables) -> None:
     text = "INSERT OVERWRITE {t} SELECT id, CAST(id AS int), IF(id < 5, 'a', 'b') FROM range({n}, {m})"
     for whose in (OURS, THEIRS):
         rig.run_sql(
@@ -361,7 +365,7 @@ def test_insert_overwrite_builds_index_files(rig: Rig) -> None:
     assert paths == [INDEXED] * 4 + [ICEBERG]
 
 
-def test_statement_that_may_change_other_rows_is_run_by_iceberg_with_a_reason(rig: Rig) -> None:
+def test_statement_that_may_change_other_rows_is_run_by_iceberg_with_a_reason(rig: SparkStatementTables) -> None:
     rig.create("told", "by id", 3, "merge-on-read")
     t = f"{rig.db}.told"
     merge_clause = "s ON t.id = s.id WHEN"
@@ -395,7 +399,7 @@ def test_statement_that_may_change_other_rows_is_run_by_iceberg_with_a_reason(ri
     assert rig.run_sql(f"SELECT count(*) FROM {t} WHERE id IN (1, 2)") == [(0,)]
 
 
-def test_statement_starts_again_after_a_conflict(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_statement_starts_again_after_a_conflict(rig: SparkStatementTables, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.create("raced", "by id", 3, "merge-on-read")
     text = f"UPDATE {rig.db}.raced SET k = k + 1 WHERE id IN (3, 4)"
     real, calls = write_changes, list[Any]()
@@ -414,7 +418,7 @@ def test_statement_starts_again_after_a_conflict(rig: Rig, monkeypatch: pytest.M
 
 
 def test_statement_with_an_unknown_commit_outcome_is_not_run_by_iceberg(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    rig: SparkStatementTables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig.create("lost", "by id", 3, "merge-on-read")
     before = rig.read_rows("lost", 3)
@@ -428,7 +432,7 @@ def test_statement_with_an_unknown_commit_outcome_is_not_run_by_iceberg(
     assert rig.read_rows("lost", 3) == before
 
 
-def test_cached_table_is_read_again_after_a_statement(rig: Rig) -> None:
+def test_cached_table_is_read_again_after_a_statement(rig: SparkStatementTables) -> None:
     rig.create("cached", "by id", 3, "merge-on-read")
     table_name = f"{rig.db}.cached"
     rig.spark.catalog.cacheTable(table_name)
@@ -440,7 +444,7 @@ def test_cached_table_is_read_again_after_a_statement(rig: Rig) -> None:
         rig.spark.catalog.uncacheTable(table_name)
 
 
-def test_statement_on_an_unknown_catalog_gets_a_hint(rig: Rig) -> None:
+def test_statement_on_an_unknown_catalog_gets_a_hint(rig: SparkStatementTables) -> None:
     catalog = rig.db.partition(".")[0]
     rig.spark.catalog.setCurrentCatalog("spark_catalog")  # Another test of this session may have set another value.
     for text in ("SELECT * FROM {t}", "DELETE FROM {t} WHERE id = 3"):
@@ -449,7 +453,7 @@ def test_statement_on_an_unknown_catalog_gets_a_hint(rig: Rig) -> None:
         assert any(f"did you mean '{catalog}'" in note for note in error.value.__notes__)
 
 
-def test_sql_command_merges_updates_and_deletes_in_the_local_spark(rig: Rig) -> None:
+def test_sql_command_merges_updates_and_deletes_in_the_local_spark(rig: SparkStatementTables) -> None:
     """The test's session is the `local[2]` session of `seamark sql`. Iceberg's statements change a second
     table in the same way.
     """

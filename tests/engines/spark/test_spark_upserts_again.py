@@ -20,12 +20,12 @@ from seamark.connector.write.latest_rows import read_column
 from seamark.connector.write.row_changes import Report
 from seamark.connector.write.upserts import COPY_ON_WRITE, MERGE_ON_READ, upsert
 from seamark.spark import write
-from tests.engines.spark.upserts import BUCKETS, RECORD, TASKS, Model, Rig
+from tests.engines.spark.upserts import BUCKETS, RECORD, TASKS, Model, UpsertTables
 
 
 @pytest.fixture(scope="module")
-def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    with Rig.open(spark, tmp_path_factory.mktemp("upserts_again")) as new_rig:
+def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpsertTables]:
+    with UpsertTables.open(spark, tmp_path_factory.mktemp("upserts_again")) as new_rig:
         yield new_rig
 
 
@@ -47,7 +47,7 @@ def run_before_commits(monkeypatch: pytest.MonkeyPatch, *operations: Any) -> Non
 
 @pytest.mark.parametrize("row_mode", [MERGE_ON_READ, pytest.param(COPY_ON_WRITE, marks=pytest.mark.slow)])
 def test_conflicting_upsert_is_repeated_with_the_same_rows_and_leaves_no_file(
-    rig: Rig, row_mode: str, monkeypatch: pytest.MonkeyPatch
+    rig: UpsertTables, row_mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = f"raced_{row_mode[:4]}"
     rig.create(table, BUCKETS)
@@ -85,7 +85,7 @@ def test_conflicting_upsert_is_repeated_with_the_same_rows_and_leaves_no_file(
     assert len(rig.list_files(table) - before - new_files) == report.files_written
 
 
-def test_failed_upsert_job_leaves_no_file_and_no_snapshot(rig: Rig) -> None:
+def test_failed_upsert_job_leaves_no_file_and_no_snapshot(rig: UpsertTables) -> None:
     rig.create("failing", BUCKETS, RECORD, columns="id bigint NOT NULL, v int")
     frame = rig.spark.range(40).selectExpr("IF(id = 39, NULL, id) AS id", "1 AS v")
     before = set(rig.spark.sparkContext._jsc.getPersistentRDDs())  # Other tests of this session may have cached frames.
@@ -99,7 +99,9 @@ def test_failed_upsert_job_leaves_no_file_and_no_snapshot(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("row_mode", [MERGE_ON_READ, pytest.param(COPY_ON_WRITE, marks=pytest.mark.slow)])
-def test_only_one_result_of_a_repeated_task_counts(rig: Rig, row_mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_one_result_of_a_repeated_task_counts(
+    rig: UpsertTables, row_mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The tasks run in this process. The first attempt is speculative, and Spark discards its result.
 
     `tests/faults/test_spark_tasks.py` tests tasks that are killed.
@@ -131,7 +133,7 @@ def test_only_one_result_of_a_repeated_task_counts(rig: Rig, row_mode: str, monk
 
 
 @pytest.mark.slow
-def test_stream_upserts_each_batch_once_and_again_with_a_new_checkpoint(rig: Rig, tmp_path: Path) -> None:
+def test_stream_upserts_each_batch_once_and_again_with_a_new_checkpoint(rig: UpsertTables, tmp_path: Path) -> None:
     rig.create("stream", BUCKETS)
     source, checkpoint = tmp_path / "given", tmp_path / "checkpoint"
     reports: list[Report] = []

@@ -50,7 +50,7 @@ COLUMNS = (
 
 
 @dataclass(frozen=True)
-class Rig:
+class WritingTables:
     spark: SparkSession
     server: Seamark
 
@@ -68,16 +68,16 @@ class Rig:
 
 
 @pytest.fixture(scope="module")
-def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WritingTables]:
     with Seamark(tmp_path_factory.mktemp("writes")) as server:
         connect(spark, "writes", server.base_url)
-        new_rig = Rig(spark, server)
+        new_rig = WritingTables(spark, server)
         new_rig.run_sql("CREATE NAMESPACE writes.db")
         yield new_rig
 
 
 @pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.slow), 3])
-def test_iceberg_reads_the_written_rows_of_every_type(rig: Rig, version: int) -> None:
+def test_iceberg_reads_the_written_rows_of_every_type(rig: WritingTables, version: int) -> None:
     table = f"everything_{version}"
     rig.run_sql(
         f"CREATE TABLE {{db}}.{table} ({COLUMNS}) USING iceberg PARTITIONED BY (day, bucket(2, id)) "
@@ -94,7 +94,7 @@ def test_iceberg_reads_the_written_rows_of_every_type(rig: Rig, version: int) ->
     )
 
 
-def test_rows_of_a_partition_are_in_one_file_unless_distribution_is_none(rig: Rig) -> None:
+def test_rows_of_a_partition_are_in_one_file_unless_distribution_is_none(rig: WritingTables) -> None:
     rig.run_sql("CREATE TABLE {db}.spread (id bigint, k bigint) USING iceberg PARTITIONED BY (bucket(4, k))")
     frame = rig.spark.range(0, 4000, 1, 4).selectExpr("id", "id % 97 AS k")
     assert rig.write(frame, "spread").files == 4
@@ -103,7 +103,7 @@ def test_rows_of_a_partition_are_in_one_file_unless_distribution_is_none(rig: Ri
 
 
 @pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.slow), 3])
-def test_small_files_of_tasks_are_merged_before_the_commit(rig: Rig, version: int) -> None:
+def test_small_files_of_tasks_are_merged_before_the_commit(rig: WritingTables, version: int) -> None:
     """The writes have static and dynamic partitions. A partition with one file keeps the file of its task."""
     table = f"merged_{version}"
     rig.run_sql(
@@ -132,7 +132,7 @@ def test_small_files_of_tasks_are_merged_before_the_commit(rig: Rig, version: in
         assert rig.run_sql(f"SELECT count(DISTINCT _row_id) = count(*) FROM {{db}}.{table}").collect() == [(True,)]
 
 
-def test_files_of_a_sorted_table_have_disjoint_ranges_and_are_sorted(rig: Rig) -> None:
+def test_files_of_a_sorted_table_have_disjoint_ranges_and_are_sorted(rig: WritingTables) -> None:
     rig.run_sql("CREATE TABLE {db}.ordered (id bigint, v double) USING iceberg")
     rig.run_sql("ALTER TABLE {db}.ordered WRITE ORDERED BY v DESC NULLS LAST")
     frame = rig.spark.range(0, 4000, 1, 4).selectExpr("id", "IF(id % 50 = 0, NULL, double((id * 7919) % 4001)) AS v")
@@ -156,7 +156,7 @@ def test_files_of_a_sorted_table_have_disjoint_ranges_and_are_sorted(rig: Rig) -
         assert values[len(present_values) :] == [None] * (len(values) - len(present_values))
 
 
-def test_overwrite_replaces_the_rows_of_its_filter(rig: Rig) -> None:
+def test_overwrite_replaces_the_rows_of_its_filter(rig: WritingTables) -> None:
     rig.run_sql("CREATE TABLE {db}.days (id bigint, day date) USING iceberg PARTITIONED BY (day)")
     table = rig.spark.range(30).selectExpr("id", "date_add(DATE'2026-01-01', CAST(id % 3 AS int)) AS day")
     rig.write(table, "days")
@@ -171,7 +171,7 @@ def test_overwrite_replaces_the_rows_of_its_filter(rig: Rig) -> None:
     assert collect_rows(rig.run_sql("SELECT * FROM {db}.days")) == collect_rows(new_rows)
 
 
-def test_overwrite_of_partitions_keeps_the_other_partitions(rig: Rig) -> None:
+def test_overwrite_of_partitions_keeps_the_other_partitions(rig: WritingTables) -> None:
     rig.run_sql("CREATE TABLE {db}.parts (id bigint, k int) USING iceberg PARTITIONED BY (k)")
     table = rig.spark.range(30).selectExpr("id", "CAST(id % 3 AS int) AS k")
     rig.write(table, "parts")
@@ -180,7 +180,7 @@ def test_overwrite_of_partitions_keeps_the_other_partitions(rig: Rig) -> None:
     assert collect_rows(rig.run_sql("SELECT * FROM {db}.parts")) == collect_rows(table.where("k = 2").union(new_rows))
 
 
-def test_index_files_are_committed_with_the_rows_and_used_by_the_next_plan(rig: Rig) -> None:
+def test_index_files_are_committed_with_the_rows_and_used_by_the_next_plan(rig: WritingTables) -> None:
     rig.run_sql("CREATE TABLE {db}.indexed (id bigint, k bigint) USING iceberg PARTITIONED BY (bucket(4, id))")
     client = IndexClient(rig.server.base_url)
     client.put_index("db.indexed", "by_k", kind="bloom", columns=["k"])
@@ -192,7 +192,7 @@ def test_index_files_are_committed_with_the_rows_and_used_by_the_next_plan(rig: 
     assert collect_rows(rig.run_sql("SELECT id FROM {db}.indexed WHERE k = 7919")) == ["(1,)"]
 
 
-def test_failed_write_job_commits_nothing_and_leaves_no_file(rig: Rig) -> None:
+def test_failed_write_job_commits_nothing_and_leaves_no_file(rig: WritingTables) -> None:
     rig.run_sql("CREATE TABLE {db}.failing (id bigint NOT NULL, v int) USING iceberg")
     before = rig.run_sql("SELECT * FROM {db}.failing.snapshots").count()
     failing_frame = rig.spark.range(0, 1000, 1, 1).selectExpr("IF(id = 999, NULL, id) AS id", "CAST(id AS int) AS v")
@@ -202,7 +202,7 @@ def test_failed_write_job_commits_nothing_and_leaves_no_file(rig: Rig) -> None:
     assert rig.list_files("failing") == []
 
 
-def test_repeated_write_of_a_producer_is_committed_once_and_leaves_no_file(rig: Rig) -> None:
+def test_repeated_write_of_a_producer_is_committed_once_and_leaves_no_file(rig: WritingTables) -> None:
     rig.run_sql("CREATE TABLE {db}.once (id bigint) USING iceberg")
     frame = rig.spark.range(10)
     first = rig.write(frame, "once", producer=("job", 1))
@@ -214,13 +214,13 @@ def test_repeated_write_of_a_producer_is_committed_once_and_leaves_no_file(rig: 
     assert rig.run_sql("SELECT * FROM {db}.once").count() == 10
 
 
-def write_frame(rig: Rig, frame: DataFrame, table: str, mode: str, **options: str) -> None:
+def write_frame(rig: WritingTables, frame: DataFrame, table: str, mode: str, **options: str) -> None:
     write_options = {name.replace("_", "-"): value for name, value in options.items()}
     table_options = {"uri": rig.server.base_url, "table": f"db.{table}", **write_options}
     frame.write.format("seamark").options(**table_options).mode(mode).save()
 
 
-def test_format_seamark_appends_and_overwrites(rig: Rig) -> None:
+def test_format_seamark_appends_and_overwrites(rig: WritingTables) -> None:
     rig.run_sql("CREATE TABLE {db}.sunk (id bigint, k int) USING iceberg PARTITIONED BY (k)")
     table = rig.spark.range(30).selectExpr("id", "CAST(id % 3 AS int) AS k")
     write_frame(rig, table, "sunk", "append")
@@ -244,7 +244,9 @@ def test_format_seamark_appends_and_overwrites(rig: Rig) -> None:
         ("overwrite", {"replace-partitions": "1"}, "replace-partitions is '1'; it must be true or false"),
     ],
 )
-def test_contradictory_write_options_are_refused(rig: Rig, mode: str, options: dict[str, str], message: str) -> None:
+def test_contradictory_write_options_are_refused(
+    rig: WritingTables, mode: str, options: dict[str, str], message: str
+) -> None:
     rig.run_sql("CREATE TABLE IF NOT EXISTS {db}.told (id bigint) USING iceberg")
     with pytest.raises(PySparkException, match=message):
         write_frame(rig, rig.spark.range(3), "told", mode, **options)
@@ -252,10 +254,10 @@ def test_contradictory_write_options_are_refused(rig: Rig, mode: str, options: d
 
 
 @dataclass(frozen=True)
-class Stream:
+class FolderStream:
     """A stream that reads one file of a folder in each batch, and writes it into a table of `id` and `v`."""
 
-    rig: Rig
+    rig: WritingTables
     input_folder: Path
     checkpoint: Path
     table: str
@@ -277,10 +279,10 @@ class Stream:
 
 
 @pytest.mark.slow
-def test_restarted_stream_commits_every_row_once(rig: Rig, tmp_path: Path) -> None:
+def test_restarted_stream_commits_every_row_once(rig: WritingTables, tmp_path: Path) -> None:
     rig.run_sql("CREATE TABLE {db}.stream (id bigint, v string) USING iceberg TBLPROPERTIES ('format-version'='3')")
     checkpoint = tmp_path / "checkpoint"
-    stream = Stream(rig, tmp_path / "given", checkpoint, "stream")
+    stream = FolderStream(rig, tmp_path / "given", checkpoint, "stream")
     arrive, run = stream.arrive, stream.run
     arrive(0, 100)
     arrive(100, 200)
@@ -306,11 +308,11 @@ def test_restarted_stream_commits_every_row_once(rig: Rig, tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_stream_with_an_older_checkpoint_fails_and_one_with_a_new_checkpoint_continues(
-    rig: Rig, tmp_path: Path
+    rig: WritingTables, tmp_path: Path
 ) -> None:
     """A batch with the number of an earlier batch, but another checkpoint, is not treated as a repeat."""
     rig.run_sql("CREATE TABLE {db}.older (id bigint, v string) USING iceberg")
-    stream = Stream(rig, tmp_path / "given", tmp_path / "checkpoint", "older")
+    stream = FolderStream(rig, tmp_path / "given", tmp_path / "checkpoint", "older")
     stream.arrive(0, 10)
     stream.run()
     shutil.copytree(stream.checkpoint, tmp_path / "restored")
@@ -327,9 +329,9 @@ def test_stream_with_an_older_checkpoint_fails_and_one_with_a_new_checkpoint_con
     assert stream.read_ids() == [*range(30), *range(100, 105)]
 
 
-def test_stream_writes_nothing_into_a_table_that_replaced_its_own(rig: Rig, tmp_path: Path) -> None:
+def test_stream_writes_nothing_into_a_table_that_replaced_its_own(rig: WritingTables, tmp_path: Path) -> None:
     rig.run_sql("CREATE TABLE {db}.replaced (id bigint, v string) USING iceberg")
-    stream = Stream(rig, tmp_path / "given", tmp_path / "checkpoint", "replaced")
+    stream = FolderStream(rig, tmp_path / "given", tmp_path / "checkpoint", "replaced")
     stream.arrive(0, 10)
     tables = f"{rig.server.base_url}/v1/namespaces/db/tables"
     fields = [{"id": 1, "name": "id", "type": "long"}, {"id": 2, "name": "v", "type": "string"}]

@@ -15,7 +15,7 @@ Row = tuple[str | None, int | None, int | None]
 Model = dict[int, Row]
 
 
-class Rig(SparkTables):
+class UpsertTables(SparkTables):
     def create(self, name: str, spec: str = "", *properties: str, version: int = 3, columns: str = "") -> None:
         property_list = ", ".join([f"'format-version'='{version}'", *properties])
         columns = columns or "id bigint NOT NULL, land string, v int, ts int"

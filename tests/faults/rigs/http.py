@@ -20,7 +20,7 @@ class OutcomeUnknown(Exception):
     """The connection broke before an answer arrived: the outcome is unknown."""
 
 
-class Client:
+class HttpClient:
     def __init__(self, base_url: str, timeout_s: float = 60) -> None:
         self._host = urlsplit(base_url).netloc
         self._timeout_s = timeout_s

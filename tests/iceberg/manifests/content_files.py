@@ -30,7 +30,7 @@ SEQUENCE, SNAPSHOT = 9, 4_711
 """Of the snapshot that adds a case's manifests."""
 
 
-class Case:
+class ManifestTable:
     """A table with one schema and one partition spec, and values to partition by."""
 
     def __init__(self, seed: int, version: int, *, avoided: tuple[str, ...] = ()) -> None:
@@ -199,7 +199,7 @@ def list_contents(version: int) -> list[int]:
     return [0] if version == 1 else [0, 1, 2]
 
 
-def encode_entries(case: Case, entries: list[ManifestEntry], content: int = 0) -> WrittenManifest:
+def encode_entries(case: ManifestTable, entries: list[ManifestEntry], content: int = 0) -> WrittenManifest:
     return write_manifest(iter(entries), metadata=case.metadata, spec_id=0, content=content)
 
 

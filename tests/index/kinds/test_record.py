@@ -51,7 +51,7 @@ def normalize(value: Any) -> Any:
     return repr(value) if isinstance(value, float) else value
 
 
-class Lake:
+class KeyFiles:
     """Random files with one key, and a dict of their keys."""
 
     def __init__(self, draw: random.Random, files: int) -> None:
@@ -130,7 +130,7 @@ def build_hashes(values: Sequence[int]) -> Any:
 @pytest.mark.parametrize("seed", quick(range(40), 3))
 def test_lookups_equal_a_dict_before_and_after_merges(seed: int) -> None:
     draw = random.Random(seed)
-    lake = Lake(draw, draw.randrange(0, 7))
+    lake = KeyFiles(draw, draw.randrange(0, 7))
     numbers = list(range(len(lake.files)))
     lake.check(lake.record(numbers), numbers)
     edge = draw.randrange(len(numbers) + 1)
@@ -154,7 +154,7 @@ def test_lookups_equal_a_dict_before_and_after_merges(seed: int) -> None:
 @pytest.mark.parametrize("seed", quick(range(20), 3))
 def test_hash_of_one_key_equals_that_of_a_row(seed: int) -> None:
     draw = random.Random(seed)
-    lake = Lake(draw, 1)
+    lake = KeyFiles(draw, 1)
     columns = lake.convert_rows(lake.others)
     row_hashes = zip(hash_rows(columns, 0).tolist(), hash_rows(columns, 1).tolist(), strict=True)
     for row_number, (row, expected) in enumerate(zip(lake.others, row_hashes, strict=True)):

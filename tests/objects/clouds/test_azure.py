@@ -30,7 +30,7 @@ def build_settings(azurite: Azurite, warehouse: str, **changes: Any) -> Settings
     return dataclasses.replace(settings, **{**azurite.make_settings(), **changes})
 
 
-class TestContract(ObjectStoreContract):
+class TestAzureContract(ObjectStoreContract):
     @pytest.fixture
     def base(self, azurite: Azurite) -> str:
         return f"{azurite.create_container()}/warehouse/corner"

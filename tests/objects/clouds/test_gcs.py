@@ -27,7 +27,7 @@ def build_settings(google: GoogleStorage, warehouse: str, **changes: Any) -> Set
     return dataclasses.replace(settings, **{**google.make_settings(), **changes})
 
 
-class TestContract(ObjectStoreContract):
+class TestGcsContract(ObjectStoreContract):
     @pytest.fixture
     def base(self, google_storage: GoogleStorage) -> str:
         return f"{google_storage.create_bucket()}/warehouse/corner"

@@ -49,7 +49,7 @@ def build_groups(number: int, *, amount: int = 1) -> dict[str, int]:
     return {country: rng.randint(-9, 9) * amount for country in rng.sample("abcdefg", rng.randint(0, 5))}
 
 
-class Lake:
+class CubeIndexFiles:
     """Index files of one cube, as the registry and the cache of index files show them."""
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class Lake:
 
 
 @asynccontextmanager
-async def open_segments(lake: Lake, folder: Path, *, memory_bytes: int = 1 << 20) -> AsyncIterator[Segments]:
+async def open_segments(lake: CubeIndexFiles, folder: Path, *, memory_bytes: int = 1 << 20) -> AsyncIterator[Segments]:
     """Open segments over the index files of a lake."""
     async with open_stack(
         MemoryCache[str, pa.Table](memory_bytes),
@@ -171,7 +171,7 @@ def test_groups_of_a_tree_depend_on_their_files_alone() -> None:
 async def _run_case(seed: int, folder: Path) -> None:
     """Change index files and snapshots at random, and compare the merged groups with the entries."""
     rng = random.Random(seed)
-    lake, snapshots, next_number = Lake(), [list[int]()], 0
+    lake, snapshots, next_number = CubeIndexFiles(), [list[int]()], 0
     numbers_by_segment: dict[str, list[int]] = {}
     for restart in range(2):
         async with open_segments(lake, folder, memory_bytes=rng.choice((2_000, 1 << 20))) as segments:
@@ -216,7 +216,7 @@ async def test_merged_groups_equal_the_entries_after_random_changes(tmp_path: Pa
 
 
 async def test_commit_of_one_file_reads_few_entries(tmp_path: Path) -> None:
-    lake, numbers = Lake(), list(range(500))
+    lake, numbers = CubeIndexFiles(), list(range(500))
     lake.add("first", numbers)
     async with open_segments(lake, tmp_path) as segments:
         await segments.read(ENTRY, DEFINITION, hash_file_ids(numbers))
@@ -232,7 +232,7 @@ async def test_commit_of_one_file_reads_few_entries(tmp_path: Path) -> None:
 
 
 async def test_segment_is_not_read_after_its_index_file_was_quarantined(tmp_path: Path) -> None:
-    lake = Lake()
+    lake = CubeIndexFiles()
     lake.add("wrong", range(50), amount=2)
     async with open_segments(lake, tmp_path) as segments:
         merged_segments = await segments.read(ENTRY, DEFINITION, hash_file_ids(range(50)))
@@ -245,7 +245,7 @@ async def test_segment_is_not_read_after_its_index_file_was_quarantined(tmp_path
 
 
 async def test_damaged_index_file_is_reported_and_covers_no_file(tmp_path: Path) -> None:
-    lake = Lake()
+    lake = CubeIndexFiles()
     lake.add("damaged", range(20), damaged=True)
     lake.add("whole", range(20, 40))
     async with open_segments(lake, tmp_path) as segments:
@@ -261,7 +261,7 @@ async def test_damaged_index_file_is_reported_and_covers_no_file(tmp_path: Path)
 async def test_groups_beyond_a_limit_are_read_once_and_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments_module, "GROUPS_MAX", 3)
     monkeypatch.setattr(segments_module, "_UNCOMBINED_GROUPS_MAX", 5)
-    lake = Lake()
+    lake = CubeIndexFiles()
     lake.add("first", range(100))
     async with open_segments(lake, tmp_path) as segments:
         with pytest.raises(SegmentTooLarge, match="exceed 3 groups"):

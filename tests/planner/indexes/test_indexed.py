@@ -59,7 +59,7 @@ def build_or_filter(left: Any, right: Any) -> dict[str, Any]:
     return {"type": "or", "left": left, "right": right}
 
 
-class Rig:
+class IndexedPlans:
     """An indexed table, and the means to plan on it."""
 
     def __init__(self, folder: Path, store: PointerStore, stack: AsyncExitStack) -> None:
@@ -91,11 +91,11 @@ class Rig:
 
 
 @pytest.fixture
-async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+async def rig(tmp_path: Path) -> AsyncIterator[IndexedPlans]:
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(open_store(f"sqlite:///{tmp_path / 'seamark.db'}", clock=SystemClock()))
         await create_namespace(store)
-        yield Rig(tmp_path, store, stack)
+        yield IndexedPlans(tmp_path, store, stack)
 
 
 async def wait_until(condition: Callable[[], bool]) -> None:
@@ -276,7 +276,7 @@ def test_index_is_unused_when_it_covers_only_one_side_of_an_or() -> None:
 # Coverage
 
 
-async def test_index_file_covers_the_rows_of_the_files_it_describes(rig: Rig) -> None:
+async def test_index_file_covers_the_rows_of_the_files_it_describes(rig: IndexedPlans) -> None:
     table = await rig.create(b="bitmap(id)")
     path = await table.index("b", [4, 1])
     second_index = await table.index("b", [1])
@@ -306,7 +306,7 @@ async def test_index_file_covers_the_rows_of_the_files_it_describes(rig: Rig) ->
 # Plans
 
 
-async def test_plan_keeps_files_without_index_entries(rig: Rig) -> None:
+async def test_plan_keeps_files_without_index_entries(rig: IndexedPlans) -> None:
     table = await rig.create(b="bitmap(id)")
     planning = await rig.open_planning()
     assert await rig.plan_files(planning, ODD_ID_FILTER) == [1]
@@ -318,7 +318,7 @@ async def test_plan_keeps_files_without_index_entries(rig: Rig) -> None:
     assert await rig.plan_files(planning, build_or_filter(ODD_ID_FILTER, build_eq_filter(55))) == [5]
 
 
-async def test_only_bitmaps_prune_by_values_that_never_share_a_row(rig: Rig) -> None:
+async def test_only_bitmaps_prune_by_values_that_never_share_a_row(rig: IndexedPlans) -> None:
     table = await rig.create(b="bitmap(id)", l="bloom(id)", r="record(id)")
     planning = await rig.open_planning()
     never = build_and_filter(build_eq_filter(12), build_eq_filter(14))
@@ -332,7 +332,7 @@ async def test_only_bitmaps_prune_by_values_that_never_share_a_row(rig: Rig) -> 
 
 
 @pytest.mark.parametrize("kind", ["bloom", "bitmap", "record"])
-async def test_plan_reports_what_each_index_pruned(rig: Rig, kind: str) -> None:
+async def test_plan_reports_what_each_index_pruned(rig: IndexedPlans, kind: str) -> None:
     table = await rig.create(
         i=f"{kind}(id)", paused=json.dumps({"kind": "bitmap", "columns": ["id"], "state": "paused"})
     )
@@ -350,7 +350,7 @@ async def test_plan_reports_what_each_index_pruned(rig: Rig, kind: str) -> None:
     assert used.plans == 2
 
 
-async def test_plan_skips_a_late_index_and_the_next_plan_uses_it(rig: Rig) -> None:
+async def test_plan_skips_a_late_index_and_the_next_plan_uses_it(rig: IndexedPlans) -> None:
     table = await rig.create(b="bitmap(id)")
     late_index = await table.index("b", [1])
     await table.index("b", [3])
@@ -380,7 +380,9 @@ async def test_plan_skips_a_late_index_and_the_next_plan_uses_it(rig: Rig) -> No
     assert await rig.scan(planning, build_or_filter(ODD_ID_FILTER, build_eq_filter(35))) is scan_result
 
 
-async def test_plan_skips_an_index_that_a_bug_keeps_from_opening(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_plan_skips_an_index_that_a_bug_keeps_from_opening(
+    rig: IndexedPlans, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table = await rig.create(b="bitmap(id)")
     await table.index("b", FILES)
     planning = await rig.open_planning()
@@ -395,7 +397,9 @@ async def test_plan_skips_an_index_that_a_bug_keeps_from_opening(rig: Rig, monke
     assert await rig.plan_files(planning, ODD_ID_FILTER) == []
 
 
-async def open_planner_with_remote_indexes(rig: Rig, path: Path, **options: Any) -> tuple[Planning, RecordingObjects]:
+async def open_planner_with_remote_indexes(
+    rig: IndexedPlans, path: Path, **options: Any
+) -> tuple[Planning, RecordingObjects]:
     """Return a planner that probes index files of any size by range reads, and its storage.
 
     Reads of the whole index file `path` wait.
@@ -411,7 +415,7 @@ async def open_planner_with_remote_indexes(rig: Rig, path: Path, **options: Any)
     return planning, stores[0]
 
 
-async def test_large_bloom_index_is_probed_by_range_until_it_is_local(rig: Rig) -> None:
+async def test_large_bloom_index_is_probed_by_range_until_it_is_local(rig: IndexedPlans) -> None:
     table = await rig.create(l="bloom(id)", b="bitmap(id)")
     path = await table.index("l", FILES)
     planning, storage = await open_planner_with_remote_indexes(rig, path)
@@ -433,7 +437,7 @@ async def test_large_bloom_index_is_probed_by_range_until_it_is_local(rig: Rig) 
 
 
 @pytest.mark.parametrize("kind", ["record", "bitmap"])
-async def test_large_index_of_each_kind_is_probed_by_range(rig: Rig, kind: str) -> None:
+async def test_large_index_of_each_kind_is_probed_by_range(rig: IndexedPlans, kind: str) -> None:
     table = await rig.create(i=f"{kind}(id)")
     path = await table.index("i", FILES)
     planning, storage = await open_planner_with_remote_indexes(rig, path)
@@ -452,7 +456,9 @@ async def test_large_index_of_each_kind_is_probed_by_range(rig: Rig, kind: str) 
     assert len(storage.ranges) == before
 
 
-async def test_remote_bitmaps_are_read_only_for_the_remaining_files(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_remote_bitmaps_are_read_only_for_the_remaining_files(
+    rig: IndexedPlans, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(
         cold, "_GUESS_BYTES", 64
     )  # A small guess, so that the first read does not include the sections.
@@ -471,7 +477,7 @@ async def test_remote_bitmaps_are_read_only_for_the_remaining_files(rig: Rig, mo
 
 
 async def test_plan_with_remote_bitmaps_waits_no_longer_than_its_limit(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    rig: IndexedPlans, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cold, "_GUESS_BYTES", 64)
     table = await rig.create(b="bitmap(id)")
@@ -494,7 +500,7 @@ async def test_plan_with_remote_bitmaps_waits_no_longer_than_its_limit(
     assert len(storage.ranges) == request_count + 1
 
 
-async def test_large_bloom_index_is_used_for_many_keys_once_it_is_local(rig: Rig) -> None:
+async def test_large_bloom_index_is_used_for_many_keys_once_it_is_local(rig: IndexedPlans) -> None:
     table = await rig.create(l="bloom(id)")
     path = await table.index("l", FILES)
     planning, storage = await open_planner_with_remote_indexes(rig, path, index_wait_s=0.2)
@@ -511,7 +517,7 @@ async def test_large_bloom_index_is_used_for_many_keys_once_it_is_local(rig: Rig
 @pytest.mark.each_value
 @pytest.mark.parametrize("how", ["a page", "the header", "the files table", "the footer", "missing"])
 @pytest.mark.parametrize("kind", ["bloom", "bitmap", "record"])
-async def test_damaged_remote_index_widens_the_plan_and_is_quarantined(rig: Rig, kind: str, how: str) -> None:
+async def test_damaged_remote_index_widens_the_plan_and_is_quarantined(rig: IndexedPlans, kind: str, how: str) -> None:
     table = await rig.create(l=f"{kind}(id)")
     path = await table.index("l", FILES)
     data = bytearray(path.read_bytes())
@@ -535,7 +541,7 @@ async def test_damaged_remote_index_widens_the_plan_and_is_quarantined(rig: Rig,
     await wait_until(lambda: planning.indexes.quarantined == 1)
 
 
-async def test_cached_plan_is_replaced_when_an_index_file_is_added_or_removed(rig: Rig) -> None:
+async def test_cached_plan_is_replaced_when_an_index_file_is_added_or_removed(rig: IndexedPlans) -> None:
     table = await rig.create(b="bitmap(id)")
     planning = await rig.open_planning()
     first = await table.index("b", [0])
@@ -547,7 +553,7 @@ async def test_cached_plan_is_replaced_when_an_index_file_is_added_or_removed(ri
     assert planning.indexes.failures == 0
 
 
-async def test_coverage_of_a_view_is_computed_once_and_counted_in_the_planners_memory(rig: Rig) -> None:
+async def test_coverage_of_a_view_is_computed_once_and_counted_in_the_planners_memory(rig: IndexedPlans) -> None:
     table = await rig.create(b="bitmap(id)")
     await table.index("b", FILES)
     planning = await rig.open_planning()
@@ -572,7 +578,7 @@ async def test_coverage_of_a_view_is_computed_once_and_counted_in_the_planners_m
     ).coverage is not looked_up.coverage
 
 
-async def test_index_damage_found_by_a_probe_widens_the_plan_and_quarantines_the_file(rig: Rig) -> None:
+async def test_index_damage_found_by_a_probe_widens_the_plan_and_quarantines_the_file(rig: IndexedPlans) -> None:
     table = await rig.create(b="bitmap(id)")
     path = await table.index("b", FILES)
     data = bytearray(path.read_bytes())
@@ -595,7 +601,7 @@ async def test_index_damage_found_by_a_probe_widens_the_plan_and_quarantines_the
     assert await rig.plan_files(planning, ODD_ID_FILTER) == []
 
 
-async def test_bitmap_with_a_different_row_count_is_ignored(rig: Rig) -> None:
+async def test_bitmap_with_a_different_row_count_is_ignored(rig: IndexedPlans) -> None:
     table = await rig.create(b="bitmap(id)")
     await table.index("b", FILES)
     planning = await rig.open_planning()
@@ -612,7 +618,7 @@ async def test_bitmap_with_a_different_row_count_is_ignored(rig: Rig) -> None:
     assert (list_file_numbers(scan), scan.complete) == ([1], False)
 
 
-async def test_diverged_tables_with_one_uuid_keep_separate_definitions(rig: Rig) -> None:
+async def test_diverged_tables_with_one_uuid_keep_separate_definitions(rig: IndexedPlans) -> None:
     table = await rig.create(b="bitmap(id)", k="bitmap(day)")
     await table.index("b", FILES)
     planning = await rig.open_planning()

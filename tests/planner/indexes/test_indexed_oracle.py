@@ -40,7 +40,7 @@ from seamark.metaserver.index.files.registry import Registry
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.store.open import open_store
-from tests.planner.lakes.cases import Case, draw_cases
+from tests.planner.lakes.cases import ScanCase, draw_cases
 from tests.planner.lakes.history import write_random_lake
 from tests.planner.lakes.indexing import (
     IndexedLake,
@@ -54,7 +54,7 @@ from tests.planner.lakes.indexing import (
     open_planning,
     register_lake,
 )
-from tests.planner.lakes.judge import LAKES_AT_ONCE, Task, judge, plan_with_java, plan_with_seamark
+from tests.planner.lakes.judge import LAKES_AT_ONCE, JudgedTask, judge, plan_with_java, plan_with_seamark
 from tests.planner.lakes.lake import DataFile, Lake
 from tests.planner.lakes.literal_forms import FORMS
 from tests.planner.lakes.predicates import (
@@ -92,7 +92,7 @@ async def run_campaign(seeds: Sequence[int], per_lake: int, folder: Path, java: 
         registry = Registry(store, clock)
         for start in range(0, len(seeds), LAKES_AT_ONCE):
             chunk = seeds[start : start + LAKES_AT_ONCE]
-            random_cases: list[Case] = []
+            random_cases: list[ScanCase] = []
             lakes: dict[int, IndexedLake] = {}
             for seed in chunk:
                 lake_cases = list(draw_cases(seed, folder, per_lake))
@@ -124,18 +124,18 @@ async def run_campaign(seeds: Sequence[int], per_lake: int, folder: Path, java: 
     return counts
 
 
-def _replace_with_indexed_values(rng: random.Random, indexed: IndexedLake, case: Case) -> Case:
+def _replace_with_indexed_values(rng: random.Random, indexed: IndexedLake, case: ScanCase) -> ScanCase:
     """Return the case with a filter on values that the indexes contain."""
     schema = indexed.lake.schemas[case.snapshot.schema_id] if case.names_of_snapshot else indexed.lake.schema
     tree = draw_indexed_filter(rng, indexed, schema)
     return replace(case, filter=to_json(tree, rng.choice(FORMS)), java_filter=to_json(tree, "java"))
 
 
-Plans = list[dict[str, Task]]
+Plans = list[dict[str, JudgedTask]]
 
 
 async def _plan_cases(
-    planning: Planning, cases: Sequence[Case], lakes: dict[int, IndexedLake], counts: Counter[str]
+    planning: Planning, cases: Sequence[ScanCase], lakes: dict[int, IndexedLake], counts: Counter[str]
 ) -> tuple[Plans, Plans]:
     """Return the plans of each case without indexes and with them."""
     plain, indexed = [], []
@@ -153,7 +153,7 @@ async def _plan_cases(
 
 
 async def _plan_by_ranges(
-    folder: Path, registry: Registry, cases: Sequence[Case], lakes: dict[int, IndexedLake]
+    folder: Path, registry: Registry, cases: Sequence[ScanCase], lakes: dict[int, IndexedLake]
 ) -> Plans:
     """Return the plans of a server that reads index files only by ranges."""
     live_locations = {file.location for lake in lakes.values() for file in await lake.list_live_files()}
@@ -176,7 +176,7 @@ async def _plan_by_ranges(
 
 
 async def _plan_with_damage(
-    folder: Path, registry: Registry, cases: Sequence[Case], lakes: dict[int, IndexedLake], counts: Counter[str]
+    folder: Path, registry: Registry, cases: Sequence[ScanCase], lakes: dict[int, IndexedLake], counts: Counter[str]
 ) -> Plans:
     """Return the plans of a server for which half of the index files are damaged."""
     for seed, lake in lakes.items():

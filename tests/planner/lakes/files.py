@@ -22,7 +22,7 @@ from tests.planner.lakes.lake import (
 )
 from tests.planner.lakes.manifests import PartitionField
 from tests.planner.lakes.metrics import ColumnMetrics, draw_metrics, truncate_upper
-from tests.planner.lakes.schemas import Column, Field, Schema
+from tests.planner.lakes.schemas import Field, LakeColumn, Schema
 
 Spec = tuple[PartitionField, ...]
 
@@ -102,7 +102,9 @@ class FileMaker:
             draw.nans[column.id] = rng.choice([0, 0, 0.3, 1]) if column.kind in FLOATS else 0.0
         return draw
 
-    def _hold(self, draw: _Draw, first: Row, fields: Spec, kinds: dict[int, str], columns: dict[int, Column]) -> None:
+    def _hold(
+        self, draw: _Draw, first: Row, fields: Spec, kinds: dict[int, str], columns: dict[int, LakeColumn]
+    ) -> None:
         """Limit `draw` to rows of the partition that the first row belongs to."""
         for source in {part.source for part in fields}:
             value = first.get(source)
@@ -184,7 +186,7 @@ class FileMaker:
         kept_metrics = {key: of for key, of in metrics.items() if of != ColumnMetrics()}
         return [replace(delete, equality_ids=ids, keys=tuple(ordered), metrics=kept_metrics)]
 
-    def _choose_key(self, column: Column, row: Row) -> Any:
+    def _choose_key(self, column: LakeColumn, row: Row) -> Any:
         if column.id in row:
             return row[column.id]
         if not column.required and self._rng.random() < 0.2:

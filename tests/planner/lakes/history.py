@@ -15,7 +15,7 @@ from typing import Any
 from tests.planner.lakes import partitioning
 from tests.planner.lakes.files import FileMaker
 from tests.planner.lakes.kinds import compute_sort_key, draw_pool, get_limits, strip_parameters, to_bytes
-from tests.planner.lakes.lake import DATA, ContentFile, DataFile, DeleteFile, Lake, Snapshot
+from tests.planner.lakes.lake import DATA, ContentFile, DataFile, DeleteFile, Lake, LakeSnapshot
 from tests.planner.lakes.manifests import (
     ADDED,
     DELETED,
@@ -59,8 +59,8 @@ class _History:
         self.style = Style.draw_style(rng)
         self.sequence = 0
         self.next_row_id = 0
-        self.snapshots: dict[int, Snapshot] = {}
-        self.heads: dict[str, Snapshot] = {}
+        self.snapshots: dict[int, LakeSnapshot] = {}
+        self.heads: dict[str, LakeSnapshot] = {}
         self.log: list[dict[str, int]] = []
         self.refs: dict[str, tuple[str, int]] = {}
         self.files = FileMaker(rng, self.location, self.pools)
@@ -313,7 +313,7 @@ class _History:
             document["sequence-number"] = sequence
         if self.version >= 3:
             document |= {"first-row-id": first_row_id, "added-rows": self.next_row_id - first_row_id}
-        snapshot = Snapshot(
+        snapshot = LakeSnapshot(
             snapshot_id, parent.id if parent else None, sequence, self.schema.id, tuple(manifests), document
         )
         self.snapshots[snapshot_id] = self.heads[branch] = snapshot

@@ -60,7 +60,7 @@ def encode_tasks(scan: ScanPlan) -> Any:
     return json.loads(b"[" + b"".join(ScanTaskWriter(scan).write_tasks(scan.entry_ids)) + b"]")
 
 
-class Lake:
+class SnapshotTable:
     """A table with random snapshots.
 
     `states` has for each snapshot its metadata and the days of its files, by file number.
@@ -121,7 +121,7 @@ async def test_plans_of_prepared_snapshots_equal_those_without_preparation(tmp_p
     """Meanwhile views are prepared, cancelled and evicted, and plans of these and other snapshots run."""
     seed = first_seed() * 1000 + round_number
     rng = random.Random(seed)
-    lake = Lake(tmp_path / "t", rng)
+    lake = SnapshotTable(tmp_path / "t", rng)
     memory = rng.choice([1 << 30, 1 << 30, 120_000])
     async with open_test_planner(tmp_path, plan_memory_bytes=memory) as planner, open_test_planner(tmp_path) as other:
 
@@ -170,7 +170,7 @@ async def test_plans_of_prepared_snapshots_equal_those_without_preparation(tmp_p
 
 
 async def test_plan_after_a_prepared_commit_reads_nothing_from_storage(tmp_path: Path) -> None:
-    lake = Lake(tmp_path / "t", random.Random(1))
+    lake = SnapshotTable(tmp_path / "t", random.Random(1))
     capture = WrapperCapture(RecordingObjects)
     async with open_test_planner(tmp_path, capture) as planner:
         before = lake.states[-1][0]
@@ -185,7 +185,7 @@ async def test_plan_after_a_prepared_commit_reads_nothing_from_storage(tmp_path:
 
 
 async def test_only_small_commits_to_tables_in_memory_are_prepared(tmp_path: Path) -> None:
-    lake, cold = Lake(tmp_path / "t", random.Random(1)), Lake(tmp_path / "cold", random.Random(2))
+    lake, cold = SnapshotTable(tmp_path / "t", random.Random(1)), SnapshotTable(tmp_path / "cold", random.Random(2))
     before = lake.states[-1][0]
     lake.append()
     after = lake.commit()
@@ -217,7 +217,7 @@ async def test_only_small_commits_to_tables_in_memory_are_prepared(tmp_path: Pat
 
 
 async def test_unused_prepared_view_is_replaced_by_the_next(tmp_path: Path) -> None:
-    lake = Lake(tmp_path / "t", random.Random(1))
+    lake = SnapshotTable(tmp_path / "t", random.Random(1))
     async with open_test_planner(tmp_path) as planner:
         before = lake.states[-1][0]
         await plan_table(planner, before, make_between(1, 2))
@@ -235,7 +235,7 @@ async def test_unused_prepared_view_is_replaced_by_the_next(tmp_path: Path) -> N
 
 
 async def test_failed_preparation_is_reported_by_the_plan(tmp_path: Path) -> None:
-    lake = Lake(tmp_path / "t", random.Random(1))
+    lake = SnapshotTable(tmp_path / "t", random.Random(1))
     async with open_test_planner(tmp_path) as planner:
         before = lake.states[-1][0]
         await plan_table(planner, before)

@@ -29,7 +29,7 @@ from seamark.metaserver.streams.topics import intake
 from seamark.metaserver.streams.topics.intake import ENVELOPE, TopicIntake
 from tests.seeds import first_seed, quick
 from tests.streams.incoming.test_dead_letters import LETTERS, create_letters, read_letters
-from tests.streams.test_rows_over_http import Stream, create, streaming
+from tests.streams.test_rows_over_http import StreamServer, create, streaming
 from tests.streams.topics.topic_source import ENCODERS, MemoryTopic, encode_arrow, encode_avro, encode_json
 from tests.waits import until
 
@@ -37,7 +37,7 @@ from tests.waits import until
 class FailingTables(AppendingTables):
     """The stream tables, of which some appends fail before or after the log has the rows."""
 
-    def __init__(self, stream: Stream, rng: random.Random, chance: float) -> None:
+    def __init__(self, stream: StreamServer, rng: random.Random, chance: float) -> None:
         components = stream.server.components
         super().__init__(components.catalog, components.streams)
         self._rng, self._chance = rng, chance
@@ -51,10 +51,10 @@ class FailingTables(AppendingTables):
         return acknowledged_appends
 
 
-class Rig:
+class IntakeRig:
     """A server, a topic, and the intake that reads it."""
 
-    def __init__(self, stream: Stream, topic: MemoryTopic, tables: AppendingTables) -> None:
+    def __init__(self, stream: StreamServer, topic: MemoryTopic, tables: AppendingTables) -> None:
         self.stream, self.topic, self.tables = stream, topic, tables
         self.counts = TopicCounts()
 
@@ -110,7 +110,9 @@ class Rig:
 
 
 @asynccontextmanager
-async def open_rig(folder: Path, *, partitions: int = 1, letters: bool = True, **properties: str) -> AsyncIterator[Rig]:
+async def open_rig(
+    folder: Path, *, partitions: int = 1, letters: bool = True, **properties: str
+) -> AsyncIterator[IntakeRig]:
     async with streaming(folder) as stream:
         if letters:
             properties[DEAD_LETTER_TABLE] = "db.t_errors"
@@ -118,7 +120,7 @@ async def open_rig(folder: Path, *, partitions: int = 1, letters: bool = True, *
         if letters:
             await create_letters(stream)
         components = stream.server.components
-        yield Rig(stream, MemoryTopic(partitions), AppendingTables(components.catalog, components.streams))
+        yield IntakeRig(stream, MemoryTopic(partitions), AppendingTables(components.catalog, components.streams))
 
 
 async def test_rows_of_every_format_and_dead_letters_are_stored_once(tmp_path: Path) -> None:
@@ -182,7 +184,7 @@ async def test_rows_that_fit_are_stored_if_the_dead_letter_table_refuses_letters
 class BrokenTables(AppendingTables):
     """The stream tables. Appends raise an error until `until_s`, and `now_s` advances with each error."""
 
-    def __init__(self, stream: Stream, error: type[Exception], until_s: float) -> None:
+    def __init__(self, stream: StreamServer, error: type[Exception], until_s: float) -> None:
         components = stream.server.components
         super().__init__(components.catalog, components.streams)
         self._error, self._until_s = error, until_s
