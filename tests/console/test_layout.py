@@ -221,10 +221,10 @@ class _Bounds:
     def __init__(self, files: int) -> None:
         self.files = files
 
-    def stats(self, column: object) -> _Bounds:
+    def find_statistics(self, column: object) -> _Bounds:
         return self
 
-    def bounds(self, side: str) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def read_bounds(self, side: str) -> np.ndarray[Any, np.dtype[np.int64]]:
         return np.arange(self.files, dtype=np.int64) * 1000 + (500 if side == "upper" else 0)
 
 

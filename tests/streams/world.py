@@ -111,7 +111,7 @@ class StreamWorld:
             raise CommitUnknown("the outcome of the commit is unknown")
         return self.entry()
 
-    def key_of(self, metadata: TableMetadata) -> tuple[str, ...]:
+    def find_key_columns(self, metadata: TableMetadata) -> tuple[str, ...]:
         return ()
 
     # The methods of a reader

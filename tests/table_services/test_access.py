@@ -187,7 +187,7 @@ def test_driver_of_a_spark_job_leaves_no_keys_on_the_disk(tmp_path: Path, monkey
 
     monkeypatch.setattr(spark_driver, "run", run)
     monkeypatch.setattr(spark_driver, "_end_with_server", lambda pipe: None)
-    rewrites = SimpleNamespace(session_rewrites=lambda *_: nullcontext())
+    rewrites = SimpleNamespace(open_session_runner=lambda *_: nullcontext())
     monkeypatch.setattr(importlib, "import_module", lambda name: rewrites)
     monkeypatch.setattr(sys, "argv", ["driver", str(tmp_path)])
     spark_driver.main()

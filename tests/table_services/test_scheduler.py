@@ -94,7 +94,7 @@ class ScriptedLauncher:
     async def close(self) -> None:
         pass
 
-    def name_of(self, job: Job) -> str:
+    def find_launcher_name(self, job: Job) -> str:
         return "worker"
 
     def set_job_lag(self, service: str, lag_s: float, failing: int) -> None:

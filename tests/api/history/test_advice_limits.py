@@ -46,8 +46,8 @@ def test_sample_keeps_only_values_of_the_picked_rows(monkeypatch: pytest.MonkeyP
 
 def test_bounds_of_many_files_add_a_limited_number_of_values() -> None:
     lower = np.arange(100_000, dtype=np.int64)
-    stats = SimpleNamespace(bounds=lambda side: lower if side == "lower" else lower + 7)
-    files = cast("FoundFiles", SimpleNamespace(stats=lambda column: stats))
+    stats = SimpleNamespace(read_bounds=lambda side: lower if side == "lower" else lower + 7)
+    files = cast("FoundFiles", SimpleNamespace(find_statistics=lambda column: stats))
     sampled = add_bounds(RowSample({1: combine([[50_000, 50_001]])}, 1, 2), files).columns[1]
     assert len(sampled.values) <= 20_002
     assert (sampled.values[0], sampled.values[-1]) == (0, 100_006)

@@ -72,7 +72,7 @@ class NumberedPlans:
         sizes = {"files": 1, "bytes": 10, "considered_files": 100}
         return TablePlanResponse(**{**usual, **sizes, **self.plan(request)})
 
-    async def columns(self, table: tuple[str, ...]) -> KnownTable | None:
+    async def load_table(self, table: tuple[str, ...]) -> KnownTable | None:
         self.looked_at.append(table)
         if table[-1] in self.tables:
             return self.tables[table[-1]]

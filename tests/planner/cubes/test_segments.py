@@ -86,9 +86,9 @@ class CubeIndexFiles:
     def schedule_verification(self, files: Sequence[Any], _: str) -> None:
         self.reported |= {file.location for file in files}
 
-    async def registered(self, _: object) -> Any:
+    async def load_files(self, _: object) -> Any:
         live = tuple(self.files)
-        return SimpleNamespace(version=self.version, live=lambda _: live)
+        return SimpleNamespace(version=self.version, list_live=lambda _: live)
 
 
 @asynccontextmanager
@@ -104,7 +104,7 @@ async def open_segments(lake: CubeIndexFiles, folder: Path, *, memory_bytes: int
         name="test",
     ) as stack:
         indexes: Any = lake
-        registry: Any = SimpleNamespace(files=lake.registered)
+        registry: Any = SimpleNamespace(load_files=lake.load_files)
         yield Segments(indexes, registry, stack)
 
 

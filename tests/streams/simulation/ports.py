@@ -205,7 +205,7 @@ class RemoteTables:
             raise CommitUnknown("no answer to the commit") from None
         return entry
 
-    def key_of(self, metadata: Any) -> tuple[str, ...]:
+    def find_key_columns(self, metadata: Any) -> tuple[str, ...]:
         return self._catalog.key
 
     def open_stored_rows(self, entry: Entry, metadata: Any) -> Any:
