@@ -1,5 +1,6 @@
-"""A memory tier with admission: an entry is kept only if it is requested more often than the entries that it
-would replace.
+"""A memory tier with admission.
+
+An entry is kept only if it is requested more often than the entries that it would replace.
 
 A scan evicts the hot entries of an LRU cache. In this cache, a new entry starts in a small window (LRU). When
 it leaves the window, it competes with the entries that would be evicted for it: the sum of their

@@ -1,5 +1,6 @@
-"""The disk tier: payloads as files of one folder, memory-mapped when large, shared by all processes of a
-machine.
+"""The disk tier: payloads as files of one folder, which all processes of a machine share.
+
+Large payloads are memory-mapped.
 
 The rule: a hit returns the complete payload that was put; any damage to the folder is a miss. An envelope
 in each file proves that the payload is complete (`envelope.py`); it is checked once per mapping. diskcache

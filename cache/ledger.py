@@ -1,5 +1,6 @@
-"""The account of a folder of cached files: their names, sizes and last uses. It evicts the least recently used
-files.
+"""The account of a folder of cached files: their names, sizes and last uses.
+
+It evicts the least recently used files.
 
 diskcache keeps the account in a SQLite file and evicts by it. Three rules make that safe and cheap:
 
@@ -103,8 +104,9 @@ anything.
 
 
 class _Files(Disk):  # type: ignore[misc]  # diskcache has no types
-    """The files as diskcache sees them. Their names are derived from keys, and diskcache does not read or write
-    them.
+    """The files as diskcache sees them.
+
+    Their names are derived from keys, and diskcache does not read or write them.
     """
 
     def store(self, value: int, read: bool, key: bytes = b"") -> tuple[int, int, str, None]:

@@ -1,5 +1,6 @@
-"""The read-through stack: memory, then disk, then `fetch`. A fetched value is stored in memory and on the
-disk.
+"""The read-through stack: memory, then disk, then `fetch`.
+
+A fetched value is stored in memory and on the disk.
 
 The rules: concurrent requests for a key share one fetch in this event loop (single flight) and, with
 claims, on this machine. A tier that fails counts as a miss, so that only a fetch or its decoding can fail a

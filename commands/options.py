@@ -1,5 +1,6 @@
-"""Options that commands share: every setting as a flag, and one form of error for invalid settings (exit
-code 2).
+"""Options that commands share.
+
+Every setting is a flag, and invalid settings have one form of error (exit code 2).
 """
 
 from __future__ import annotations

@@ -54,8 +54,9 @@ def say(text: str, *, err: bool = False) -> None:
 
 
 class _PrintableConsole(Console):
-    """A console that prints escapes. Rich converts every text with `render_str`, including cells and titles of
-    tables.
+    """A console that prints escapes.
+
+    Rich converts every text with `render_str`, including cells and titles of tables.
     """
 
     def render_str(self, text: str, **options: Any) -> Text:

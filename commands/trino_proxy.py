@@ -1,5 +1,6 @@
-"""`seamark trino-proxy`: a proxy for Trino's clients that rewrites statements so that Trino reads fewer
-files.
+"""`seamark trino-proxy`: a proxy for Trino's clients.
+
+It rewrites statements so that Trino reads fewer files.
 
 It is a client of the running server, which is found by `--url` or in the `--home` of the server. Logs go
 to standard error. Exit codes: 0 when it was stopped (SIGTERM, Ctrl-C), 1 when it cannot listen, 2 for

@@ -1,5 +1,6 @@
-"""The tables of the demo. Spark writes them, the server indexes them, and Seamark's Spark job clusters
-them.
+"""The tables of the demo.
+
+Spark writes them, the server indexes them, and Seamark's Spark job clusters them.
 
 Two fact tables have the same rows: one as Spark wrote it, and one in Seamark's layout. Two tables make it
 possible to measure the three columns of the demo alternately.

@@ -1,4 +1,6 @@
-"""How long does the bitmap index take to say which rows match? `python -m bench.index.bitmap [--quick]`
+"""How long does the bitmap index take to say which rows match?
+
+`python -m bench.index.bitmap [--quick]`
 
 The table has a million rows and two columns of one cardinality in any order. Every system returns the ascending
 positions of the matching rows, and all results must be equal. Seamark probes an opened index; the Parquet readers have

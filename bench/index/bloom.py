@@ -1,4 +1,6 @@
-"""How long does it take to know which of 100,000 data files may hold a key? `python -m bench.index.bloom [--quick]`
+"""How long does it take to know which of 100,000 data files may hold a key?
+
+`python -m bench.index.bloom [--quick]`
 
 Seamark probes one merged blob in memory, and also in a file, of which it reads only the ranges that a probe names. A
 reader of Parquet without an index must open every file, because the footer has the position of the Bloom filter. The

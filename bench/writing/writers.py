@@ -105,8 +105,9 @@ class PythonWriter(_SeamarkWriter):
 
 
 class SparkFrameWriter(_SeamarkWriter):
-    """`seamark.connector.spark.frames.writes`, of a DataFrame that reads the batch's file. With `by_tasks`, tasks write
-    although the driver could.
+    """`seamark.connector.spark.frames.writes`, of a DataFrame that reads the batch's file.
+
+    With `by_tasks`, tasks write although the driver could.
     """
 
     def __init__(self, name: str, table: OurTable, *, strategy: str | None = None, by_tasks: bool = False) -> None:

@@ -1,5 +1,6 @@
-"""`seamark table` and `seamark undrop`: list, show, create, rename, drop and restore tables through the
-running server.
+"""`seamark table` and `seamark undrop`: list, show, create, rename, drop and restore tables.
+
+The commands use the running server.
 
 Exit codes: 0 on success, 1 when the server refuses or cannot be reached, 2 for invalid arguments.
 """

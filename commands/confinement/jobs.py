@@ -1,5 +1,6 @@
-"""Restricts the process of one job to its table: the folders of the table, a temporary folder, and the job's
-hosts.
+"""Restricts the process of one job to its table.
+
+It may use the folders of the table, a temporary folder, and the job's hosts.
 
 The data files that a job decodes come from writers, and the process has the rights of the server's
 account and the keys of encrypted files. `confine` refuses other files in Seamark's code. Landlock refuses

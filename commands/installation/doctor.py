@@ -1,5 +1,6 @@
-"""`seamark doctor`: checks this installation, the server and the configurations of engines, and names each
-fix.
+"""`seamark doctor`: checks an installation and names each fix.
+
+It checks this machine, the server and the configurations of engines.
 
 Exit codes: 0 if there is no fault, 1 if there is a fault, 2 for invalid arguments.
 """

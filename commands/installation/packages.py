@@ -1,5 +1,6 @@
-"""Checks of the installed software: Python, the compiled kernels, the libraries of the extras, Iceberg's jar
-for Spark.
+"""Checks of the installed software.
+
+They cover Python, the compiled kernels, the libraries of the extras, and Iceberg's jar for Spark.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Checks of table services: a server runs them, no job has failed, and worker processes can reach the
-storage.
+"""Checks of table services.
+
+A server must run them, no job may have failed, and worker processes must reach the storage.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""The check of a warehouse: it writes an object, reads it and deletes it, as the server does with these
-settings.
+"""The check of a warehouse.
+
+It writes an object, reads it and deletes it, as the server does with these settings.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""`seamark policy`: lists, shows and changes the work of the table services on a table, or on a namespace's
-tables.
+"""`seamark policy`: lists, shows and changes the work of the table services.
+
+A policy belongs to a table, or to a namespace and its tables.
 
 Exit codes: 0 on success, 1 when the server refuses or cannot be reached, 2 for invalid arguments.
 """

@@ -1,5 +1,6 @@
-"""The route that explains a whole query: for each table, the files that its conditions and joins leave,
-stage by stage.
+"""The route that explains a whole query.
+
+For each table, it shows stage by stage the files that conditions and joins leave.
 
 The analysis is also used for queries of the Trino proxy and of `seamark.duckdb`, so that the answer shows
 the plans that they request. The query does not run. Names in the query are names of this catalog, with or

@@ -1,5 +1,6 @@
-"""Notes about parts of a query that do not leave out files, with the reason, for the user who wrote the
-query.
+"""Notes about the parts of a query that leave out no files, for the user who wrote the query.
+
+Each note has the reason.
 
 Engines would refuse some of these parts, such as a column that does not exist. An explanation must report
 them, and not answer as if they were not in the query.

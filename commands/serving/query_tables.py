@@ -1,5 +1,6 @@
-"""The tables of a query in SQL: first their names, and then, with the tables' columns, the conditions and
-joins of each.
+"""The tables of a query in SQL.
+
+The names are read first. With the tables' columns, the conditions and joins of each table are read.
 
 The analysis is that of the engines' connectors: Trino's analysis for Trino, and for DuckDB after a
 conversion. It is pure and does not use a server.

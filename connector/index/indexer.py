@@ -133,8 +133,9 @@ class _DueAudit:
 
 @dataclass
 class _AuditProgress:
-    """An unfinished audit: the locations of the verified index files, and the number of damaged files among
-    them.
+    """An unfinished audit.
+
+    It has the locations of the verified index files, and the number of damaged files among them.
     """
 
     locations: set[str] = field(default_factory=set)

@@ -56,7 +56,7 @@ class MoveDestination(Protocol):
 
 @dataclass(frozen=True)
 class MoveSelection:
-    """What to move. Without namespaces and tables, everything.
+    """The namespaces and tables to move. Without any, everything is moved.
 
     Attributes:
         namespaces: These namespaces and those below them.

@@ -66,7 +66,7 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class TableUse:
-    """How a query uses a table, for the query history. The names may belong to the table, or to another table.
+    """The use of a table by a query, for the query history. The names may belong to the table, or to another table.
 
     Attributes:
         grouping: The names of the columns by which the query groups.
@@ -173,7 +173,7 @@ class Scan:
 
     @cached_property
     def use(self) -> TableUse:
-        """How the query uses the table."""
+        """The use of the table by the query."""
         joins = {column for join in self.joins if not join.is_extreme for column, _ in join.on}
         return replace(self.query_use, joins=tuple(sorted(joins)[:_JOIN_COLUMNS_MAX])) if joins else self.query_use
 

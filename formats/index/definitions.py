@@ -105,8 +105,9 @@ class IndexDefinition:
 
     @cached_property
     def id(self) -> str:
-        """The id: canonical JSON with field ids. Index files contain the id, and it identifies the definition in the
-        registry.
+        """The id: canonical JSON with field ids.
+
+        Index files contain the id, and it identifies the definition in the registry.
         """
         terms = [
             {

@@ -1,5 +1,6 @@
-"""Packed columns: one value per row in the fewest bytes that keep the order, so that a scan compares codes
-in place.
+"""Packed columns, which a scan compares in place.
+
+They have one value per row in the fewest bytes that keep the order.
 
 Every Iceberg type has one of three forms:
 

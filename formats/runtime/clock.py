@@ -1,5 +1,6 @@
-"""Time and randomness as a port, so that a simulation can be repeated from its seed. Only this file reads
-the wall clock.
+"""Time and randomness as a port, so that a simulation can be repeated from its seed.
+
+Only this file reads the wall clock.
 
 A server uses `SystemClock`; a `SimulatedClock` advances only through `advance` and `jump`.
 """
@@ -47,8 +48,9 @@ def _make_uuid4(rand: bytes) -> uuid.UUID:
 
 
 class _Uuid7Sequence:
-    """Creates UUIDs of version 7, with a counter in the 12 bits after the time (RFC 9562, section 6.2, method
-    1).
+    """Creates UUIDs of version 7, with a counter in the 12 bits after the time.
+
+    RFC 9562 defines this in section 6.2, method 1.
     """
 
     def __init__(self) -> None:
@@ -102,8 +104,9 @@ class SystemClock:
 
 
 class SimulatedClock:
-    """A deterministic clock: with the same seed and the same calls, it returns the same times and the same
-    UUIDs.
+    """A deterministic clock.
+
+    With the same seed and the same calls, it returns the same times and the same UUIDs.
     """
 
     machine = "simulated"

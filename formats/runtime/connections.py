@@ -1,5 +1,6 @@
-"""Limits of connections before and between requests, below the handlers; used by the server and by the proxy
-for Trino.
+"""Limits of connections before and between requests, below the handlers.
+
+The server and the proxy for Trino use them.
 
 aiohttp's protocol has one timer, for idle connections. This module adds:
 

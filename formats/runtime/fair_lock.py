@@ -1,5 +1,6 @@
-"""A lock for long work on input from clients: it runs in a thread, one task at a time, and clients
-alternate.
+"""A lock for long work on input from clients.
+
+The work runs in a thread, one task at a time, and clients alternate.
 
 The work is Python code and shares the interpreter with the event loop. Several threads of this work would
 leave the loop little time, and use the threads that all other work of the server needs.

@@ -1,5 +1,6 @@
-"""Cached table and view metadata by location. They are cached decoded, as JSON, or as JSON with only the referenced
-snapshots.
+"""Cached table and view metadata by location.
+
+They are cached decoded, as JSON, or as JSON with only the referenced snapshots.
 
 Files at a location are immutable, so the cache needs no invalidation. Entries are evicted by a byte
 budget. However, a table's writers are able to overwrite its metadata files. The name of a file that the

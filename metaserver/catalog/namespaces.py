@@ -18,8 +18,11 @@ from seamark.metaserver.store.operations import CreateNamespace, DropNamespace, 
 from seamark.metaserver.store.port import NAMED_NAMESPACES_MAX
 
 PROPERTIES_CHARACTERS_MAX, DEEP_CHARACTERS_MAX, _DEEP = 1 << 20, 16 << 10, 8
-"""Of a namespace's properties together, and of those of one with more than eight levels: the event loop reads them from
-the database for each request that needs the namespace, and for table services those of all namespaces above it."""
+"""The maximum characters of a namespace's properties together, and of a namespace with more than eight levels.
+
+The event loop reads them from the database for each request that needs the namespace. For table services, it reads
+those of all namespaces above, too.
+"""
 
 
 class Namespaces:

@@ -1,5 +1,6 @@
-"""Shapes of statements: the columns, conditions and aggregates of a statement on one table, without the compared
-values.
+"""Shapes of statements.
+
+A shape has the columns, conditions and aggregates of a statement on one table, without the compared values.
 
 Statements that differ only in their literals have the same shape. A shape contains ids of columns, never names, and
 names of operators. So a shape contains no text of a client, except the name of the engine, which is one of `ENGINES`.

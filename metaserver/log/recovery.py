@@ -1,5 +1,6 @@
-"""Opens the files of a log: finds the durable entries and the end of the log, and checks that no acknowledged row
-is missing.
+"""Opens the files of a log.
+
+It finds the durable entries and the end of the log, and checks that no acknowledged row is missing.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""The part of the server that depends on the storage: it stores objects, gives access to clients and jobs, and explains
-failures.
+"""The part of the server that depends on the storage.
+
+It stores objects, gives access to clients and jobs, and explains failures.
 
 Each storage is a subclass of `ServerStorage`, registered in `metaserver/objects/storages.py`. Its schemes and the
 form of its locations are in `formats/storage/storages.py`, and clients open its objects with

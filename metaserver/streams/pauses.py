@@ -1,5 +1,6 @@
-"""Pauses of stream tables: a paused table refuses rows, and its flushes continue. A pause is a property of the
-table.
+"""Pauses of stream tables: a paused table refuses rows, and its flushes continue.
+
+A pause is a property of the table.
 """
 
 from __future__ import annotations

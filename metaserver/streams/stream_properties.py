@@ -1,5 +1,6 @@
-"""The properties of a stream table: whether rows can be appended, its shards, and the interval of its flushes. The
-module is pure.
+"""The properties of a stream table: whether rows can be appended, its shards, and the interval of its flushes.
+
+The module is pure.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Invalid inputs and the expected answers. `docs/reference/bad-inputs.md` is generated from this table:
+"""Invalid inputs and the expected answers.
+
+`docs/reference/bad-inputs.md` is generated from this table:
 
     python -m tests.api.bad_inputs
 

@@ -162,8 +162,9 @@ def test_clustering_of_a_branch_changes_only_the_branch(rig: ClusteringTables) -
 
 @pytest.mark.slow
 def test_rows_of_a_city_and_some_days_are_in_fewer_files(rig: ClusteringTables) -> None:
-    """Iceberg's reader reports the file of each row. The other table has as many files, sorted by a column
-    that the queries do not use.
+    """Iceberg's reader reports the file of each row.
+
+    The other table has as many files, sorted by a column that the queries do not use.
     """
     rig.create_sales("sorted")
     rig.create_sales("clustered")

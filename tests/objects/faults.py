@@ -27,8 +27,9 @@ class Fault(Enum):
 
 
 class FaultyObjects:
-    """A failing store. `rates` are probabilities per call, drawn from `seed`; `script` overrides them for the
-    next calls.
+    """A failing store.
+
+    `rates` are probabilities per call, drawn from `seed`; `script` overrides them for the next calls.
     """
 
     def __init__(

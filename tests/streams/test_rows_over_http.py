@@ -435,8 +435,9 @@ def _look(stream: StreamServer) -> bool:
 
 @pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(6, judged_number=1)))
 async def test_random_writers_flushes_batches_and_readers(tmp_path: Path, seed: int) -> None:
-    """Streams, batch appends, flushes and restarts change a table concurrently. Every reader gets each row that was
-    acknowledged before its read, exactly once.
+    """Streams, batch appends, flushes and restarts change a table concurrently.
+
+    Every reader gets each row that was acknowledged before its read, exactly once.
     """
     import random
 

@@ -55,7 +55,7 @@ class StreamWorld:
         self.flushed = dict.fromkeys(range(shards), 0)
         self.busy_chance = 0.0
         self.fails: list[str] = []
-        """What goes wrong with the next commits."""
+        """The faults of the next commits."""
         self.row_files = NumberFiles()
 
     def entry(self) -> Entry:

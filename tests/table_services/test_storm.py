@@ -124,7 +124,7 @@ class Storm:
         self.stop = threading.Event()
         self.ends_s = time.monotonic() + seconds
         self.goals: Callable[[], dict[str, bool]] = dict
-        """What has to happen before the end; a busy machine gets `LATE_S` more for it."""
+        """The events that must happen before the end. A busy machine has `LATE_S` more for them."""
         self.writers = [StormWriter(1), StormWriter(2), StormAppender(3), StormAppender(4)]
         self.checked = self.expired = 0
         self.refused: list[str] = []

@@ -1,5 +1,7 @@
-"""Tests of OpenLineage events with a real receiver. The schemas in `openlineage/` are those of the specification 2-0-2
-(github.com/OpenLineage/OpenLineage, folder spec, August 2026).
+"""Tests of OpenLineage events with a real receiver.
+
+The schemas in `openlineage/` are those of the specification 2-0-2 (github.com/OpenLineage/OpenLineage, folder spec,
+August 2026).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""When the warehouses of a process are opened and closed."""
+"""Tests of the opening and closing of the warehouses of a process."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The writer of `writeStream.format("seamark").option("log", "true")`: each batch is one append to the log of a stream
-table.
+"""The writer of `writeStream.format("seamark").option("log", "true")`.
+
+Each batch is one append to the log of a stream table.
 
     stream.writeStream.format("seamark").option("uri", …).option("table", "db.t").option("log", "true").start()
 

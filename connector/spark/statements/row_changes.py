@@ -43,7 +43,7 @@ _INNER, _RIGHT_OUTER, _LEFT_ANTI = "Inner", "RightOuter", "LeftAnti"
 The stored rows are on the left, but in an anti-join they are on the right.
 """
 _IS_STORED, _ROW = "is stored", "row"
-"""What such a join's side of the stored rows has besides their columns."""
+"""The further columns that the stored rows have in such a join."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
-"""Comparisons of columns with typed literals, as Iceberg predicates that are true for at least the same
-rows.
+"""Comparisons of columns with typed literals, as Iceberg predicates.
+
+A predicate is true for at least the same rows.
 
 Engines differ about NaN, and about literals that are not values of the column's type. A predicate keeps
 the rows that any engine would find. A comparison that engines evaluate in different ways is not used.

@@ -38,7 +38,7 @@ _KNOWN = frozenset(range(1, 8))
 # Field ids of RowGroup.
 COLUMNS, TOTAL_BYTES, _GROUP_ROWS, SORTING, GROUP_OFFSET, PACKED_TOTAL, ORDINAL = range(1, 8)
 _METADATA, _ENCODINGS, _DICTIONARY_PAGE = 3, 2, 11
-"""In a ColumnChunk, and two in its ColumnMetaData."""
+"""The field ids of the metadata in a ColumnChunk, and of encodings and dictionary page in its ColumnMetaData."""
 _ORDINAL_MAX = 32_767
 _SHORT = 15
 

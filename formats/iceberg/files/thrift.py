@@ -1,5 +1,6 @@
-"""Reader and writer of Thrift's compact protocol (Apache Thrift, "Thrift Compact protocol encoding") without
-a schema.
+"""Reads and writes Thrift's compact protocol without a schema.
+
+Apache Thrift defines it in "Thrift Compact protocol encoding".
 
 Parquet's footers, page headers and page indexes are such structures. A structure is a dict of (type, value) by
 field id, in the order of the file. A list is (type, values). Therefore one field of a footer can be changed and all

@@ -1,5 +1,6 @@
-"""Compiles a writer's Avro schema to a program that reads the requested fields of its rows and skips the
-others.
+"""Compiles a writer's Avro schema to a program that reads the requested fields.
+
+The program skips the other fields of the rows.
 
 Iceberg identifies fields by id (spec: Appendix A, "Avro"): a record's fields have `field-id`, under any
 name. Without ids the standard name is used. The request is a tree of the classes below. A field that the
@@ -37,8 +38,9 @@ class Long:
 
 @dataclass(frozen=True, slots=True)
 class RequestedValue:
-    """A number or boolean for which no value is reserved: it is read into a column of int64, with lengths of 1,
-    or -1 for null.
+    """A number or boolean for which no value is reserved.
+
+    It is read into a column of int64, with lengths of 1, or -1 for null.
     """
 
     name: str

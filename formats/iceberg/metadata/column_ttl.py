@@ -1,5 +1,6 @@
-"""The time to live of columns: the values of a column are removed from partitions that are older than an
-age.
+"""The time to live of columns.
+
+The values of a column are removed from partitions that are older than an age.
 
 The age of a row is the age of its value in the time column. The table is partitioned by this column: by
 the day, month, year or hour, or by the value itself. A partition has expired for a column when all times

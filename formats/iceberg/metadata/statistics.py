@@ -1,5 +1,6 @@
-"""The statistics of a table: the snapshot that has them, later changes, and the policy that keeps them
-current.
+"""The statistics of a table.
+
+The module finds the snapshot that has them, later changes, and the policy that keeps them current.
 
 The metadata names statistics files with the numbers of distinct values. The numbers belong to one
 snapshot; later snapshots add and remove rows, which their summaries count.

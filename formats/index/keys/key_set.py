@@ -154,8 +154,9 @@ class KeySet:
 
     @cached_property
     def table(self) -> tuple[Words | None, int, int] | None:
-        """The table of bits of a set of codes: (a bit for each code from the minimum on, the minimum, the number of
-        bits).
+        """The table of bits of a set of codes.
+
+        It is (a bit for each code from the minimum on, the minimum, the number of bits).
 
         It is None if the range is too wide, or the set is empty.
         """

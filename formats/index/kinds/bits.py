@@ -1,5 +1,6 @@
-"""Sets of rows as *bits*: uint64[ceil(rows / 64)]. Row r is bit r % 64 of word r // 64. Bits after the last
-row are 0.
+"""Sets of rows as *bits*: uint64[ceil(rows / 64)].
+
+Row r is bit r % 64 of word r // 64. Bits after the last row are 0.
 
 numpy provides AND and OR. Bits are stored in the coding that is clearly smaller: flat words, which are
 the fastest to read; words compressed with zstd; roaring bitmaps for few rows or long runs; no data if all

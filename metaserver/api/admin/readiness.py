@@ -1,4 +1,4 @@
-"""Whether this server can write: the expensive part of GET /readyz, cached for some seconds.
+"""Checks whether this server can write: the expensive part of GET /readyz, cached for some seconds.
 
 A server with a full disk answers reads and fails every commit, so a load balancer must not send requests to it.
 Readiness therefore includes a write to the database, and free space on the disks of the home and of a local warehouse.

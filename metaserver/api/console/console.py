@@ -21,7 +21,7 @@ from seamark.metaserver.api.http.dispatch import Route
 FOLDER = Path(__file__).parent / "assets"
 _PAGE_NAME = "index.html"
 _MODULES, _ROOT = "<!-- modules -->", "console/assets/"
-"""What `index.html` has in place of the list of modules, and of the folder of the assets."""
+"""The texts of `index.html` that the list of modules and the folder of the assets replace."""
 _TYPES = {
     ".html": "text/html",
     ".css": "text/css",

@@ -46,8 +46,9 @@ PATH_CHARACTERS_MAX = 300
 
 
 class Router(web.UrlDispatcher):
-    """A cache of the routes of recent paths. Engines repeat few paths, and aiohttp searches all routes for each
-    request.
+    """A cache of the routes of recent paths.
+
+    Engines repeat few paths, and aiohttp searches all routes for each request.
 
     The cache has only matched routes of short paths. A route depends on the method and the path alone,
     not on the client; identity and rights are checked later, for each request.

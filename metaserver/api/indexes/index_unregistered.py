@@ -1,5 +1,6 @@
-"""The route that lists unreferenced entries for a merge: data files of index files that are in no snapshot of the
-table.
+"""The route that lists unreferenced entries for a merge.
+
+These are data files of index files that are in no snapshot of the table.
 
 An entry serves every snapshot, so it can be removed only when the last snapshot with its data file has expired. For a
 table with very many snapshots, the answer is empty. Keeping every entry is always correct.

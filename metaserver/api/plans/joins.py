@@ -1,5 +1,6 @@
-"""Joins in requests about a table: decodes them, checks them against the other tables and the caller's rights, and
-evaluates them.
+"""Decodes and evaluates joins in requests about a table.
+
+It checks the joins against the other tables and the caller's rights.
 
 The caller needs the right to read every joined table. A refusal has the same error as the route that loads that table.
 """

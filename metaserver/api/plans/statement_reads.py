@@ -77,7 +77,7 @@ ReportedNames = Annotated[list[str], msgspec.Meta(max_length=REPORTED_KEYS_MAX)]
 
 
 class ReportedUse(msgspec.Struct, frozen=True, rename="kebab"):
-    """How the statement of a plan request uses the table, for the query history. Unknown names are left out.
+    """The use of the table by the statement of a plan request, for the query history. Unknown names are left out.
 
     Attributes:
         engine: The engine that runs the statement. Another name than those of `ENGINES` is recorded as `other`.

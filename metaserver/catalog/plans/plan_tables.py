@@ -1,5 +1,6 @@
-"""Plan tables: names under which an engine reads only the files that a plan of a table selected. A lease limits
-their time.
+"""Plan tables: names under which an engine reads only the files that a plan of a table selected.
+
+A lease limits their time.
 
 The rules: the meaning of a name never changes. A digest in the name identifies the table, its metadata
 and the filter. The row in the pointer store lists the files that were written for the name once, to unique

@@ -124,8 +124,8 @@ def check_stream(file: FoundFile) -> None:
         return
     if metadata.snapshots and parse_bool(metadata.properties, STREAM_ENABLED, False):
         raise BadRequest(
-            "It is a stream table, and the database had the offsets of the rows that are in its files. Choose the file "
-            "if the log of streams is empty; otherwise rows that are in files would be added again"
+            "The table is a stream table, and the database had the offsets of the rows that are in its files. Choose "
+            "the file if the log of streams is empty; otherwise rows that are in files would be added again"
         )
 
 

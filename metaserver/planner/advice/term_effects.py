@@ -1,5 +1,6 @@
-"""The effect of each conjunct of a filter. If partitions and bounds leave out few files, also the index that would
-help.
+"""The effect of each conjunct of a filter.
+
+If partitions and bounds leave out few files, also the index that would help.
 
 An index is proposed unless a sample of the column shows that most files have a matching row. The explanation of a plan
 shows these texts. Planning does not use them.

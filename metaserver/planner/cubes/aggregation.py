@@ -125,7 +125,7 @@ class _GroupedDimension:
 
 @dataclass(frozen=True, slots=True)
 class CubeAnswer:
-    """How a request follows from a cube.
+    """The derivation of a request's answer from a cube.
 
     Attributes:
         condition: The condition of the request, over the columns of `filtered`.

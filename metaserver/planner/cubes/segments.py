@@ -110,7 +110,7 @@ class SegmentStats:
 
 
 class _Places:
-    """Where the entries of data files are: for each file, an index file and the number of the entry in it.
+    """The places of the entries of data files: for each file, an index file and the number of the entry in it.
 
     Args:
         ids: The identities of the data files.

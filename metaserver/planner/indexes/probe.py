@@ -59,7 +59,7 @@ class Probe:
     """Whether an index file was not loaded in time."""
     damaged: dict[str, str] = field(default_factory=dict)
     counts: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """By definition id: the number of files before the index, and the number of files that it removed.
+    """The number of files before each index, and the number of files that the index removed, by definition id.
 
     The numbers exclude pruning by rows.
     """

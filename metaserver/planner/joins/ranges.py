@@ -47,7 +47,7 @@ _NAN = _LONG_MAX
 _NEGATIVE_ZERO, _ZERO = -1, 0
 """The positions of the two zeros, which all engines compare as equal."""
 _LOWEST, _HIGHEST = b"", b"\xff" * WIDE_DECIMAL_BYTES
-"""In place of the limits of a range of texts or long decimals without a start or an end."""
+"""The limits of a range of texts or long decimals that has no start or no end."""
 _DOUBLE, _WORD = struct.Struct("<d"), struct.Struct("<Q")
 Distance: TypeAlias = Callable[[Longs, Longs], Codes]
 """Returns how far the starts of spans are from the ends of the spans before them."""

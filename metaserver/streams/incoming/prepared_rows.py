@@ -1,5 +1,6 @@
-"""Prepares the rows of a request for the log: their kinds, the table's columns, and their shards. Except for
-`RowFiles`, the module is pure.
+"""Prepares the rows of a request for the log: their kinds, the table's columns, and their shards.
+
+Except for `RowFiles`, the module is pure.
 
 If a row does not fit, the whole request is refused. If the table has a dead-letter table, such rows are rejected one by
 one.

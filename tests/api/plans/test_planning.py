@@ -409,8 +409,9 @@ async def test_filter_with_tens_of_thousands_of_values_is_bound_off_the_event_lo
 async def test_answer_that_repeats_a_long_filter_is_written_off_the_event_loop(
     api_with_files: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PyIceberg gets residuals with the filter's text. The server writes them twice: to compute the page's
-    length, and then for the files.
+    """PyIceberg gets residuals with the filter's text.
+
+    The server writes them twice: to compute the page's length, and then for the files.
     """
     threads = []
 

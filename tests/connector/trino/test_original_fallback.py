@@ -1,4 +1,4 @@
-"""If a rewritten statement fails before it gives rows, the proxy runs the original.
+"""Tests that the proxy runs the original of a rewritten statement that fails before its first row.
 
 The client sees no failure.
 """

@@ -454,8 +454,9 @@ def test_statement_on_an_unknown_catalog_gets_a_hint(rig: SparkStatementTables) 
 
 
 def test_sql_command_merges_updates_and_deletes_in_the_local_spark(rig: SparkStatementTables) -> None:
-    """The test's session is the `local[2]` session of `seamark sql`. Iceberg's statements change a second
-    table in the same way.
+    """The test's session is the `local[2]` session of `seamark sql`.
+
+    Iceberg's statements change a second table in the same way.
     """
     for whose in (OURS, THEIRS):
         rig.run_sql(f"CREATE TABLE {{db}}.{whose}_cli (id bigint, name string, price decimal(9,2)) USING iceberg")

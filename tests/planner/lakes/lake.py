@@ -51,8 +51,9 @@ class ContentFile:
 
 @dataclass(eq=False)
 class DataFile(ContentFile):
-    """A data file. `rows` hold values as written under the schema `schema_id`, without columns that were added
-    later.
+    """A data file.
+
+    `rows` hold values as written under the schema `schema_id`, without columns that were added later.
     """
 
     rows: list[Row] = field(default_factory=list)
