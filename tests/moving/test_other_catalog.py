@@ -212,14 +212,14 @@ async def test_requests_that_wait_for_the_other_catalog_are_limited_in_number_an
         )
         async with open_federated_store(settings) as store:
             names = [store.load_entry(EntryKind.TABLE, ("db",), f"t{number}") for number in range(2)]
-            running = [asyncio.create_task(name) for name in (*names, store.namespaces((), None, 10))]
+            running = [asyncio.create_task(name) for name in (*names, store.list_namespaces((), None, 10))]
             await waiting.wait()
             with pytest.raises(RetryLater, match="federation_requests_limit"):
-                await store.namespace(("db",))
+                await store.load_namespace(("db",))
             assert not any(task.done() for task in running)
             async with open_federated_store(replace(settings, federation_timeout_s=0.1)) as other_store:
                 with pytest.raises(RetryLater, match=r"did not answer within 0.1 seconds|does not answer"):
-                    await other_store.namespace(("db",))
+                    await other_store.load_namespace(("db",))
             closing.set()
             ends = await asyncio.gather(*running, return_exceptions=True)
             assert all(isinstance(end, RetryLater) and "answers 500" in end.message for end in ends), ends
