@@ -20,7 +20,7 @@ from seamark.connector.analysis.texts import (
     compare_list_in_case,
     compare_pattern_in_case,
     find_function,
-    like_predicate,
+    read_like_predicate,
 )
 from seamark.connector.plans.conditions import (
     DAY,
@@ -276,7 +276,7 @@ class _Reading:
             return None
         negated = negated != bool(like.args.get("negate"))
         escaped = escapes[0] if escapes else None
-        like_condition = like_predicate(term.column, pattern, escaped, function, negated=negated)
+        like_condition = read_like_predicate(term.column, pattern, escaped, function, negated=negated)
         if negated or not isinstance(side, exp.Lower | exp.Upper) or not is_valid_pattern(pattern, escaped):
             return like_condition
         return all_of([like_condition, compare_pattern_in_case(side, pattern, escaped, self)])

@@ -33,8 +33,8 @@ from seamark.connector.analysis.select_names import (
     ParsedJoin,
     ParsedTree,
     SelectNames,
+    build_join_tree,
     canonicalize_name,
-    join_tree,
     joins_in,
     list_sources,
 )
@@ -207,7 +207,7 @@ class Queries:
         having, filters = node.args.get("having"), _filter_conditions(node)
         block = QueryBlock(
             sources=[source.relation for source in tables.sources],
-            tree=None if tables.tree is None else join_tree(tables.tree, predicates.find_join_predicate),
+            tree=None if tables.tree is None else build_join_tree(tables.tree, predicates.find_join_predicate),
             outputs=names,
             where=None if where is None else predicates.read_predicate(where.this),
             passes=passes,

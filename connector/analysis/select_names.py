@@ -67,11 +67,11 @@ def joins_in(tree: ParsedTree | None) -> Iterator[ParsedJoin]:
             pending += [node.left, node.right]
 
 
-def join_tree(tree: ParsedTree, predicate_on: Callable[[ParsedJoin], Predicate]) -> JoinTree:
+def build_join_tree(tree: ParsedTree, predicate_on: Callable[[ParsedJoin], Predicate]) -> JoinTree:
     """Return the join tree of a block for the algebra."""
     if isinstance(tree, int):
         return tree
-    left, right = join_tree(tree.left, predicate_on), join_tree(tree.right, predicate_on)
+    left, right = build_join_tree(tree.left, predicate_on), build_join_tree(tree.right, predicate_on)
     on = ALWAYS if tree.on is None and not tree.using else predicate_on(tree)
     return SourceJoin(left, right, tree.keeps_left, tree.keeps_right, on)
 

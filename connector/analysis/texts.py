@@ -174,7 +174,7 @@ def compare_in_case(op: str, node: exp.Lower | exp.Upper, text: str, reader: Com
     if column is None:
         return None
     pattern = "".join(f"\\{one}" if one in "%_\\" else one for one in text)
-    like = like_predicate(column.column, pattern, "\\", find_function(node), negated=op == "<>")
+    like = read_like_predicate(column.column, pattern, "\\", find_function(node), negated=op == "<>")
     condition = None
     if op == "=":
         spellings, is_whole = _find_spellings(text, lower=isinstance(node, exp.Lower))
@@ -217,7 +217,7 @@ def _compare_function_value(op: str, column: ColumnReference, node: exp.Expr, li
     return ColumnComparison(column, op, tuple(literals), function, exact=False)
 
 
-def like_predicate(
+def read_like_predicate(
     reference: ColumnReference, pattern: str, escape: str | None, function: str | None, *, negated: bool
 ) -> Like | None:
     """Return the LIKE predicate, or None if the server cannot evaluate it.

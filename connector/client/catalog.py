@@ -15,9 +15,9 @@ from seamark.connector.client.names import (
     Name,
     make_namespace_path,
     make_standard_path,
+    make_table_path,
     split_name,
     split_table,
-    table_path,
 )
 from seamark.formats.protocol.wire import NAMESPACE_SEPARATOR
 
@@ -142,7 +142,7 @@ def import_table(client: SeamarkClient, table: Name, metadata_location: str, *, 
         Refused: The name refers to another metadata file. The status is 409.
     """
     body = {"metadata-location": metadata_location, "dry-run": dry_run}
-    return bool(client._request_json("PUT", f"{table_path(table)}/import", body=body)["is-new"])
+    return bool(client._request_json("PUT", f"{make_table_path(table)}/import", body=body)["is-new"])
 
 
 def import_view(
@@ -154,7 +154,7 @@ def import_view(
         keep_owner: Whether the view may run with the rights of the user that its properties name.
     """
     body = {"metadata-location": metadata_location, "keep-owner": keep_owner, "dry-run": dry_run}
-    path = table_path(view).replace("/api/v1/tables/", "/api/v1/views/", 1)
+    path = make_table_path(view).replace("/api/v1/tables/", "/api/v1/views/", 1)
     return bool(client._request_json("PUT", f"{path}/import", body=body)["is-new"])
 
 

@@ -33,8 +33,8 @@ from seamark.connector.client.names import (
     hide_credentials,
     make_namespace_path,
     make_standard_path,
+    make_table_path,
     split_table,
-    table_path,
 )
 from seamark.connector.client.row_answers import (
     FileRows,
@@ -227,7 +227,7 @@ class SeamarkClient:
             limit: The maximum number of instants.
         """
         query = {"order": "desc" if newest_first else "asc", **omit_none({"action": action})}
-        path = "/api/v1/timeline" if table is None else f"{table_path(table)}/timeline"
+        path = "/api/v1/timeline" if table is None else f"{make_table_path(table)}/timeline"
         left = limit
         while left is None or left > 0:
             answer = self._request_json("GET", path, {**query, **omit_none({"since": since, "limit": left})})
@@ -354,7 +354,7 @@ class SeamarkClient:
         """
         optional = omit_none({"where": where, "filter": filter, "limit": limit, "joins": list(joins) or None})
         body = {**at.to_query(), "files": files, **optional}
-        explanation = self._request_json("POST", f"{table_path(table)}/explain", {}, body)
+        explanation = self._request_json("POST", f"{make_table_path(table)}/explain", {}, body)
         return self._convert({**explanation, "json": explanation}, Explanation)
 
     def plan_table(
@@ -392,7 +392,7 @@ class SeamarkClient:
             **at.to_query(),
             **omit_none({**optional, "joins": list(joins) or None}),
         }
-        return self._convert(self._request_json("POST", f"{table_path(table)}/plan-tables", {}, body), PlanTable)
+        return self._convert(self._request_json("POST", f"{make_table_path(table)}/plan-tables", {}, body), PlanTable)
 
     def health(self, table: Name) -> dict[str, Any]:
         """Return counts and sizes of the current snapshot, and the `problems` of the table.
@@ -402,7 +402,7 @@ class SeamarkClient:
         Raises:
             NoSuchResource: The table does not exist.
         """
-        return self._request_json("GET", f"{table_path(table)}/health")
+        return self._request_json("GET", f"{make_table_path(table)}/health")
 
     def expire_snapshots(
         self,
@@ -422,7 +422,9 @@ class SeamarkClient:
             Conflict: Concurrent commits conflicted in every attempt.
         """
         body = omit_none({"older-than-ms": older_than_ms, "retain-last": retain_last, "dry-run": dry_run})
-        return self._request_json("POST", f"{table_path(table)}/expire-snapshots", {}, body, timeout_s=_EXPIRATION_S)
+        return self._request_json(
+            "POST", f"{make_table_path(table)}/expire-snapshots", {}, body, timeout_s=_EXPIRATION_S
+        )
 
     def remove_orphan_files(
         self, table: Name, *, older_than_ms: int | None = None, dry_run: bool = False
@@ -435,7 +437,9 @@ class SeamarkClient:
             InvalidRequest: The table's properties forbid the deletion of files, or the time is less than a day ago.
         """
         body = omit_none({"older-than-ms": older_than_ms, "dry-run": dry_run})
-        return self._request_json("POST", f"{table_path(table)}/remove-orphan-files", {}, body, timeout_s=_EXPIRATION_S)
+        return self._request_json(
+            "POST", f"{make_table_path(table)}/remove-orphan-files", {}, body, timeout_s=_EXPIRATION_S
+        )
 
     # Positions of rows
 
@@ -455,7 +459,7 @@ class SeamarkClient:
         query = {**at.to_query(), "partitions": str(partitions).lower(), **omit_none({"index": index})}
         headers = {"Content-Type": ARROW_STREAM}
         body = self._request(
-            "POST", f"{table_path(table)}/lookup", query, encode_keys(keys), accept=ARROW_STREAM, headers=headers
+            "POST", f"{make_table_path(table)}/lookup", query, encode_keys(keys), accept=ARROW_STREAM, headers=headers
         )
         try:
             return parse_lookup(self._decode_table(body))
@@ -489,7 +493,7 @@ class SeamarkClient:
         while True:
             body = json.dumps(parameters).encode()
             page = self._decode_table(
-                self._request("POST", f"{table_path(table)}/bitmap", {}, body, accept=ARROW_STREAM)
+                self._request("POST", f"{make_table_path(table)}/bitmap", {}, body, accept=ARROW_STREAM)
             )
             yield from parse_file_rows(page)
             token = (page.schema.metadata or {}).get(b"next-page-token")
@@ -518,7 +522,7 @@ class SeamarkClient:
         body |= {} if filter == TRUE else {"filter": encode_expression(filter)}
         data = json.dumps(body).encode()
         answer = self._decode_table(
-            self._request("POST", f"{table_path(table)}/cube-groups", {}, data, accept=ARROW_STREAM)
+            self._request("POST", f"{make_table_path(table)}/cube-groups", {}, data, accept=ARROW_STREAM)
         )
         covered = (answer.schema.metadata or {}).get(b"covered", b"")
         return answer.replace_schema_metadata(None), base64.b64decode(covered)
@@ -550,7 +554,7 @@ class SeamarkClient:
         query = {**more, **({"partition": prefix} if prefix else {}), **omit_none({"limit": limit})}
         page: dict[str, Any] = at.to_query()
         while True:
-            body = self._request("GET", f"{table_path(table)}/{resource}", {**query, **page}, accept=ARROW_STREAM)
+            body = self._request("GET", f"{make_table_path(table)}/{resource}", {**query, **page}, accept=ARROW_STREAM)
             rows = self._decode_table(body)
             metadata = dict(rows.schema.metadata or {})
             token = metadata.pop(b"next-page-token", None)

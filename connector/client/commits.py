@@ -16,7 +16,7 @@ from typing import Any
 
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import Refused, ServerFailed, Unavailable, Unreachable
-from seamark.connector.client.names import Name, table_path
+from seamark.connector.client.names import Name, make_table_path
 
 Producer = tuple[str, int]
 """The name of a writer, and the sequence number of its change."""
@@ -67,7 +67,7 @@ class CommitClient:
                 sleep_before_attempt(number - 1, first_s=_WAIT_S, max_s=_WAIT_MAX_S)
             try:
                 # `_request` itself repeats requests after a refused connection, and if the server is busy.
-                raw = self.client._request("POST", f"{table_path(table)}/commit", {}, payload, repeatable=False)
+                raw = self.client._request("POST", f"{make_table_path(table)}/commit", {}, payload, repeatable=False)
             except Refused as error:
                 error.left_open = left_open  # An earlier attempt may still be committed.
                 raise
@@ -88,7 +88,7 @@ class CommitClient:
             NoSuchResource: The table does not exist.
             Conflict: The flush conflicts with another commit.
         """
-        rows: int = self.client._request_json("POST", f"{table_path(table)}/flush")["rows"]
+        rows: int = self.client._request_json("POST", f"{make_table_path(table)}/flush")["rows"]
         return rows
 
 

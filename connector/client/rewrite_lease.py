@@ -18,7 +18,7 @@ from typing import Any
 
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import ClientError, Conflict
-from seamark.connector.client.names import Name, table_path
+from seamark.connector.client.names import Name, make_table_path
 
 REWRITE_WAIT_S = 60.0
 """The default time for which commands and statements wait for another job that rewrites files of the same table."""
@@ -76,4 +76,4 @@ def _take(client: SeamarkClient, table: Name, holder: str, job: str, wait_s: flo
 
 def _request(client: SeamarkClient, table: Name, holder: str, job: str, *, release: bool = False) -> dict[str, Any]:
     body = {"holder": holder, "job": job, "release": release}
-    return client._request_json("POST", f"{table_path(table)}/rewrite-lease", {}, body)
+    return client._request_json("POST", f"{make_table_path(table)}/rewrite-lease", {}, body)

@@ -27,7 +27,7 @@ from seamark.connector.client.names import (
     find_standard_root,
     hide_credentials,
     make_standard_path,
-    table_path,
+    make_table_path,
 )
 from seamark.connector.plans.column_types import list_column_types, read_column_type
 from seamark.connector.plans.conditions import Like
@@ -420,7 +420,7 @@ class Seamark:
         body |= {"hide-partitions": True} if request.hide_partitions else {}
         body |= request.use.build_body()
         body |= {"engine": self._engine} if self._engine else {}
-        path = f"{table_path(request.table)}/plan-tables"
+        path = f"{make_table_path(request.table)}/plan-tables"
         _, raw = await self._ask("POST", path, msgspec.json.encode(body), headers=self._plans)
         return self._decode(raw, TablePlanResponse, "a plan table")
 
@@ -450,7 +450,7 @@ class Seamark:
         body |= {} if request.snapshot_id is None else {"snapshot-id": request.snapshot_id}
         body |= {} if request.ref is None else {"ref": request.ref}
         body |= {"hide-partitions": True} if request.hide_partitions else {}
-        path = f"{table_path(request.table)}/cube-plans"
+        path = f"{make_table_path(request.table)}/cube-plans"
         data = msgspec.json.encode(body)
         _, raw = await self._ask("POST", path, data, headers=self._plans, answer_bytes_max=_GROUPS_BYTES_MAX)
         return raw
@@ -458,7 +458,7 @@ class Seamark:
     async def lease(self, of: Name, plan_ids: Collection[int], lease_s: int | None = None) -> None:
         """Renew the leases of plans of a table or view. With a `lease_s` of 0, withdraw the plans."""
         body = {"snapshot-ids": list(plan_ids), "lease-s": self._lease_s if lease_s is None else lease_s}
-        path = f"{table_path(of)}/plan-snapshots"
+        path = f"{make_table_path(of)}/plan-snapshots"
         await self._ask("POST", path, msgspec.json.encode(body), headers=self._plans)
 
     async def report_scan(self, table: Name, snapshot_id: int, columns: Collection[str]) -> None:
@@ -483,7 +483,7 @@ class Seamark:
     async def report_time(self, table: Name, statement: str, *, seconds: float, files: int, size_bytes: int) -> None:
         """Report the time of an engine for a statement, by the fingerprint of its plan, and what it read of a table."""
         body = {"statement": statement, "seconds": seconds, "files": files, "bytes": size_bytes}
-        await self._ask("POST", f"{table_path(table)}/history/times", msgspec.json.encode(body))
+        await self._ask("POST", f"{make_table_path(table)}/history/times", msgspec.json.encode(body))
 
     async def view(self, name: Name) -> View | None:
         """Return the current view, or None if there is no such view or it has no text in Trino's dialect."""
@@ -530,7 +530,7 @@ class Seamark:
             "lease-s": self._lease_s,
             **self._holder,
         }
-        path = f"{table_path(name).replace('/tables/', '/views/', 1)}/plan-views"
+        path = f"{make_table_path(name).replace('/tables/', '/views/', 1)}/plan-views"
         _, raw = await self._ask("POST", path, msgspec.json.encode(body), headers=self._plans)
         answer = self._decode(raw, _PlanView, "a plan view")
         if answer.name is None or answer.plan_snapshot_id is None:

@@ -414,9 +414,9 @@ class _DroppedKeys(BatchKeys):
 
 
 def _resolve(keys: BatchKeys, metadata: TableMetadata) -> _ReadableKeys:
-    """Return keys as the current schema has their columns, which may be renamed or promoted.
+    """Return the keys with the names and types of the current schema, in which columns may be renamed or promoted.
 
-    If it lacks a column, which was dropped while rows waited, the newest schema that has all columns is used.
+    If a column was dropped while rows waited, the newest schema with all columns is used.
 
     Raises:
         Unwritable: No schema has all columns, or their types do not hold the keys.

@@ -22,7 +22,7 @@ import pyarrow as pa
 from seamark.connector.client.client import ARROW_STREAM, SeamarkClient
 from seamark.connector.client.commits import sleep_before_attempt
 from seamark.connector.client.errors import ClientError, InvalidRequest, NoSuchResource, Refused
-from seamark.connector.client.names import Name, table_path
+from seamark.connector.client.names import Name, make_table_path
 from seamark.connector.read.scans import scan
 from seamark.connector.streams.reader import CHANGE_TYPE, EARLIEST, StreamReads, iterate
 from seamark.formats.protocol.wire import AFTER_HEADER
@@ -253,7 +253,7 @@ def get_rows(
     if columns is not None:
         body["select"] = list(columns)
     headers = {"Content-Type": "application/json", **({AFTER_HEADER: after} if after else {})}
-    path = f"{table_path(table)}/rows/get"
+    path = f"{make_table_path(table)}/rows/get"
     answer = client._request("POST", path, {}, msgspec.json.encode(body), accept=ARROW_STREAM, headers=headers)
     return client._decode_table(answer).replace_schema_metadata(None)
 

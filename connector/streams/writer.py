@@ -25,7 +25,7 @@ import pyarrow as pa
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.commits import sleep_before_attempt
 from seamark.connector.client.errors import ClientError, Refused, ServerFailed, Unavailable, Unreachable
-from seamark.connector.client.names import Name, table_path
+from seamark.connector.client.names import Name, make_table_path
 
 ARROW, LINES = "application/vnd.apache.arrow.stream", "application/x-ndjson"
 _ROW_BYTES = 64
@@ -242,7 +242,7 @@ def send_rows(
         ClientError: The server did not acknowledge the rows in time. They may be stored or not.
     """
     name, sequence = producer
-    path, query = f"{table_path(table)}/rows", {"producer": name, "sequence": sequence}
+    path, query = f"{make_table_path(table)}/rows", {"producer": name, "sequence": sequence}
     until_s, number = time.monotonic() + timeout_s, 0
     while True:
         try:

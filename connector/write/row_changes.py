@@ -17,7 +17,7 @@ from seamark.connector.arrow.casting import Unwritable
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.commits import CommitClient, Producer, encode_producer, sleep_before_attempt
 from seamark.connector.client.errors import Conflict, InvalidRequest, Refused, Unavailable
-from seamark.connector.client.names import Name, table_path
+from seamark.connector.client.names import Name, make_table_path
 from seamark.connector.client.values import At
 from seamark.connector.parquet.encryption.keys import ParquetKeys
 from seamark.connector.read.tables import OpenTable, open_table
@@ -199,7 +199,7 @@ def _open_flushed(client: SeamarkClient, table: Name, branch: str, *, history: b
     """
     opened = open_table(client, table, At(ref=branch), history=history)
     if branch == MAIN and parse_bool(opened.metadata.properties, STREAM_ENABLED, False):
-        flushed = client._request_json("POST", f"{table_path(table)}/flush")["rows"]
+        flushed = client._request_json("POST", f"{make_table_path(table)}/flush")["rows"]
         if flushed:
             return open_table(client, table, At(ref=branch), history=history)
     return opened

@@ -286,11 +286,11 @@ class RowDifference:
         """Write the rows to add.
 
         Args:
-            protection: The encryption of the columns of `target_of_rows`.
+            protection: The encryption of the columns of `find_rows_target`.
         """
-        return write_batches(self.target_of_rows(target), self.iter_rows(), protection=protection)
+        return write_batches(self.find_rows_target(target), self.iter_rows(), protection=protection)
 
-    def target_of_rows(self, target: WriteTarget) -> WriteTarget:
+    def find_rows_target(self, target: WriteTarget) -> WriteTarget:
         return with_lineage(target) if self.tracked else target
 
 
@@ -464,7 +464,7 @@ def write_change(
         read = difference.located.read.union(rows.task.path for rows in files if not rows.is_whole)
         report = replace(difference.report, files_read=len(read))
         return RowChange(scope, report, data, removed=tuple({"file-path": path} for path in paths))
-    protection = _choose_protection(client, opened, difference, difference.target_of_rows(target))
+    protection = _choose_protection(client, opened, difference, difference.find_rows_target(target))
     deletes = delete_by_position(opened, target, files)
     with discard_on_error([deletes], target.storage):
         data = difference.write(target, protection)

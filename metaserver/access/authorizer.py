@@ -279,7 +279,7 @@ class Authorizer(ABC):
             needed = describe_need(find_rule(operation).bits)
             raise Forbidden(
                 f"{principal.name} may not {operation} anywhere: it needs {needed}. "
-                f"An admin grants it with: {grant_command(principal, find_rule(operation).bits, WAREHOUSE)}"
+                f"An admin grants it with: {format_grant_command(principal, find_rule(operation).bits, WAREHOUSE)}"
             )
 
 
@@ -290,7 +290,7 @@ def describe_need(bits: int) -> str:
     return f"the privilege{'s' if len(names) > 1 else ''} {' and '.join(names)}, as in the role {role},"
 
 
-def grant_command(principal: Principal, bits: int, securable: Securable) -> str:
+def format_grant_command(principal: Principal, bits: int, securable: Securable) -> str:
     """Return the command by which an admin grants the privileges on the server, the catalog or a namespace."""
     names = list_names(bits)
     right = names[0] if len(names) == 1 else find_smallest_role(bits)
@@ -377,7 +377,7 @@ class GrantAuthorizer(Authorizer):
             return f"{principal.name} may not {operation}{where}: an object in the namespace is denied to it"
         return (
             f"{principal.name} may not {operation}{where}: it needs {describe_need(rule.bits)} on {scope}. "
-            f"An admin grants it with: {grant_command(principal, rule.bits, securable.container)}"
+            f"An admin grants it with: {format_grant_command(principal, rule.bits, securable.container)}"
         )
 
     def is_uniform(self, principal: Principal, operation: str, namespace: NamespacePath) -> bool:

@@ -185,7 +185,7 @@ def find_batch(entry: AppendEntry, payloads: memoryview, shard: Shard) -> tuple[
     return None
 
 
-def frame_length(header: bytes) -> int:
+def read_frame_length(header: bytes) -> int:
     """Return the bytes of a frame by its header, which may be damaged."""
     return _align(HEADER_BYTES + int(_HEADER.unpack_from(header)[2]))
 

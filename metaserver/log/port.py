@@ -92,13 +92,13 @@ TOPIC_OWNER = "topic"
 """The owner of the producers that read input topics. The log remembers them as long as the topics may exist."""
 
 
-def name_of_topic_producer(stream: str, topic_id: str, partition: int) -> str:
+def make_topic_producer_name(stream: str, topic_id: str, partition: int) -> str:
     """Return the name of the producer that reads a partition of the input topic of a stream."""
     return f"{stream}/{TOPIC_OWNER}/{topic_id}-{partition}"
 
 
 def parse_topic_producer(producer: str) -> str:
-    """Return the stream and the id of the topic that a producer of `name_of_topic_producer` reads."""
+    """Return the stream and the id of the topic that a producer of `make_topic_producer_name` reads."""
     return producer.rsplit("-", 1)[0]
 
 

@@ -20,9 +20,9 @@ from seamark.metaserver.log.frames import (
     check_tail,
     encode_frame,
     encode_meta,
-    frame_length,
     make_damage_error,
     read_frame,
+    read_frame_length,
     read_frames,
 )
 from seamark.metaserver.log.index import FramePlace, SegmentIndex
@@ -173,7 +173,7 @@ def _index_frame(segment: LogSegment, frame: Frame) -> Entry | None:
 def _read_head(files: LogFiles, segment: LogSegment) -> Frame:
     header = files.read(segment.name, 0, HEADER_BYTES)
     if len(header) == HEADER_BYTES:
-        frame = read_frame(segment.number, 0, files.read(segment.name, 0, frame_length(header)))
+        frame = read_frame(segment.number, 0, files.read(segment.name, 0, read_frame_length(header)))
         if frame is not None and frame.kind is FrameKind.HEAD:
             return frame
     raise make_damage_error(files.describe(segment.name), 0)

@@ -88,7 +88,7 @@ class ServerStorage(ABC):
         """
         return {}, []
 
-    def access_stamp(self, settings: Settings, delegation: str | None) -> tuple[str | bool, ...]:
+    def compute_access_stamp(self, settings: Settings, delegation: str | None) -> tuple[str | bool, ...]:
         """Return the values, other than the table, that determine the result of `grant_client_access`.
 
         If they change, clients must not reuse an answer.

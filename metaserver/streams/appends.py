@@ -57,7 +57,7 @@ class TopicProducer(NamedTuple):
     """The producer of the rows of a partition of an input topic.
 
     Attributes:
-        name: The name of the producer (`name_of_topic_producer`).
+        name: The name of the producer (`make_topic_producer_name`).
         offset: Kafka's offset of the last message of the append.
         epoch: The session of the process that reads the partition.
     """

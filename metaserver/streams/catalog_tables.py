@@ -25,7 +25,7 @@ from seamark.metaserver.store.model import Entry, EntryKind, RegisteredIndexFile
 from seamark.metaserver.store.operations import FlushedRange
 from seamark.metaserver.streams.keys import find_key_columns
 from seamark.metaserver.streams.log_opening import LogSource
-from seamark.metaserver.streams.positions import encode_ranges, hash_of_log
+from seamark.metaserver.streams.positions import encode_ranges, hash_log
 from seamark.metaserver.streams.row_files import EncodedDeletes, EncodedFile, EncodedIndexFile
 from seamark.metaserver.streams.stored_rows import RowSearch, StoredRows
 
@@ -84,7 +84,7 @@ class CatalogTables:
                 FLUSH_MARK: "true",
                 FLUSH_OFFSETS: encode_ranges(ranges),
                 FLUSH_TABLE: entry.uuid,
-                FLUSH_LOG: hash_of_log((await self._logs.open()).identity),
+                FLUSH_LOG: hash_log((await self._logs.open()).identity),
             },
         )
         if deletes is not None and deletes.scope:

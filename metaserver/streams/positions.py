@@ -132,7 +132,7 @@ def _parse_hash(version: str, parts: Sequence[str]) -> str:
     return bytes.fromhex(parts[0]).hex()
 
 
-def hash_of_log(identity: str) -> str:
+def hash_log(identity: str) -> str:
     """Return the hash of a log's identity. Positions and summaries of flushes state it, because it is short."""
     return hashlib.sha256(identity.encode()).hexdigest()[:_HASH_CHARACTERS]
 

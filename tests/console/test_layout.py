@@ -85,7 +85,7 @@ class ExpectedLayout:
     def count_overlaps(self, number: int, value: Any) -> int:
         return sum(low <= value <= high for low, high in self.snapshots[number])
 
-    def mean_depth(self, number: int) -> float | None:
+    def compute_mean_depth(self, number: int) -> float | None:
         """Return for each file the depth between neighbouring values, weighted by their distance."""
         ranges = self.snapshots[number]
         total = 0.0
@@ -124,7 +124,7 @@ def check(
         depths = [expected.count_overlaps(number, low) for low, _ in ranges]
         assert layout["depth-max"] == max(depths, default=0)
         if ranges:
-            assert layout["depth-mean"] == pytest.approx(expected.mean_depth(number), rel=1e-6)
+            assert layout["depth-mean"] == pytest.approx(expected.compute_mean_depth(number), rel=1e-6)
         else:
             assert layout["depth-mean"] is None
         assert len(layout["depth"]) <= points

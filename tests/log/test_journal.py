@@ -26,7 +26,7 @@ from seamark.metaserver.log.kafka.journal import (
     encode_head,
 )
 from seamark.metaserver.log.kafka.journal_state import JournalReader, JournalState
-from seamark.metaserver.log.port import Acknowledgement, Shard, name_of_topic_producer
+from seamark.metaserver.log.port import Acknowledgement, Shard, make_topic_producer_name
 from tests.seeds import examples, first_seed
 
 A = Shard("t", 0)
@@ -107,8 +107,8 @@ def test_a_replica_that_begins_at_a_head_ends_in_the_same_state(seed: int, monke
 
 def test_producers_of_an_input_topic_stay_until_a_later_topic_has_replaced_it() -> None:
     state = JournalState()
-    first, second = (name_of_topic_producer("t", topic_id, 0) for topic_id in ("first-id", "second-id"))
-    other = name_of_topic_producer("u", "third", 0)
+    first, second = (make_topic_producer_name("t", topic_id, 0) for topic_id in ("first-id", "second-id"))
+    other = make_topic_producer_name("u", "third", 0)
 
     def list_producers(hour: int) -> list[str]:
         state.apply(build_group(TrimRequest((), 10 * HOUR_MS), time_ms=hour * HOUR_MS))

@@ -95,7 +95,7 @@ class ToyStorage(ServerStorage):
         keys = {KEY: SECRET, FOLDER: str(self._folder)}
         return keys, [{"prefix": f"{table}/", "config": dict(keys)}]
 
-    def access_stamp(self, settings: Settings, delegation: str | None) -> tuple[str | bool, ...]:
+    def compute_access_stamp(self, settings: Settings, delegation: str | None) -> tuple[str | bool, ...]:
         return (SECRET,)
 
     def access_check(self, root: Location, settings: Settings, name: str) -> dict[str, Any]:

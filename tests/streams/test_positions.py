@@ -37,7 +37,7 @@ from seamark.metaserver.streams.positions import (
     find_latest_position,
     find_position_after_snapshot,
     find_snapshot_at,
-    hash_of_log,
+    hash_log,
     parse_position,
     parse_ranges,
 )
@@ -73,7 +73,7 @@ class PositionModel:
         self.log: dict[int, list[int]] = {shard: [] for shard in range(shards)}
         self.starts = dict.fromkeys(range(shards), 0)
         self.flushed = dict.fromkeys(range(shards), 0)
-        self.log_hash = hash_of_log("log 0")
+        self.log_hash = hash_log("log 0")
         self.history = SnapshotHistory()
         self.added: dict[int, list[int]] = {}
         self.live: dict[int | None, list[int]] = {None: []}
@@ -120,7 +120,7 @@ class PositionModel:
         self.flush(1.0)
         self.log = {shard: [] for shard in self.log}
         self.starts, self.flushed = dict.fromkeys(self.log, 0), dict.fromkeys(self.log, 0)
-        self.log_hash = hash_of_log(f"log after {len(self.history.by_id)} snapshots, {self.rng.random()}")
+        self.log_hash = hash_log(f"log after {len(self.history.by_id)} snapshots, {self.rng.random()}")
 
     def act(self) -> None:
         """Make one random change to the table or the log."""

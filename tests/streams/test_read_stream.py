@@ -82,7 +82,7 @@ async def test_a_reader_gets_each_row_once_across_flushes_and_batch_appends(stre
     assert {"id": 9, "name": "i", "day": datetime.date(2026, 1, 31)} in later_rows[-1].rows.to_pylist()
 
 
-async def test_a_reader_begins_at_each_place(stream: StreamServer) -> None:
+async def test_reader_begins_at_the_requested_snapshot_time_or_position(stream: StreamServer) -> None:
     await append_batch(stream, 1)
     first = await read_current_snapshot_id(stream)
     await stream.post({"id": 2})

@@ -36,7 +36,7 @@ from seamark.formats.iceberg.files.footer import (
     encode_footer,
     encode_group,
     encode_path,
-    group_fields,
+    make_group_fields,
     patch_chunks,
     shift_offset_index,
 )
@@ -155,7 +155,7 @@ class FileAssembler:
             self._version = max(self._version, footer.version)
         for pick, part in zip(picks, parts, strict=True):
             self._add_blooms(pick, part)
-        fields = group_fields(
+        fields = make_group_fields(
             picks[0].source.footer.groups[picks[0].group].fields,
             rows=rows,
             plain_bytes=sum(int(part.values[:, PATCH["plain_bytes"]].sum()) for part in parts),

@@ -25,9 +25,9 @@ from seamark.connector.spark.statements.targets import (
     StatementTarget,
     check_session,
     commit_summary,
+    find_relation_target,
+    find_target_relation,
     reads_table,
-    target_of_relation,
-    target_relation,
 )
 from seamark.connector.write.appends import OVERWRITE, OVERWRITE_PARTITIONS
 from seamark.formats.iceberg.types.transforms import IDENTITY
@@ -54,8 +54,8 @@ class OverwriteStatement:
         if not command.writeOptions().isEmpty():
             raise NotLocated("the statement has write options")
         self._command = command
-        self._relation = target_relation(spark, command.table())
-        self.target: StatementTarget = target_of_relation(self._catalyst, self._relation)
+        self._relation = find_target_relation(spark, command.table())
+        self.target: StatementTarget = find_relation_target(self._catalyst, self._relation)
         self.query: Node = command.query()
         if reads_table(self._catalyst, self.query, self.target):
             raise NotLocated("the statement also reads the table that it changes")

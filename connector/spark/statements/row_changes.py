@@ -110,14 +110,14 @@ class ChangeQuery:
         Args:
             more: Pairs of another node of the query and the node that replaces it.
         """
-        return self._run_query(opened, [(self._statement.stored, self._plan_of_located(located, opened)), *more])
+        return self._run_query(opened, [(self._statement.stored, self._build_located_plan(located, opened)), *more])
 
     def run_on_all(self, located: CandidateRows, opened: OpenTable) -> ChangedRows:
         """Run an UPDATE whose condition is true for all located rows, without the condition."""
         condition = self._statement.filter
         assert condition is not None
         rows = self._build.replace_nodes(
-            condition.child(), [(self._statement.stored, self._plan_of_located(located, opened))]
+            condition.child(), [(self._statement.stored, self._build_located_plan(located, opened))]
         )
         return self._run_query(opened, [(condition, rows)])
 
@@ -221,7 +221,7 @@ class ChangeQuery:
     def _is_true(self, expression: Node) -> bool:
         return self._catalyst.find_kind(expression) == "Literal" and expression.value() is True
 
-    def _plan_of_located(self, located: CandidateRows, opened: OpenTable) -> Node:
+    def _build_located_plan(self, located: CandidateRows, opened: OpenTable) -> Node:
         """Return the located rows with the attributes of the stored rows."""
         fields, columns = self._convert_for_spark(located.values, opened.schema)
         plan = self._build.build_local_rows(

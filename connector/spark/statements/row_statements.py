@@ -24,8 +24,8 @@ from seamark.connector.spark.statements.targets import (
     NotLocated,
     StatementTarget,
     check_session,
-    target_of_relation,
-    target_relation,
+    find_relation_target,
+    find_target_relation,
 )
 from seamark.connector.write.upserts import MERGE_ON_READ
 
@@ -91,8 +91,8 @@ class RowStatementReader:
             raise NotLocated("WHEN NOT MATCHED BY SOURCE can change every stored row")
         name = self._make_name_node(parsed.targetTable() if kind == MERGE else parsed.table())
         table = self._catalyst.analyze(name)
-        relation = target_relation(self._spark, table)
-        target = target_of_relation(self._catalyst, relation)
+        relation = find_target_relation(self._spark, table)
+        target = find_relation_target(self._catalyst, relation)
         # Spark replaces a node only if the new node is not equal to it, and tables with equal names are equal.
         copy = relation.copy(
             self._merge_on_read(relation.table()),

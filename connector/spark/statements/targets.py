@@ -84,7 +84,7 @@ def commit_summary(spark: SparkSession) -> dict[str, str]:
     return {"engine-name": "spark", "engine-version": spark.version, **snapshot_properties}
 
 
-def target_relation(spark: SparkSession, table: Node) -> Node:
+def find_target_relation(spark: SparkSession, table: Node) -> Node:
     """Return the relation of a resolved table.
 
     Raises:
@@ -111,7 +111,7 @@ def target_relation(spark: SparkSession, table: Node) -> Node:
     return table
 
 
-def target_of_relation(catalyst: Catalyst, relation: Node) -> StatementTarget:
+def find_relation_target(catalyst: Catalyst, relation: Node) -> StatementTarget:
     levels, iceberg = catalyst.read_identifier(relation), relation.table().table()
     assert levels is not None
     return StatementTarget(

@@ -276,7 +276,7 @@ def encode_group(chunks: Sequence[bytes], fields: Fields) -> bytes:
     return bytes([1 << 4 | LIST]) + encode_structures(chunks) + bytes(other_fields)
 
 
-def group_fields(
+def make_group_fields(
     base: Fields, *, rows: int, plain_bytes: int, packed_bytes: int, offset: int, ordinal: int, sorting: object
 ) -> Fields:
     """Return the fields of a row group: the fields of `base`, with these values replaced.

@@ -96,7 +96,7 @@ class TtlPolicy:
 
     def _find_time_column(self, metadata: TableMetadata) -> TimeColumn:
         """Return the time column of the table's partitions."""
-        times = time_columns(metadata, metadata.default_spec)
+        times = find_time_columns(metadata, metadata.default_spec)
         if self.time_column is not None:
             times = [time for time in times if time.name == self.time_column]
             if not times:
@@ -155,7 +155,7 @@ class TimeColumn(NamedTuple):
         return value * DAY_MS // UNITS_PER_DAY[self.kind]
 
 
-def time_columns(metadata: TableMetadata, spec: PartitionSpec) -> list[TimeColumn]:
+def find_time_columns(metadata: TableMetadata, spec: PartitionSpec) -> list[TimeColumn]:
     """Return the time columns by which a spec partitions the table, if the current schema has them."""
     ttls = []
     for field in spec.fields:
@@ -168,7 +168,7 @@ def time_columns(metadata: TableMetadata, spec: PartitionSpec) -> list[TimeColum
     return ttls
 
 
-def partition_end_ms(time: TimeColumn, value: int) -> int:
+def compute_partition_end_ms(time: TimeColumn, value: int) -> int:
     """Return the time at which a partition ends, in milliseconds since the epoch.
 
     Args:

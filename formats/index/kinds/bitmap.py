@@ -446,7 +446,7 @@ class BitmapKind(IndexKind[FileBitmap, Bitmap]):
     def query(self, ranges: Sequence[KeyRanges]) -> BitmapQuery:
         return BitmapQuery(ranges[0])
 
-    def query_of_keys(self, keys: KeySet) -> KeysQuery:
+    def make_keys_query(self, keys: KeySet) -> KeysQuery:
         return KeysQuery(keys)
 
     def compare(self, index: Bitmap, number: int, columns: Sequence[Keys], sampled: Sequence[int]) -> Iterator[str]:

@@ -33,7 +33,7 @@ from seamark.formats.index.keys.hashing import Hashes, compute_checksum, hash_ke
 from seamark.formats.index.keys.key_set import KeySet
 from seamark.formats.index.keys.keys import CODE_MAX, Bytes, KeyRanges, Keys, Longs, Mask, make_key
 from seamark.formats.index.kinds.kind import BlobReader, IndexKind, IndexParameter
-from seamark.formats.index.kinds.queries import Flags, point_keys
+from seamark.formats.index.kinds.queries import Flags, list_point_keys
 
 FALSE_POSITIVE_PROBABILITY = 0.01
 FPP_MIN, FPP_MAX = 1e-6, 0.5
@@ -468,7 +468,7 @@ class BloomKind(IndexKind[FileBloom, Bloom]):
         return RemoteBloom(blob, Bloom(start[:head], blob.length), 16 * head)
 
     def query(self, ranges: Sequence[KeyRanges]) -> BloomQuery | None:
-        columns = point_keys(ranges)
+        columns = list_point_keys(ranges)
         if columns is None:
             return None
         hashes = hash_keys(columns[0], _SEED)
@@ -476,7 +476,7 @@ class BloomKind(IndexKind[FileBloom, Bloom]):
             hashes = hashes[hashes != _hash_unknown_case()]
         return BloomQuery(hashes)
 
-    def query_of_keys(self, keys: KeySet) -> BloomQuery | None:
+    def make_keys_query(self, keys: KeySet) -> BloomQuery | None:
         return None if len(keys) > HASHED_MAX else BloomQuery(hash_keys(keys.keys, _SEED))
 
     def compare(self, index: Bloom, number: int, columns: Sequence[Keys], sampled: Sequence[int]) -> Iterator[str]:

@@ -242,7 +242,7 @@ class CubeKind(IndexKind[pa.RecordBatch, CubeEntries]):
     def query(self, ranges: Sequence[KeyRanges]) -> None:
         return None
 
-    def query_of_keys(self, keys: KeySet) -> None:
+    def make_keys_query(self, keys: KeySet) -> None:
         return None
 
     def check_rows(self, index: CubeEntries, rows: int) -> str | None:

@@ -251,7 +251,7 @@ class IndexKind(ABC, Generic[Entry, Opened]):
         """
 
     @abstractmethod
-    def query_of_keys(self, keys: KeySet) -> IndexQuery | None:
+    def make_keys_query(self, keys: KeySet) -> IndexQuery | None:
         """Return a query for files with a row that has one of the keys of a join.
 
         Return None if the index would not prune.

@@ -58,7 +58,7 @@ def make_predicate_key(predicate: Bound) -> PredicateKey:
     )
 
 
-def point_keys(ranges_of_terms: Sequence[KeyRanges]) -> list[Keys] | None:
+def list_point_keys(ranges_of_terms: Sequence[KeyRanges]) -> list[Keys] | None:
     """Return the keys that a matching row can have, as a column for each term.
 
     For several terms, the result has all combinations.

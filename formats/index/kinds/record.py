@@ -40,7 +40,7 @@ from seamark.formats.index.keys.hashing import Hashes, compute_checksum, hash_ha
 from seamark.formats.index.keys.key_set import KeySet
 from seamark.formats.index.keys.keys import KeyRanges, Keys
 from seamark.formats.index.kinds.kind import BlobReader, IndexKind
-from seamark.formats.index.kinds.queries import KEYS_MAX, Flags, point_keys
+from seamark.formats.index.kinds.queries import KEYS_MAX, Flags, list_point_keys
 
 Words = npt.NDArray[np.uint64]
 Longs = npt.NDArray[np.int64]
@@ -363,10 +363,10 @@ class RecordKind(IndexKind[FileRecords, RecordBlob]):
         return RemoteRecord(blob, Fences(tail[-find_directory_bytes(tail) :], blob.length))
 
     def query(self, ranges: Sequence[KeyRanges]) -> RecordQuery | None:
-        columns = point_keys(ranges)
+        columns = list_point_keys(ranges)
         return None if columns is None else RecordQuery.from_keys(columns)
 
-    def query_of_keys(self, keys: KeySet) -> RecordQuery | None:
+    def make_keys_query(self, keys: KeySet) -> RecordQuery | None:
         return None if len(keys) > KEYS_MAX else RecordQuery.from_keys([keys.keys])
 
     def check_rows(self, index: RecordBlob, rows: int) -> str | None:

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import numpy as np
 
-from seamark.formats.iceberg.metadata.column_ttl import TimeColumn, time_columns, why_kept
+from seamark.formats.iceberg.metadata.column_ttl import TimeColumn, find_time_columns, why_kept
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.index.packing import MISSING, Longs
@@ -111,7 +111,7 @@ class _Advisor:
         column_reads, unknown = self._count_reads(NAMED_COLUMNS), self._count_reads(UNKNOWN_COLUMNS)
         first_day = min((one.first_day for one in self.reads), default=self.today)
         days = self.today - first_day
-        times = time_columns(self.metadata, self.metadata.default_spec)
+        times = find_time_columns(self.metadata, self.metadata.default_spec)
         reason = ""
         if not is_on:
             reason = "the setting column_usage_days is 0, so no reads are counted"
@@ -182,7 +182,9 @@ class _Advisor:
         at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=self.now_ms) - timedelta(days=age_d)
         at = at.replace(hour=0, minute=0, second=0, microsecond=0)
         transforms = {
-            field.transform for spec in self.metadata.partition_specs for field in time_columns(self.metadata, spec)
+            field.transform
+            for spec in self.metadata.partition_specs
+            for field in find_time_columns(self.metadata, spec)
         }
         if "month" in transforms or "year" in transforms:
             at = at.replace(day=1)

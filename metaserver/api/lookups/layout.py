@@ -166,7 +166,7 @@ def _make_snapshot_layout(
         snapshot_id=snapshot_id,
         files=ranges.files,
         bounded_files=len(ranges.lower),
-        depth_mean=ranges.mean_depth(axis),
+        depth_mean=ranges.compute_mean_depth(axis),
         depth_max=int(ranges.count_overlaps(ranges.lower).max(initial=0)),
         depth=[
             LayoutPoint(position, depth)

@@ -177,7 +177,7 @@ async def lookup_keys(call: Call, data: bytes) -> web.Response:
     metadata, entry = loaded.metadata, loaded.entry
     assert entry is not None
     query = await _parse(call, data, metadata)
-    definition, terms = _record_index(metadata, query)
+    definition, terms = _find_record_index(metadata, query)
     columns, possible = await _convert_keys(call, terms, query.requested_keys, len(data))
     in_order = [columns[terms.index(term)] for term in definition.terms]
     scan = await call.components.planner.bind_and_plan(metadata, ScanRequest(snapshot_id=query.snapshot_id))
@@ -223,7 +223,7 @@ def _read(body: bytes) -> tuple[LookupKeysRequest, list[Any]]:
     return lookup, rows
 
 
-def _record_index(metadata: TableMetadata, query: _KeyQuery) -> tuple[IndexDefinition, tuple[Term, ...]]:
+def _find_record_index(metadata: TableMetadata, query: _KeyQuery) -> tuple[IndexDefinition, tuple[Term, ...]]:
     """Return the index, and its terms in the order of the values in keys.
 
     Raises:

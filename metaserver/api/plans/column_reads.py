@@ -13,7 +13,7 @@ from typing import Any
 from seamark.formats.iceberg.expressions.binding import bind, list_terms
 from seamark.formats.iceberg.expressions.expression import And, Bound, Expression, Op
 from seamark.formats.iceberg.expressions.expression_json import parse_expression
-from seamark.formats.iceberg.metadata.column_ttl import time_columns
+from seamark.formats.iceberg.metadata.column_ttl import find_time_columns
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.iceberg.types.transforms import IDENTITY
@@ -163,7 +163,7 @@ def find_schema_of_report(metadata: TableMetadata, report: Mapping[str, Any]) ->
 
 def _find_minimum_time_ms(bound: Expression, metadata: TableMetadata) -> int | None:
     """Return a lower bound of the time column in all rows that satisfy the filter, or None if there is no bound."""
-    times = time_columns(metadata, metadata.default_spec)
+    times = find_time_columns(metadata, metadata.default_spec)
     parts = bound.children if isinstance(bound, And) else (bound,)
     if len(times) != 1:
         return None

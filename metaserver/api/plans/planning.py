@@ -31,7 +31,7 @@ from seamark.metaserver.api.http.components import COMPONENTS
 from seamark.metaserver.api.http.describe import BodySize
 from seamark.metaserver.api.http.dispatch import Answer, Call, Route
 from seamark.metaserver.api.http.parameters.snapshots import select_schema
-from seamark.metaserver.api.http.render import DELEGATION, access_config
+from seamark.metaserver.api.http.render import DELEGATION, build_access_config
 from seamark.metaserver.api.plans.column_reads import count_plan, count_read
 from seamark.metaserver.api.plans.fresh import FreshPlan, choose_snapshot, with_fresh
 from seamark.metaserver.api.plans.pending import PendingPlans
@@ -363,7 +363,7 @@ async def _vend_credentials(call: Call, loaded: LoadedTable) -> bytes:
     """Return the JSON of the `storage-credentials`; empty if the client needs no credentials."""
     entry = loaded.entry
     assert entry is not None
-    _, credentials = await access_config(call, entry.uuid, loaded.metadata, entry.namespace, entry.name)
+    _, credentials = await build_access_config(call, entry.uuid, loaded.metadata, entry.namespace, entry.name)
     return encode_json(credentials) if credentials else b""
 
 

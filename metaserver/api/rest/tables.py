@@ -20,15 +20,15 @@ from seamark.metaserver.api.http.parameters.fresh import reads_fresh
 from seamark.metaserver.api.http.parameters.requests import read_boolean_query, read_page_query
 from seamark.metaserver.api.http.render import (
     GZIPS,
-    access_config,
     answer_fresh_read,
     answer_not_modified,
     answer_unregistered,
+    build_access_config,
     commit_answer,
+    compute_table_etag,
+    make_table_answer,
     plan_answer,
     read_snapshot_mode,
-    table_answer,
-    table_etag,
 )
 from seamark.metaserver.api.plans.column_reads import count_read, find_column_usage, read_of_report
 from seamark.metaserver.api.plans.statement_reads import count_statement, find_history, read_of_scan_report
@@ -107,18 +107,20 @@ async def load_table(call: Call) -> web.Response:
     audience = call.audience
     plan_snapshots = [] if audience is None else await catalog.plan_tables.list_shown(entry, audience)
     if "If-None-Match" in call.headers:
-        unchanged = answer_not_modified(call, await table_etag(call, location, namespace, name, mode, plan_snapshots))
+        unchanged = answer_not_modified(
+            call, await compute_table_etag(call, location, namespace, name, mode, plan_snapshots)
+        )
         if unchanged is not None:
             return unchanged
     loaded = LoadedTable(entry=entry, metadata=await catalog.documents.table(location))
-    return await table_answer(call, loaded, namespace, name, mode, plan_snapshots=plan_snapshots)
+    return await make_table_answer(call, loaded, namespace, name, mode, plan_snapshots=plan_snapshots)
 
 
 async def _load_plan(call: Call, mode: SnapshotMode) -> web.Response:
     plans = call.components.catalog.plan_tables
     plan, _ = await plans.find(call.namespace, call.name)
     unchanged = answer_not_modified(
-        call, await table_etag(call, plan.location, call.namespace, call.name, mode, of_name=plan.of_name)
+        call, await compute_table_etag(call, plan.location, call.namespace, call.name, mode, of_name=plan.of_name)
     )
     if unchanged is not None:
         return unchanged
@@ -207,7 +209,7 @@ async def load_credentials(call: Call) -> dict[str, Any]:
     loaded = await catalog.tables.load(call.namespace, name)
     # The route itself requests credentials, so the header is not needed.
     assert loaded.entry is not None
-    _, credentials = await access_config(call, loaded.entry.uuid, loaded.metadata, call.namespace, name, VENDED)
+    _, credentials = await build_access_config(call, loaded.entry.uuid, loaded.metadata, call.namespace, name, VENDED)
     return {"storage-credentials": credentials}
 
 
@@ -247,7 +249,7 @@ async def _run_creation(call: Call, work: Callable[[Caller], Awaitable[LoadedTab
     """Run `work`, which creates a table with this name, and answer with the table."""
 
     async def answer(loaded: LoadedTable) -> web.Response:
-        return await table_answer(call, loaded, call.namespace, name, compress=False)
+        return await make_table_answer(call, loaded, call.namespace, name, compress=False)
 
     return await run_idempotent(call, work, answer, replayed=LoadedTable)
 

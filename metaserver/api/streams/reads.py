@@ -39,7 +39,7 @@ from seamark.metaserver.streams.positions import (
     find_latest_position,
     find_position_after_snapshot,
     find_snapshot_at,
-    hash_of_log,
+    hash_log,
     move_to_time,
     parse_position,
 )
@@ -215,7 +215,7 @@ async def _load(call: Call, *, uuid: str | None = None) -> tuple[Entry, Readable
     log = await call.components.streams.open_log(entry, metadata)
     await log.catch_up()  # Another server may have acknowledged rows, or issued the position.
     shards = read_shard_states(log, entry.uuid, flushed)
-    return entry, ReadableTable(metadata, flushed, shards, hash_of_log(log.identity)), log
+    return entry, ReadableTable(metadata, flushed, shards, hash_log(log.identity)), log
 
 
 async def _choose(call: Call, choose: Callable[[ReadableTable], T], table: ReadableTable) -> T:

@@ -23,7 +23,7 @@ from seamark.metaserver.catalog.ownership.owners import compute_view_fingerprint
 from seamark.metaserver.catalog.pointers import make_entry
 from seamark.metaserver.catalog.policies import parse_setters
 from seamark.metaserver.catalog.recovery.found_files import Finding, FoundFile
-from seamark.metaserver.catalog.recovery.naming import FoundName, name_of_location
+from seamark.metaserver.catalog.recovery.naming import FoundName, find_name_of_location
 from seamark.metaserver.catalog.recovery.selection import Candidate
 from seamark.metaserver.catalog.values import Caller
 from seamark.metaserver.store.model import ClaimedLocation, DroppedEntry, NamespacePath, make_retained_id
@@ -156,7 +156,7 @@ class Rebuild:
         if location == file.folder:
             return
         try:
-            name = name_of_location(context.warehouse, location, file.uuid)
+            name = find_name_of_location(context.warehouse, location, file.uuid)
         except BadRequest:
             name = FoundName((), location.rpartition("/")[2])
         now_ms = context.clock.now_ms()

@@ -21,7 +21,7 @@ from seamark.formats.storage.locations import Location, parse_location
 from seamark.metaserver.catalog.context import PATH_PROPERTIES
 from seamark.metaserver.catalog.ownership.owners import borrows_rights
 from seamark.metaserver.catalog.recovery.found_files import Finding, FoundFile
-from seamark.metaserver.catalog.recovery.naming import FoundName, has_own_folder, name_of_location
+from seamark.metaserver.catalog.recovery.naming import FoundName, find_name_of_location, has_own_folder
 from seamark.metaserver.objects.warehouse import Warehouse
 from seamark.metaserver.store.sql.rows import get_name_space
 
@@ -72,7 +72,7 @@ def select(
                 if has_stream_log:
                     check_stream(file)
                 check_own_folder(file, warehouse)
-                candidates.append(Candidate(file, name_of_location(warehouse, file.table_location, file.uuid)))
+                candidates.append(Candidate(file, find_name_of_location(warehouse, file.table_location, file.uuid)))
             except BadRequest as error:
                 findings.append(Finding(file.location, error.message))
     for find_conflicts in (_find_shared_uuids, _find_shared_locations, _find_shared_names):

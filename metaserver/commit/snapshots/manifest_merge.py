@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from seamark.formats.iceberg.manifests.content_file import UNKNOWN, partition_types
+from seamark.formats.iceberg.manifests.content_file import UNKNOWN, list_partition_types
 from seamark.formats.iceberg.manifests.manifest import ManifestFile
 from seamark.formats.iceberg.manifests.writer import ADDED, EXISTING, ManifestEntry
 from seamark.formats.iceberg.metadata import properties as props
@@ -96,7 +96,7 @@ def can_be_written(metadata: TableMetadata, spec_id: int) -> bool:
     spec = metadata.spec(spec_id)
     if spec is None:
         return True  # Reading the first manifest raises the error.
-    kinds = partition_types(metadata, spec)
+    kinds = list_partition_types(metadata, spec)
     return all(kind != UNKNOWN or field.is_void for field, kind in zip(spec.fields, kinds, strict=True))
 
 

@@ -65,7 +65,7 @@ class AzureStorage(ServerStorage):
         refresh = {"adls.refresh-credentials-endpoint": refresh_path} if refresh_path else {}
         return describe_keys(table, address, {**issued.properties, **refresh})
 
-    def access_stamp(self, settings: Settings, delegation: str | None) -> tuple[str | bool, ...]:
+    def compute_access_stamp(self, settings: Settings, delegation: str | None) -> tuple[str | bool, ...]:
         return (
             settings.azure_client_access,
             settings.azure_client_access != "none" and requests_keys(delegation),

@@ -64,7 +64,7 @@ class GoogleStorage(ServerStorage):
         refresh = {"gcs.oauth2.refresh-credentials-endpoint": refresh_path} if refresh_path else {}
         return describe_keys(table, address, {**issued.properties, **refresh})
 
-    def access_stamp(self, settings: Settings, delegation: str | None) -> tuple[str | bool, ...]:
+    def compute_access_stamp(self, settings: Settings, delegation: str | None) -> tuple[str | bool, ...]:
         return (
             settings.gcs_client_access,
             settings.gcs_client_access != "none" and requests_keys(delegation),

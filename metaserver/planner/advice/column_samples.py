@@ -65,7 +65,7 @@ class ColumnSample:
     rows_left: int
     columns: tuple[FileColumn, ...]
 
-    def matches(self, condition: Expression) -> list[int]:
+    def count_matching_rows(self, condition: Expression) -> list[int]:
         """Return the number of matching rows in each sampled file.
 
         Args:
@@ -74,10 +74,10 @@ class ColumnSample:
         masks = ((find_rows_where(condition, (), {self.column: column}), column) for column in self.columns)
         return [column.rows if mask is None else int(mask.sum()) for mask, column in masks]
 
-    def share_of_rows(self, condition: Expression) -> float:
+    def compute_share_of_rows(self, condition: Expression) -> float:
         """Return the share of the rows in `files_left` that match."""
         rows = sum(column.rows for column in self.columns)
-        return sum(self.matches(condition)) / rows if rows else 0.0
+        return sum(self.count_matching_rows(condition)) / rows if rows else 0.0
 
     def estimate_files(self, condition: Expression, values: int | None) -> int | None:
         """Estimate how many of `files_left` have a row that matches the condition.
@@ -90,7 +90,7 @@ class ColumnSample:
             None if the sample is too small for an estimate.
         """
         sampled = len(self.columns)
-        hits = sum(count > 0 for count in self.matches(condition))
+        hits = sum(count > 0 for count in self.count_matching_rows(condition))
         if sampled == self.files_left:
             return hits
         share = hits / sampled

@@ -144,7 +144,9 @@ def estimate_layouts(scan: ScanPlan, samples: Samples, properties: Mapping[str, 
         return LayoutEstimates([], unknown)
     partitions = _count_partitions(files, properties)
     files_in = sum(each.files * count for each, count in partitions.items())
-    limit = files_in * min(_PROPOSED_FILES_MAX_FRACTION, _PROPOSED_BYTES_MAX_FRACTION * _share_of_bytes(scan, files))
+    limit = files_in * min(
+        _PROPOSED_FILES_MAX_FRACTION, _PROPOSED_BYTES_MAX_FRACTION * _compute_share_of_bytes(scan, files)
+    )
     if policy:
         policy_conditions = {name: columns[name] for name in policy if name in columns}
         policy_shares = [
@@ -197,7 +199,7 @@ def _count_partitions(candidates: FoundFiles, properties: Mapping[str, str]) -> 
     )
 
 
-def _share_of_bytes(scan: ScanPlan, candidates: FoundFiles) -> float:
+def _compute_share_of_bytes(scan: ScanPlan, candidates: FoundFiles) -> float:
     """Return the share of the bytes of `candidates` that the plan keeps."""
     return min(1.0, scan.stages[-1].bytes_left / max(1, int(candidates.read_longs("file_size_in_bytes").clip(0).sum())))
 
@@ -348,9 +350,9 @@ def _sample_shares(sample: ColumnSample, parts: Sequence[Bound], intervals: int)
     part = parts[0]
     if len(parts) == 1 and len(part.values) == intervals <= _VALUES_MAX and part.op in (Op.EQ, Op.IN):
         values = (msgspec.structs.replace(part, op=Op.EQ, values=(value,)) for value in part.values)
-        return [sample.share_of_rows(value) for value in values]
+        return [sample.compute_share_of_rows(value) for value in values]
     conjunction = And(tuple(parts)) if len(parts) > 1 else part
-    return [sample.share_of_rows(conjunction) / intervals] * intervals
+    return [sample.compute_share_of_rows(conjunction) / intervals] * intervals
 
 
 def _count_distinct_values(scan: ScanPlan, column_id: int) -> int | None:

@@ -20,7 +20,7 @@ import numpy as np
 from seamark.formats.iceberg.expressions.expression import FALSE, Expression, join_by_and
 from seamark.formats.index.packing import MISSING, Longs
 from seamark.formats.protocol.wire import MAXIMUM, MINIMUM
-from seamark.metaserver.planner.joins.ranges import LimitedColumn, limit_condition
+from seamark.metaserver.planner.joins.ranges import LimitedColumn, make_limit_condition
 from seamark.metaserver.planner.lookup.lookup import FoundFiles, FoundStatistics, RequestedColumn, find_files_at
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_partition, narrow_by_stats
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
@@ -146,6 +146,6 @@ def make_extreme_condition(column: LimitedColumn, op: str, other: str, limits: E
     if low is None and high is None:
         raise ValueError("the statistics of its files give no limit")
     return join_by_and(
-        *([] if low is None else [limit_condition(column, op if op != "=" else ">=", low, other)]),
-        *([] if high is None else [limit_condition(column, op if op != "=" else "<=", high, other)]),
+        *([] if low is None else [make_limit_condition(column, op if op != "=" else ">=", low, other)]),
+        *([] if high is None else [make_limit_condition(column, op if op != "=" else "<=", high, other)]),
     )

@@ -123,7 +123,7 @@ def to_inclusive_limits(values: Longs, op: str, kind: str, other: str) -> tuple[
     return shifted, possible
 
 
-def limit_condition(column: LimitedColumn, op: str, value: int, other: str) -> Expression:
+def make_limit_condition(column: LimitedColumn, op: str, value: int, other: str) -> Expression:
     """Return the condition that a column is less or greater than a value of type `other`.
 
     Raises:
@@ -134,10 +134,10 @@ def limit_condition(column: LimitedColumn, op: str, value: int, other: str) -> E
         return FALSE
     low, high = get_kind_limits(column.kind)
     limit = int(limits[0])
-    return span_condition(column, limit, high) if op in (">", ">=") else span_condition(column, low, limit)
+    return make_span_condition(column, limit, high) if op in (">", ">=") else make_span_condition(column, low, limit)
 
 
-def span_condition(column: LimitedColumn, start: int, end: int) -> Expression:
+def make_span_condition(column: LimitedColumn, start: int, end: int) -> Expression:
     """Return the condition that a column is at least `start` and at most `end`."""
     if column.kind in FLOATS:
         return _make_float_span_condition(column, start, end)
@@ -341,7 +341,7 @@ def make_range_condition(column: LimitedColumn, starts: KeySet, ends: KeySet) ->
 
 def _make_key_span_condition(column: LimitedColumn, start: int | bytes, end: int | bytes) -> Expression:
     if isinstance(start, int) and isinstance(end, int):
-        return span_condition(column, start - SIGN, end - SIGN)
+        return make_span_condition(column, start - SIGN, end - SIGN)
     assert isinstance(start, bytes)
     assert isinstance(end, bytes)
 

@@ -61,7 +61,7 @@ class Ranges(NamedTuple):
         started = np.searchsorted(np.sort(self.lower), ranks, side="right")
         return started - np.searchsorted(np.sort(self.upper), ranks, side="left")
 
-    def mean_depth(self, axis: Axis) -> float | None:
+    def compute_mean_depth(self, axis: Axis) -> float | None:
         """Return the mean depth of a file: the mean number of files whose range contains a value of the file.
 
         The method assumes that the values are evenly distributed over the range of the file. The result is the mean

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from seamark.formats.iceberg.metadata.column_ttl import TimeColumn, partition_end_ms, time_columns
+from seamark.formats.iceberg.metadata.column_ttl import TimeColumn, compute_partition_end_ms, find_time_columns
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.partition import PartitionSpec
 from seamark.formats.iceberg.types.schema import Schema
@@ -34,7 +34,7 @@ def find_oldest_end_ms(view: TableView, rows: Longs, metadata: TableMetadata) ->
         if column is None:
             continue
         if column.packed.width == 0 and column.packed.presence == NONE:
-            oldest = min(oldest, partition_end_ms(time, column.packed.base))
+            oldest = min(oldest, compute_partition_end_ms(time, column.packed.base))
             continue
         values = read_longs_at(column, of_block & ENTRY_MASK)
         if column.packed.presence != NONE:
@@ -42,7 +42,7 @@ def find_oldest_end_ms(view: TableView, rows: Longs, metadata: TableMetadata) ->
         if len(values):
             # Most plans keep few files, and `min` of a short list is faster.
             earliest = min(values.tolist()) if len(values) <= _LISTED_VALUES_MAX else int(values.min())
-            oldest = min(oldest, partition_end_ms(time, earliest))
+            oldest = min(oldest, compute_partition_end_ms(time, earliest))
     return oldest
 
 
@@ -76,7 +76,7 @@ def find_partition_ends_ms(view: TableView, number: int, local: Longs, metadata:
     time, column = time_and_column
     values = np.full(len(local), MISSING, dtype=np.int64) if column is None else read_longs_at(column, local)
     distinct, numbers = np.unique(values, return_inverse=True)
-    ends = [MISSING if value == MISSING else partition_end_ms(time, value) for value in distinct.tolist()]
+    ends = [MISSING if value == MISSING else compute_partition_end_ms(time, value) for value in distinct.tolist()]
     return np.array(ends, dtype=np.int64)[numbers]
 
 
@@ -129,6 +129,6 @@ class _TimesOfView:
         by_spec = cached_times[3]
         if spec_id not in by_spec:
             spec = metadata.spec(spec_id)
-            times = [] if spec is None else time_columns(metadata, spec)
+            times = [] if spec is None else find_time_columns(metadata, spec)
             by_spec[spec_id] = times[0] if len(times) == 1 else None
         return by_spec[spec_id]

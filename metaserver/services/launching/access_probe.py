@@ -28,10 +28,10 @@ _NAMESPACE = ("seamark:access-check",)
 
 def access_probe(settings: Settings, clock: Clock) -> Job:
     """Return the job that checks access."""
-    return Job(ACCESS_CHECK, _NAMESPACE, "", str(clock.uuid4()), arguments=probe_arguments(settings, clock))
+    return Job(ACCESS_CHECK, _NAMESPACE, "", str(clock.uuid4()), arguments=list_probe_arguments(settings, clock))
 
 
-def probe_arguments(settings: Settings, clock: Clock) -> dict[str, Any]:
+def list_probe_arguments(settings: Settings, clock: Clock) -> dict[str, Any]:
     """Return the object that the job writes, reads and deletes, or the address that the job connects to instead."""
     root = parse_location(settings.make_warehouse_uri())
     return SERVER_STORAGES[root.scheme].access_check(root, settings, f"seamark-access-check-{clock.uuid4()}")

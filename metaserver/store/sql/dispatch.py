@@ -64,7 +64,7 @@ _APPLY: dict[type, Callable[[Any, int], Steps[Any]]] = {
     operations.RevokeToken: records.revoke_token,
     operations.SaveGrant: records.save_grant,
     operations.RemoveGrant: records.remove_grant,
-    operations.RemoveGrantsOf: records.remove_grants_of,
+    operations.RemoveGrantsOf: records.remove_grants,
     operations.SaveAudit: records.save_audit,
     operations.SaveCursor: records.save_cursor,
     operations.TakeLease: records.take_lease,

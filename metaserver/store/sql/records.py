@@ -127,7 +127,7 @@ def remove_grant(op: operations.RemoveGrant, now_ms: int) -> Steps[None]:
         raise NotFound(f"Grant does not exist: {op.grant.describe()}")
 
 
-def remove_grants_of(op: operations.RemoveGrantsOf, now_ms: int) -> Steps[None]:
+def remove_grants(op: operations.RemoveGrantsOf, now_ms: int) -> Steps[None]:
     for table in ("grants", "dropped_grants"):
         yield StoreStatement(f"DELETE FROM {table} WHERE principal = $1 AND deny = 0", (op.principal,))  # noqa: S608
 

@@ -34,7 +34,7 @@ from seamark.formats.runtime.errors import (
 )
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.log.kafka.topics import InputTopic, TopicMessage, TopicSource
-from seamark.metaserver.log.port import Acknowledgement, Batch, StreamLog, name_of_topic_producer
+from seamark.metaserver.log.port import Acknowledgement, Batch, StreamLog, make_topic_producer_name
 from seamark.metaserver.streams.appends import TableRows, TopicProducer
 from seamark.metaserver.streams.incoming.dead_letters import DeadLetters, Letter, pack_letters
 from seamark.metaserver.streams.incoming.prepared_rows import PreparedRows, RowPreparation
@@ -274,4 +274,4 @@ class TopicIntake:
             )
 
     def _make_producer_name(self, partition: int) -> str:
-        return name_of_topic_producer(self._uuid, self._topic.id, partition)
+        return make_topic_producer_name(self._uuid, self._topic.id, partition)

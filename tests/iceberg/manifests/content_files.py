@@ -12,7 +12,7 @@ import random
 import struct
 from typing import Any
 
-from seamark.formats.iceberg.manifests.content_file import ContentFile, partition_types
+from seamark.formats.iceberg.manifests.content_file import ContentFile, list_partition_types
 from seamark.formats.iceberg.manifests.writer import ManifestEntry, WrittenManifest, write_manifest
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.table_json import decode_table
@@ -287,7 +287,7 @@ def encode_content_file(file: ContentFile, metadata: TableMetadata) -> dict[str,
         "content": ("data", "position-deletes", "equality-deletes")[file.content],
         "file-path": file.file_path,
         "file-format": file.file_format.lower(),
-        "partition": list(map(values.encode_json, partition_types(metadata, spec), file.partition)),
+        "partition": list(map(values.encode_json, list_partition_types(metadata, spec), file.partition)),
         "file-size-in-bytes": file.file_size_in_bytes,
         "record-count": file.record_count,
     }

@@ -14,7 +14,7 @@ from seamark.formats.index.keys.hashing import hash_keys
 from seamark.formats.index.keys.key_set import KeySet
 from seamark.formats.index.keys.keys import KeyRanges, Keys
 from seamark.formats.index.kinds.kind import IndexKind, IndexParameter, Mask
-from seamark.formats.index.kinds.queries import Flags, point_keys
+from seamark.formats.index.kinds.queries import Flags, list_point_keys
 
 _HEAD = struct.Struct("<II")
 """Width of a signature, CRC-32 of all signatures"""
@@ -73,10 +73,10 @@ class SignatureKind(IndexKind[Signature, Signatures]):
         return Signatures(blob)
 
     def query(self, key_ranges: Sequence[KeyRanges]) -> SignatureQuestion | None:
-        columns = point_keys(key_ranges)
+        columns = list_point_keys(key_ranges)
         return None if columns is None else SignatureQuestion(hash_keys(columns[0], 0))
 
-    def query_of_keys(self, keys: KeySet) -> SignatureQuestion:
+    def make_keys_query(self, keys: KeySet) -> SignatureQuestion:
         return SignatureQuestion(hash_keys(keys.keys, 0))
 
     def compare(self, index: Signatures, number: int, columns: Sequence[Keys], sampled: Sequence[int]) -> Iterator[str]:

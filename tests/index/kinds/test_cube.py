@@ -324,7 +324,7 @@ def test_definition_of_a_cube_survives_its_id_and_a_rename() -> None:
 
 
 @pytest.mark.parametrize("name", ["1", "2024 sales", "1a", " a", "a`b", "a-b", "#1", "a.b"])
-def test_text_of_a_measure_has_the_same_column_again(name: str) -> None:
+def test_text_of_a_measure_is_parsed_to_the_same_measure(name: str) -> None:
     schema = Schema((Field(1, "a", False, "int"), Field(2, name, False, "int")), schema_id=0)
     measure = parse_measure("sum(#2 + 1)", schema)
     assert parse_measure(measure.text, schema) == measure

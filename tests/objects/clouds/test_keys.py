@@ -33,7 +33,7 @@ from seamark.metaserver.objects.clouds.azure_storage import AzureStorage
 from seamark.metaserver.objects.clouds.gcs_access import check_key, restrict_token
 from seamark.metaserver.objects.clouds.gcs_storage import GoogleStorage
 from seamark.metaserver.objects.clouds.issued_keys import IssuedKeys, KeyCache
-from seamark.metaserver.objects.storages import access_stamp, compute_keys_stamp
+from seamark.metaserver.objects.storages import compute_access_stamp, compute_keys_stamp
 from seamark.metaserver.settings.settings import Settings
 from tests.services.authority import Authority
 from tests.services.clouds.azurite import ACCOUNT_KEY, HOST, run_azurite
@@ -159,10 +159,10 @@ def test_client_loads_a_table_again_before_its_keys_end() -> None:
 
 @pytest.mark.parametrize("settings", [Settings(azure_client_access="sas"), Settings(gcs_client_access="token")])
 def test_answers_with_and_without_keys_have_different_stamps(settings: Settings) -> None:
-    with_keys = access_stamp(settings, None)
-    assert with_keys == access_stamp(settings, "remote-signing, vended-credentials")
-    assert with_keys != access_stamp(settings, "remote-signing")
-    assert with_keys != access_stamp(Settings(), None) == access_stamp(Settings(), "remote-signing")
+    with_keys = compute_access_stamp(settings, None)
+    assert with_keys == compute_access_stamp(settings, "remote-signing, vended-credentials")
+    assert with_keys != compute_access_stamp(settings, "remote-signing")
+    assert with_keys != compute_access_stamp(Settings(), None) == compute_access_stamp(Settings(), "remote-signing")
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_answers_with_and_without_keys_have_different_stamps(settings: Settings)
 )
 def test_stamp_changes_with_the_credentials_of_the_server(setting: str) -> None:
     changed: dict[str, Any] = {setting: "other"}
-    assert access_stamp(Settings(**changed), None) != access_stamp(Settings(), None)
+    assert compute_access_stamp(Settings(**changed), None) != compute_access_stamp(Settings(), None)
 
 
 def test_token_of_google_is_restricted_to_the_folder_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 
 from seamark.formats.runtime.errors import CommitUnknown, ProducerFenced, RetryLater
-from seamark.metaserver.log.port import Acknowledgement, StreamProducerState, name_of_topic_producer
+from seamark.metaserver.log.port import Acknowledgement, StreamProducerState, make_topic_producer_name
 from seamark.metaserver.log.state import AppendEntry, FenceEntry, LogState, RemoveEntry
 from seamark.metaserver.streams.appends import TableRows, TopicProducer
 from seamark.metaserver.streams.incoming import avro_rows
@@ -91,7 +91,7 @@ class IntakeRig:
         components = self.stream.server.components
         uuid = (await components.catalog.tables.load_entry(("db",), "t")).uuid
         log = await components.streams._logs.open()
-        state = log.find_producer(name_of_topic_producer(uuid, self.topic.topic.id, partition))
+        state = log.find_producer(make_topic_producer_name(uuid, self.topic.topic.id, partition))
         return StreamProducerState(0, -1) if state is None else state
 
     async def is_read(self) -> bool:
@@ -348,7 +348,7 @@ async def test_rows_of_a_topic_survive_random_failures_once_and_in_order(
 
 def test_log_remembers_producers_of_topics_until_their_stream_is_removed() -> None:
     state = LogState(10, keep_ms=1000)
-    topic, other = name_of_topic_producer("s", "id", 0), name_of_topic_producer("u", "id", 0)
+    topic, other = make_topic_producer_name("s", "id", 0), make_topic_producer_name("u", "id", 0)
     for name in (topic, other, "s/owner/p"):
         state.apply(FenceEntry(1, name, 1))
         state.apply(AppendEntry(1, (), name, 1, 7))

@@ -121,10 +121,10 @@ class CommitMetrics:
             "seamark_commit_groups", "Metadata files written for the changes that waited for a table."
         )
         self._changes = make.create_counter(
-            "seamark_commit_changes", "Changes committed in them, each its own snapshot."
+            "seamark_commit_changes", "Committed changes. Each change has its own snapshot."
         )
         self._collisions = make.create_counter(
-            "seamark_commit_collisions", "Changes refused for what was committed before them.", "reason"
+            "seamark_commit_collisions", "Changes refused because of conflicts with earlier commits.", "reason"
         )
 
     def observe(self, status: int, error: BaseException | None) -> None:

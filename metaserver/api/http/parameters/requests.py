@@ -59,7 +59,7 @@ def read_namespace(raw_path: str, template: str) -> NamespacePath:
 
 
 @lru_cache(maxsize=8192)  # Cache the results. The function is pure, and runs for every load of a table.
-def table_path(namespace: NamespacePath, name: str, prefix: str) -> str:
+def make_table_path(namespace: NamespacePath, name: str, prefix: str) -> str:
     """Return `v1/…/namespaces/{namespace}/tables/{name}`, percent-encoded, relative to the catalog's URI."""
     levels = quote(NAMESPACE_SEPARATOR.join(namespace), safe="")
     base = f"v1/{quote(prefix, safe='')}" if prefix else "v1"
